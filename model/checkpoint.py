@@ -1,0 +1,124 @@
+"""Checkpoints: a folder of ``config.json``, ``model.safetensors`` and ``tokenizer.json``.
+
+Keys and shapes are checked strictly, and a digest over config, weights and
+tokenizer names the model: a session's state means something only to the model
+that made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from model.config import ModelConfig
+from model.lm import LanguageModel
+from model.tokenizer import Tokenizer
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+FILES = (CONFIG, WEIGHTS, TOKENIZER)
+
+
+class CheckpointError(ValueError):
+    """A folder that is no checkpoint of this project. The message names the file and the key."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model. ``digest`` is SHA-256 in hex over the three files."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    digest: str
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+
+def save_checkpoint(
+    folder: Path,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes the three files, the weights as ``dtype`` (default: as they are)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save(folder / CONFIG)
+    tokenizer.save(folder / TOKENIZER)
+    weights = {
+        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_checkpoint(
+    source: str | Path, dtype: torch.dtype = torch.float32, revision: str | None = None
+) -> Checkpoint:
+    """Loads a folder, or a Hugging Face hub id where ``huggingface_hub`` is installed.
+
+    The model is in evaluation mode with its weights as ``dtype``. Raises
+    `CheckpointError`, `ConfigError` or `TokenizerError`.
+    """
+    folder = locate(source, revision)
+    config = ModelConfig.load(folder / CONFIG)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{TOKENIZER} has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}"
+        )
+    model = LanguageModel(config)
+    _load_weights(model, folder / WEIGHTS)
+    model.to(dtype).eval().requires_grad_(False)
+    return Checkpoint(model, tokenizer, _digest(folder))
+
+
+def locate(source: str | Path, revision: str | None = None) -> Path:
+    """The folder of ``source``, fetched from the hub where it is no local folder."""
+    folder = Path(source)
+    if folder.is_dir():
+        for name in FILES:
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{folder} has no {name}")
+        return folder
+    if str(source).count("/") != 1 or str(source).startswith((".", "/")):
+        raise CheckpointError(f"{source} is no folder")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"{source} is no folder; to load it from the hub: pip install 'everstream[hub]'"
+        ) from error
+    return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FILES)))
+
+
+def _load_weights(model: LanguageModel, path: Path) -> None:
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    wanted = model.state_dict()
+    for kind, names in (
+        ("lacks", wanted.keys() - weights.keys()),
+        ("has an unknown", weights.keys() - wanted.keys()),
+    ):
+        if names:
+            raise CheckpointError(f"{path.name} {kind} key {min(names)!r} ({len(names)} in all)")
+    for name, tensor in wanted.items():
+        if weights[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{path.name}: {name} is {list(weights[name].shape)}, wanted {list(tensor.shape)}"
+            )
+    model.load_state_dict(weights)
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in FILES:
+        digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""The shape of a model, from which the bytes of a session's state follow.
+
+The JSON form keeps the key names of Hugging Face's ``config.json`` where they
+have one, so that tools which read those files read ours too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MODEL_TYPE = "everstream"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be a model. The message names the field."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything that decides the shapes of weights and state.
+
+    ``attention_options`` holds what only one mechanism understands (``gated``
+    reads ``conv_size``, for example); the mechanism validates it and refuses
+    unknown keys.
+    """
+
+    vocab_size: int
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    head_dim: int = 64
+    intermediate_size: int = 704
+    attention: str = "gated"
+    attention_options: dict[str, Any] = field(default_factory=dict)
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+    bos_token_id: int = 0
+    eos_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "head_dim",
+            "intermediate_size",
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+        for name in ("bos_token_id", "eos_token_id"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value < self.vocab_size:
+                raise ConfigError(f"{name} must be in 0..{self.vocab_size - 1}, not {value!r}")
+        if type(self.rms_norm_eps) is not float or not 0.0 < self.rms_norm_eps < 1.0:
+            raise ConfigError(f"rms_norm_eps must be in (0, 1), not {self.rms_norm_eps!r}")
+        if type(self.tie_word_embeddings) is not bool:
+            raise ConfigError(
+                f"tie_word_embeddings must be a boolean, not {self.tie_word_embeddings!r}"
+            )
+        if type(self.attention_options) is not dict:
+            raise ConfigError(
+                f"attention_options must be an object, not {self.attention_options!r}"
+            )
+        # Imported here because the mechanisms are written against this class.
+        from model.attention import mechanism
+
+        mechanism(self.attention).check_options(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields plus ``model_type``, ready for JSON."""
+        return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The inverse of `to_dict`.
+
+        Raises `ConfigError` for another ``model_type`` and for unknown or
+        missing fields.
+        """
+        values = dict(values)
+        model_type = values.pop("model_type", None)
+        if model_type != MODEL_TYPE:
+            raise ConfigError(f"model_type must be {MODEL_TYPE!r}, not {model_type!r}")
+        unknown = sorted(values.keys() - {f.name for f in dataclasses.fields(cls)})
+        if unknown:
+            raise ConfigError(f"unknown field {unknown[0]!r}")
+        if "vocab_size" not in values:
+            raise ConfigError("vocab_size is missing")
+        return cls(**values)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> ModelConfig:
+        """Reads ``config.json``; raises `ConfigError` where it is not one."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} holds no JSON object")
+        return cls.from_dict(values)

@@ -1,0 +1,90 @@
+"""The language model: embedding, blocks, logits, in the three forms of the contract."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.attention.base import State
+from model.block import Block
+from model.config import ModelConfig
+
+#: One `State` per layer.
+ModelState = tuple[State, ...]
+
+
+class LanguageModel(nn.Module):
+    """Token ids to logits. Weights are uninitialised until `init_weights` or a checkpoint."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def parallel(self, tokens: Tensor, losses: list[Tensor] | None = None) -> Tensor:
+        """[B, T] int64 to logits [B, T, vocabulary], from the empty state."""
+        x = self.embedding(tokens)
+        for block in self._blocks():
+            x = block.parallel(x, losses)
+        return self._logits(x)
+
+    def chunk(
+        self, tokens: Tensor, state: ModelState, position: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        """[B, T] int64 with the state of ``position`` [B] tokens; logits and the new state."""
+        x, new_state = self.embedding(tokens), []
+        for block, layer_state in zip(self._blocks(), state, strict=True):
+            x, layer_state = block.chunk(x, layer_state, position)
+            new_state.append(layer_state)
+        return self._logits(x), tuple(new_state)
+
+    def step(
+        self, tokens: Tensor, state: ModelState, position: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        """One token each, [B] int64; logits [B, vocabulary] and the new state."""
+        x, new_state = self.embedding(tokens), []
+        for block, layer_state in zip(self._blocks(), state, strict=True):
+            x, layer_state = block.step(x, layer_state, position)
+            new_state.append(layer_state)
+        return self._logits(x), tuple(new_state)
+
+    def empty_state(self, batch: int, device: torch.device | None = None) -> ModelState:
+        """The state before any token: all zeros."""
+        device = device or self.embedding.weight.device
+        return tuple(block.attention.empty_state(batch, device) for block in self._blocks())
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Normal weights of deviation ``1/sqrt(fan_in)``; products into the residual path are zero.
+
+        A zero output matrix makes every block the identity at first, which is
+        where a deep residual network trains best from.
+        """
+        for name, parameter in self.named_parameters():
+            with torch.no_grad():
+                if name.endswith("norm.weight"):
+                    parameter.fill_(1.0)
+                elif parameter.dim() < 2 or name.endswith(("attention.out.weight", "down.weight")):
+                    parameter.zero_()
+                elif name == "embedding.weight":
+                    parameter.normal_(0.0, 0.02, generator=generator)
+                else:
+                    parameter.normal_(0.0, 1 / math.sqrt(parameter.shape[1]), generator=generator)
+        for block in self._blocks():
+            block.attention.reset_parameters(generator)
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _blocks(self) -> list[Block]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        weight = self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
+        return F.linear(self.norm(x), weight)

@@ -1,0 +1,1 @@
+"""The arithmetic that mechanisms share, in readable torch: the reference for every faster form."""

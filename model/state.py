@@ -1,0 +1,69 @@
+"""The layout of a session's state: one contiguous block of bytes, known from the config.
+
+Layer by layer, tensor by tensor in the order of the mechanism's `state_spec`,
+each starting at a multiple of `ALIGNMENT` bytes. A copy of the block is a fork,
+a snapshot or a hibernated session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.attention import mechanism
+from model.attention.base import TensorSpec
+from model.config import ConfigError, ModelConfig
+from model.lm import ModelState
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of one layer and where it starts in the block, in bytes."""
+
+    layer: int
+    name: str
+    spec: TensorSpec
+    offset: int
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Where each tensor lies in a block of ``num_bytes``."""
+
+    fields: tuple[Field, ...]
+    num_layers: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> StateLayout:
+        """Raises `ConfigError` for a mechanism whose state grows."""
+        attention = mechanism(config.attention)
+        if not attention.constant_state:
+            raise ConfigError(f"attention {config.attention!r} has no constant state")
+        fields, offset = [], 0
+        for layer in range(config.num_hidden_layers):
+            for name, spec in attention.state_spec(config).items():
+                fields.append(Field(layer, name, spec, offset))
+                offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(fields), config.num_hidden_layers, offset)
+
+    def views(self, blocks: Tensor) -> ModelState:
+        """The tensors inside ``blocks`` [B, num_bytes] uint8, sharing its memory."""
+        assert blocks.dtype == torch.uint8 and blocks.shape[1] == self.num_bytes, blocks.shape
+        layers: list[dict[str, Tensor]] = [{} for _ in range(self.num_layers)]
+        for field in self.fields:
+            part = blocks[:, field.offset : field.offset + field.spec.num_bytes]
+            layers[field.layer][field.name] = part.view(field.spec.dtype).unflatten(
+                1, field.spec.shape
+            )
+        return tuple(layers)
+
+    def pack(self, state: ModelState, blocks: Tensor) -> None:
+        """Copies ``state`` into ``blocks`` [B, num_bytes] uint8, in place."""
+        views = self.views(blocks)
+        for field in self.fields:
+            views[field.layer][field.name].copy_(state[field.layer][field.name])

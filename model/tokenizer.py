@@ -1,0 +1,149 @@
+"""Byte-level BPE over the `tokenizers` library, with special ids and no unknown token.
+
+`tokenizer.json` is the file format of that library, so other tools read it.
+Every byte sequence has ids and every id a byte sequence, which `token_bytes`
+gives; a streaming detokeniser is built on that and on nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+END_OF_TEXT = "<|endoftext|>"
+SPECIAL_TOKENS = (END_OF_TEXT,)
+
+
+class TokenizerError(ValueError):
+    """A tokenizer file that this project cannot serve."""
+
+
+class Tokenizer:
+    """Text to ids and back. Immutable."""
+
+    def __init__(self, backend: Backend) -> None:
+        end_of_text = backend.token_to_id(END_OF_TEXT)
+        if end_of_text is None:
+            raise TokenizerError(f"tokenizer.json has no {END_OF_TEXT!r} token")
+        self._backend = backend
+        self.eos_token_id: int = end_of_text
+        self.vocab_size: int = backend.get_vocab_size()
+        self._bytes = _token_bytes(backend)
+        self._special = frozenset(
+            id for id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Reads ``tokenizer.json``; raises `TokenizerError` where it is not a byte-level BPE."""
+        if not path.is_file():
+            raise TokenizerError(f"{path} does not exist")
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for a bad file
+            raise TokenizerError(f"{path}: {error}") from error
+        return cls(backend)
+
+    def save(self, path: Path) -> None:
+        self._backend.save(str(path))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what decides the ids, in hex."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """Ids of ``text``. A special token's name in it is plain text unless allowed."""
+        if not allow_special:
+            return list(self._encode_plain(text))
+        ids: list[int] = []
+        for index, piece in enumerate(text.split(END_OF_TEXT)):
+            if index:
+                ids.append(self.eos_token_id)
+            ids.extend(self._encode_plain(piece))
+        return ids
+
+    def _encode_plain(self, text: str) -> Sequence[int]:
+        # The library matches special names anywhere, so a name is cut before it can match.
+        ids: list[int] = []
+        for piece in _cut_names(text):
+            ids.extend(self._backend.encode(piece, add_special_tokens=False).ids)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``, without special tokens; broken UTF-8 becomes U+FFFD."""
+        return b"".join(self.token_bytes(id) for id in ids).decode("utf-8", errors="replace")
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that ``id`` stands for; empty for a special token."""
+        return b"" if id in self._special else self._bytes[id]
+
+    def is_special(self, id: int) -> bool:
+        return id in self._special
+
+
+def train_tokenizer(files: Sequence[Path], vocab_size: int) -> Tokenizer:
+    """Learns a byte-level BPE of ``vocab_size`` ids from UTF-8 text files.
+
+    Raises `TokenizerError` where ``vocab_size`` cannot hold the 256 bytes and
+    the special tokens.
+    """
+    if vocab_size < 256 + len(SPECIAL_TOKENS):
+        raise TokenizerError(f"vocab_size must be at least {256 + len(SPECIAL_TOKENS)}")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_paragraphs(files), trainer)
+    return Tokenizer(backend)
+
+
+def _paragraphs(files: Sequence[Path]) -> Iterator[str]:
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            yield from (line for line in lines if line.strip() != END_OF_TEXT)
+
+
+def _cut_names(text: str) -> Iterator[str]:
+    """Pieces of ``text`` that join to it, none of which holds a special token's name."""
+    first, *rest = text.split(END_OF_TEXT)
+    yield first
+    for piece in rest:
+        yield END_OF_TEXT[:1]
+        yield END_OF_TEXT[1:]
+        if piece:
+            yield piece
+
+
+def _token_bytes(backend: Backend) -> list[bytes]:
+    """The bytes of every id, from GPT-2's printable stand-ins for bytes."""
+    byte_of = {char: byte for byte, char in _byte_characters().items()}
+    added = backend.get_added_tokens_decoder()
+    table = [b""] * backend.get_vocab_size()
+    for token, id in backend.get_vocab().items():
+        if id in added:
+            table[id] = token.encode("utf-8")
+            continue
+        try:
+            table[id] = bytes(byte_of[char] for char in token)
+        except KeyError as error:
+            raise TokenizerError(f"token {id} is not byte-level: {token!r}") from error
+    return table
+
+
+def _byte_characters() -> dict[int, str]:
+    """GPT-2's map: printable Latin-1 bytes stand for themselves, the rest from U+0100 up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: chr(byte) for byte in printable}
+    others = (byte for byte in range(256) if byte not in table)
+    table.update({byte: chr(0x100 + offset) for offset, byte in enumerate(others)})
+    return table
