@@ -30,20 +30,14 @@ class LanguageModel(nn.Module):
 
     def parallel(self, tokens: Tensor, losses: list[Tensor] | None = None) -> Tensor:
         """[B, T] int64 to logits [B, T, vocabulary], from the empty state."""
-        x = self.embedding(tokens)
-        for block in self._blocks():
-            x = block.parallel(x, losses)
-        return self._logits(x)
+        return self.logits(self.hidden_parallel(tokens, losses))
 
     def chunk(
         self, tokens: Tensor, state: ModelState, position: Tensor
     ) -> tuple[Tensor, ModelState]:
         """[B, T] int64 with the state of ``position`` [B] tokens; logits and the new state."""
-        x, new_state = self.embedding(tokens), []
-        for block, layer_state in zip(self._blocks(), state, strict=True):
-            x, layer_state = block.chunk(x, layer_state, position)
-            new_state.append(layer_state)
-        return self._logits(x), tuple(new_state)
+        x, state = self.hidden_chunk(tokens, state, position)
+        return self.logits(x), state
 
     def step(
         self, tokens: Tensor, state: ModelState, position: Tensor
@@ -53,7 +47,33 @@ class LanguageModel(nn.Module):
         for block, layer_state in zip(self._blocks(), state, strict=True):
             x, layer_state = block.step(x, layer_state, position)
             new_state.append(layer_state)
-        return self._logits(x), tuple(new_state)
+        return self.logits(self.norm(x)), tuple(new_state)
+
+    def hidden_parallel(self, tokens: Tensor, losses: list[Tensor] | None = None) -> Tensor:
+        """`parallel` without the head: the normed output of the last block, [B, T, D]."""
+        x = self.embedding(tokens)
+        for block in self._blocks():
+            x = block.parallel(x, losses)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def hidden_chunk(
+        self, tokens: Tensor, state: ModelState, position: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        """`chunk` without the head."""
+        x, new_state = self.embedding(tokens), []
+        for block, layer_state in zip(self._blocks(), state, strict=True):
+            x, layer_state = block.chunk(x, layer_state, position)
+            new_state.append(layer_state)
+        return self.norm(x), tuple(new_state)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., D] from `hidden_parallel` or `hidden_chunk` to [..., vocabulary]."""
+        return F.linear(x, self.head_weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocabulary, D]; the embedding itself where the two are tied."""
+        return self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
 
     def empty_state(self, batch: int, device: torch.device | None = None) -> ModelState:
         """The state before any token: all zeros."""
@@ -84,7 +104,3 @@ class LanguageModel(nn.Module):
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]
-
-    def _logits(self, x: Tensor) -> Tensor:
-        weight = self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
-        return F.linear(self.norm(x), weight)

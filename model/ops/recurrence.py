@@ -41,6 +41,14 @@ def recurrence_chunk(
 
     Returns num [B, T, H, V] and the new S.
     """
+    with torch.autocast(q.device.type, enabled=False):
+        return _segments(q, k, v, state, log_decay)
+
+
+def _segments(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, log_decay: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """All whole blocks at once, then the rest as one shorter block."""
     num_tokens = q.shape[1]
     whole = num_tokens - num_tokens % BLOCK
     outputs = []

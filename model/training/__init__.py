@@ -1,0 +1,1 @@
+"""Text to a trained checkpoint, and the bits per byte of any checkpoint."""

@@ -1,0 +1,167 @@
+"""The commands ``everstream tokenizer``, ``train`` and ``eval``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from model.config import ConfigError, ModelConfig
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to ``app``."""
+    app.command("tokenizer")(tokenizer_command)
+    app.command("train")(train_command)
+    app.command("eval")(eval_command)
+
+
+Texts = Annotated[list[Path], typer.Option("--data", help="UTF-8 text; repeat for more.", exists=True)]
+
+
+def tokenizer_command(
+    data: Texts,
+    out: Annotated[Path, typer.Option(help="Where to write tokenizer.json.")],
+    vocab_size: Annotated[int, typer.Option(help="Ids, the 256 bytes and specials included.")] = 4096,
+) -> None:
+    """Learn a byte-level BPE from texts."""
+    from model.tokenizer import TokenizerError, train_tokenizer
+
+    try:
+        tokenizer = train_tokenizer(data, vocab_size)
+    except TokenizerError as error:
+        raise typer.BadParameter(str(error), param_hint="--vocab-size") from error
+    tokenizer.save(out)
+    typer.echo(f"{out}: {tokenizer.vocab_size} ids")
+
+
+def train_command(
+    data: Texts,
+    out: Annotated[Path, typer.Option(help="Folder of the run; its model comes into OUT/model.")],
+    valid: Annotated[Path | None, typer.Option(help="Validation text.", exists=True)] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json; without it one is learnt from the data.")
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(help="Ids of a tokenizer learnt here.")] = 4096,
+    attention: Annotated[str, typer.Option(help="Mechanism: gated, elu or softmax.")] = "gated",
+    attention_options: Annotated[str, typer.Option(help="JSON object of its options.")] = "{}",
+    hidden_size: int = 256,
+    layers: int = 6,
+    heads: int = 4,
+    head_dim: int = 64,
+    intermediate_size: int = 704,
+    steps: Annotated[int, typer.Option(help="Optimiser steps of the whole run.")] = 2000,
+    batch_size: Annotated[int, typer.Option(help="Streams read side by side.")] = 8,
+    window: Annotated[int, typer.Option(help="Tokens per stream and step.")] = 512,
+    optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
+    learning_rate: float = 3e-3,
+    weight_decay: float = 0.1,
+    warmup_steps: int = 100,
+    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
+    reset_probability: Annotated[
+        float, typer.Option(help="How often a stream starts afresh, per step.")
+    ] = 0.1,
+    seed: int = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    eval_every: int = 250,
+    save_every_s: float = 120.0,
+    sample_every: int = 1000,
+    stop_at_step: Annotated[int | None, typer.Option(help="End early; go on later.")] = None,
+) -> None:
+    """Train a model on text. The same command again goes on where it was interrupted."""
+    from model.tokenizer import Tokenizer, train_tokenizer
+    from model.training.data import DataError
+    from model.training.loop import TrainConfig, TrainingError, train
+
+    out.mkdir(parents=True, exist_ok=True)
+    learnt = out / "tokenizer.json"
+    if tokenizer is None and not learnt.is_file():
+        train_tokenizer(data, vocab_size).save(learnt)
+    ids = Tokenizer.load(tokenizer or learnt)
+    try:
+        model_config = ModelConfig(
+            vocab_size=ids.vocab_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            head_dim=head_dim,
+            intermediate_size=intermediate_size,
+            attention=attention,
+            attention_options=json.loads(attention_options),
+            bos_token_id=ids.eos_token_id,
+            eos_token_id=ids.eos_token_id,
+        )
+        config = TrainConfig(
+            data=tuple(data),
+            out=out,
+            valid=valid,
+            num_steps=steps,
+            batch_size=batch_size,
+            window=window,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            clip=clip,
+            reset_probability=reset_probability,
+            seed=seed,
+            device=device,
+            precision=precision,
+            threads=threads,
+            eval_every=eval_every,
+            save_every_s=save_every_s,
+            sample_every=sample_every,
+            stop_at_step=stop_at_step,
+        )
+        folder = train(config, model_config, ids)
+    except (ConfigError, DataError, TrainingError, json.JSONDecodeError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"the model is in {folder}")
+
+
+def eval_command(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
+    data: Texts,
+    mode: Annotated[str, typer.Option(help="windows, stream or sliding.")] = "windows",
+    window: int = 512,
+    max_bytes: Annotated[int | None, typer.Option(help="Of each document.")] = None,
+    threads: int | None = None,
+) -> None:
+    """Bits per byte and perplexity of a checkpoint."""
+    import torch
+
+    from model.checkpoint import CheckpointError, load_checkpoint
+    from model.training.evaluate import evaluate
+
+    if mode not in ("windows", "stream", "sliding"):
+        raise typer.BadParameter("must be windows, stream or sliding", param_hint="--mode")
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        checkpoint = load_checkpoint(model)
+    except (CheckpointError, ConfigError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    for path in data:
+        result = evaluate(checkpoint.model, checkpoint.tokenizer, path, mode, window, max_bytes)  # type: ignore[arg-type]
+        values: dict[str, Any] = {
+            "data": path.name,
+            "mode": mode,
+            "window": window,
+            "bits_per_byte": round(result.bits_per_byte, 4),
+            "perplexity": round(result.perplexity, 3),
+            "tokens": result.num_tokens,
+            "bytes": result.num_bytes,
+        }
+        typer.echo(json.dumps(values))
+
+
+if __name__ == "__main__":
+    _app = typer.Typer()
+    register(_app)
+    _app()

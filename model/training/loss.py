@@ -1,0 +1,56 @@
+"""Cross entropy of a linear head without ever holding all its logits.
+
+The logits of a step (tokens x vocabulary, float32) are the largest tensor of a
+small model's training. Here they exist for `ROWS` tokens at a time, in the
+forward pass alone: it computes the gradients too, which is possible because
+the loss is the last thing computed, and keeps them instead. After Wijmans et al. 2024
+("Cut Your Losses"), which fuses the same in one kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+ROWS = 512
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        x_low, w_low = x.to(dtype), weight.to(dtype)
+        dx, dw = torch.empty_like(x), torch.zeros_like(weight)
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        for rows in torch.arange(len(x), device=x.device).split(ROWS):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            logits = (x_low[part] @ w_low.t()).float()
+            logits.sub_(logits.amax(dim=-1, keepdim=True))
+            wanted = targets[part].unsqueeze(1)
+            target_logits = logits.gather(1, wanted).squeeze(1)
+            p = logits.exp_()
+            sums = p.sum(dim=-1, keepdim=True)
+            total += (sums.squeeze(1).log() - target_logits).sum()
+            p.div_(sums).scatter_add_(1, wanted, torch.full_like(sums, -1.0))
+            p_low = p.to(dtype)
+            dx[part] = p_low @ w_low
+            dw += (p_low.t() @ x_low[part]).float()
+        ctx.save_for_backward(dx.div_(len(x)), dw.div_(len(x)))
+        return (total / len(x)).float()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dw = ctx.saved_tensors
+        return dx * grads[0], dw * grads[0], None, None
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Mean negative log likelihood in nats, a float32 scalar.
+
+    ``x`` [N, D], ``weight`` [vocabulary, D], ``targets`` [N] int64; matrix
+    products run in ``dtype``, the softmax in float32.
+    """
+    return cast(Tensor, _LinearCrossEntropy.apply(x, weight, targets, dtype))

@@ -1,0 +1,100 @@
+"""What a run shows: a progress bar, a CSV log, a plot of the curves, samples."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+COLUMNS = ("step", "tokens", "seconds", "loss", "lr_factor", "grad_norm", "valid_bits_per_byte")
+
+
+class Report:
+    """Writes ``log.csv``, ``curve.png`` and ``samples.txt`` into ``out``."""
+
+    def __init__(self, out: Path, step: int, num_steps: int) -> None:
+        self.out = out
+        self._rows = _read(out / "log.csv", step)
+        self._write_all()
+        self._valid = float("nan")
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task("", total=num_steps, completed=step)
+        self._bar.start()
+
+    def step(
+        self,
+        step: int,
+        tokens: int,
+        seconds: float,
+        loss: float,
+        lr_factor: float,
+        grad_norm: float,
+        tokens_per_s: float,
+    ) -> None:
+        row = [step, tokens, f"{seconds:.1f}", f"{loss:.4f}", f"{lr_factor:.4f}", f"{grad_norm:.3f}", ""]
+        self._rows.append([str(value) for value in row])
+        if step % 10 == 0:
+            self._write_all()
+        text = f"loss {loss:.3f}  valid {self._valid:.4f} bits/byte  {tokens_per_s:,.0f} tokens/s"
+        self._bar.update(self._task, completed=step, description=text)
+        if self._bar.disable and step % 50 == 0:
+            print(f"step {step}  {text}", flush=True)
+
+    def evaluation(self, step: int, bits_per_byte: float) -> None:
+        self._valid = bits_per_byte
+        self._rows[-1][-1] = f"{bits_per_byte:.4f}"
+        self._write_all()
+        self._plot()
+        self._bar.console.print(f"step {step}: {bits_per_byte:.4f} bits per byte on the validation text")
+
+    def sample(self, step: int, text: str) -> None:
+        with (self.out / "samples.txt").open("a", encoding="utf-8") as file:
+            file.write(f"=== step {step}\n{text}\n\n")
+
+    def close(self) -> None:
+        self._write_all()
+        self._bar.stop()
+
+    def _write_all(self) -> None:
+        with (self.out / "log.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([COLUMNS, *self._rows])
+
+    def _plot(self) -> None:
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            return  # the plot needs the extra 'train'; the log holds the same numbers
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot(xlabel="tokens", ylabel="training loss, nats per token")
+        tokens = [int(row[1]) for row in self._rows]
+        axes.plot(tokens, _smooth([float(row[3]) for row in self._rows]), color="tab:blue")
+        right = axes.twinx()
+        right.set_ylabel("validation, bits per byte")
+        points = [(int(row[1]), float(row[6])) for row in self._rows if row[6]]
+        right.plot(*zip(*points, strict=True), color="tab:orange", marker=".")
+        figure.savefig(self.out / "curve.png", dpi=120)
+
+
+def _smooth(values: list[float], weight: float = 0.98) -> list[float]:
+    """Exponential moving average, started at the first value."""
+    result, mean = [], values[0]
+    for value in values:
+        mean = weight * mean + (1 - weight) * value
+        result.append(mean)
+    return result
+
+
+def _read(path: Path, step: int) -> list[list[str]]:
+    """The rows up to ``step`` of an earlier part of the run."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row for row in list(csv.reader(file))[1:] if int(row[0]) <= step]

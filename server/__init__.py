@@ -1,0 +1,1 @@
+"""The streaming inference server around `model`."""

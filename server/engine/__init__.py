@@ -1,0 +1,1 @@
+"""The sans-IO engine: no asyncio, threads, sockets or clocks; time is an argument."""
