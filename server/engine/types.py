@@ -39,8 +39,9 @@ class Request:
     """Work on one session: feed ``tokens``, then generate if ``sampling`` is given.
 
     ``request_id`` is unique among live requests. ``session`` None opens a new
-    session; ``keep`` says whether the session outlives the request (a session
-    that was there before always does).
+    session; ``keep`` says whether it outlives the request (a session that was
+    there before always does). With ``start`` an empty session is fed the
+    model's start token first, as text is; token ids can be taken as they are.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Request:
     sampling: SamplingParams | None
     session: str | None = None
     keep: bool = False
+    start: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,12 @@ class TokenEvent:
 class Finished:
     """The last event of a request. ``text`` is what was still held back.
 
-    ``finish_reason`` is None for a request that only fed tokens. ``seq`` goes
-    on from the tokens. ``position`` is the session's length after it.
+    ``session`` is None where it ended with the request. ``finish_reason`` is
+    None for a request that only fed tokens. ``seq`` goes on from the tokens. ``position`` is the session's length after it.
     """
 
     request_id: str
-    session: str
+    session: str | None
     seq: int
     position: int
     text: str
