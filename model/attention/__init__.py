@@ -21,6 +21,5 @@ def mechanism(name: str) -> type[Attention]:
     if name not in MECHANISMS:
         raise ConfigError(f"attention {name!r} is unknown (known: {', '.join(MECHANISMS)})")
     module, class_name = MECHANISMS[name]
-    cls = getattr(import_module(module), class_name)
-    assert issubclass(cls, Attention)
+    cls: type[Attention] = getattr(import_module(module), class_name)
     return cls

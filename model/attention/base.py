@@ -82,7 +82,7 @@ class Attention(nn.Module, ABC):
         assert isinstance(value, int), (name, value)
         return value
 
-    def reset_parameters(self, generator: torch.Generator) -> None:  # noqa: B027
+    def reset_parameters(self, generator: torch.Generator) -> None:
         """Sets what should not start as `LanguageModel.init_weights` leaves it."""
 
     @classmethod

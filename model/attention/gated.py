@@ -73,7 +73,9 @@ class GatedAttention(Attention):
             if self.conv_size:
                 self.conv_weight.zero_()
                 self.conv_weight[:, -1] = 1.0
-            self.decay_up.bias.copy_(torch.linspace(-2.0, 6.0, self.config.head_dim).repeat(self.heads[0]))
+            self.decay_up.bias.copy_(
+                torch.linspace(-2.0, 6.0, self.config.head_dim).repeat(self.heads[0])
+            )
             self.norm_weight.fill_(1.0)
 
     def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
@@ -101,7 +103,7 @@ class GatedAttention(Attention):
     def _log_decay(self, x: Tensor) -> Tensor:
         logit = self.decay_up(self.decay_down(x)).float()
         log_decay = F.logsigmoid(logit) / DECAY_TEMPERATURE
-        return log_decay.clamp_min(MIN_LOG_DECAY).unflatten(-1, self.heads)
+        return log_decay.clamp_min(MIN_LOG_DECAY).unflatten(-1, self.heads)  # type: ignore[no-any-return]
 
     def _output(self, num: Tensor, x: Tensor) -> Tensor:
         o = F.rms_norm(num, num.shape[-1:], self.norm_weight.float(), self.config.rms_norm_eps)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 def convolution_chunk(x: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` [B, T, D], ``weight`` [D, W], ``state`` [B, W - 1, D] to y [B, T, D] and the new state."""
+    """``x`` [B, T, D], ``weight`` [D, W], ``state`` [B, W - 1, D] to y [B, T, D] and the state."""
     width = weight.shape[1]
     padded = torch.cat([state.to(x.dtype), x], dim=1)  # [B, W - 1 + T, D]
     y = F.conv1d(padded.transpose(1, 2), weight.unsqueeze(1), groups=x.shape[-1])

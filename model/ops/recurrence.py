@@ -101,7 +101,7 @@ def _blocks(
 
 def _scan(state: Tensor, added: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor]:
     """The states before each block, [B, H, N, K, V], and the one after the last."""
-    before = []
+    before: list[Tensor] = []
     for n in range(added.shape[2]):
         before.append(state)
         state = (state if carry is None else carry[:, :, n] * state) + added[:, :, n]
@@ -110,7 +110,8 @@ def _scan(state: Tensor, added: Tensor, carry: Tensor | None) -> tuple[Tensor, T
 
 def _split(x: Tensor, size: int) -> Tensor:
     """[B, T, H, F] to [B, H, N, C, F]."""
-    return x.unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
+    blocks: Tensor = x.unflatten(1, (-1, size))
+    return blocks.permute(0, 3, 1, 2, 4)
 
 
 def _join(x: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ def normalized_step(
     normalizer: Tensor,
     decay: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`recurrence_step` with z [B, H, K]. Returns num [B, H, V], den [B, H], and the new S and z."""
+    """`recurrence_step` with z [B, H, K]; num [B, H, V], den [B, H], and the new S and z."""
     num, state = recurrence_step(q, k, v, state, decay)
     normalizer = k + (normalizer if decay is None else normalizer * decay)
     return num, (q * normalizer).sum(dim=-1), state, normalizer

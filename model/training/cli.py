@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,21 +20,46 @@ def register(app: typer.Typer) -> None:
     app.command("eval")(eval_command)
 
 
-Texts = Annotated[list[Path], typer.Option("--data", help="UTF-8 text; repeat for more.", exists=True)]
+@contextmanager
+def _errors_as_lines() -> Iterator[None]:
+    """What the user can mend becomes one line on stderr and exit status 2."""
+    from model.checkpoint import CheckpointError
+    from model.tokenizer import TokenizerError
+    from model.training.data import DataError
+    from model.training.loop import TrainingError
+
+    try:
+        yield
+    except (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        TokenizerError,
+        TrainingError,
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+    ) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+Texts = Annotated[
+    list[Path], typer.Option("--data", help="UTF-8 text; repeat for more.", exists=True)
+]
 
 
 def tokenizer_command(
     data: Texts,
     out: Annotated[Path, typer.Option(help="Where to write tokenizer.json.")],
-    vocab_size: Annotated[int, typer.Option(help="Ids, the 256 bytes and specials included.")] = 4096,
+    vocab_size: Annotated[
+        int, typer.Option(help="Ids, the 256 bytes and specials included.")
+    ] = 4096,
 ) -> None:
     """Learn a byte-level BPE from texts."""
-    from model.tokenizer import TokenizerError, train_tokenizer
+    from model.tokenizer import train_tokenizer
 
-    try:
+    with _errors_as_lines():
         tokenizer = train_tokenizer(data, vocab_size)
-    except TokenizerError as error:
-        raise typer.BadParameter(str(error), param_hint="--vocab-size") from error
     tokenizer.save(out)
     typer.echo(f"{out}: {tokenizer.vocab_size} ids")
 
@@ -47,42 +74,41 @@ def train_command(
     vocab_size: Annotated[int, typer.Option(help="Ids of a tokenizer learnt here.")] = 4096,
     attention: Annotated[str, typer.Option(help="Mechanism: gated, elu or softmax.")] = "gated",
     attention_options: Annotated[str, typer.Option(help="JSON object of its options.")] = "{}",
-    hidden_size: int = 256,
-    layers: int = 6,
-    heads: int = 4,
-    head_dim: int = 64,
-    intermediate_size: int = 704,
+    hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
+    layers: Annotated[int, typer.Option(help="Blocks.")] = 6,
+    heads: Annotated[int, typer.Option(help="Attention heads per block.")] = 4,
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    intermediate_size: Annotated[int, typer.Option(help="Width inside the MLP.")] = 704,
     steps: Annotated[int, typer.Option(help="Optimiser steps of the whole run.")] = 2000,
     batch_size: Annotated[int, typer.Option(help="Streams read side by side.")] = 8,
     window: Annotated[int, typer.Option(help="Tokens per stream and step.")] = 512,
     optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
-    learning_rate: float = 3e-3,
-    weight_decay: float = 0.1,
-    warmup_steps: int = 100,
+    learning_rate: Annotated[float, typer.Option(help="Peak, after the warm-up.")] = 3e-3,
+    weight_decay: Annotated[float, typer.Option(help="Of matrices inside the blocks.")] = 0.1,
+    warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 100,
     clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
     reset_probability: Annotated[
         float, typer.Option(help="How often a stream starts afresh, per step.")
     ] = 0.1,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Of the weights and of the order of the data.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
-    eval_every: int = 250,
-    save_every_s: float = 120.0,
-    sample_every: int = 1000,
+    eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = 250,
+    save_every_s: Annotated[float, typer.Option(help="Seconds between resumable saves.")] = 120.0,
+    sample_every: Annotated[int, typer.Option(help="Steps between samples.")] = 1000,
     stop_at_step: Annotated[int | None, typer.Option(help="End early; go on later.")] = None,
 ) -> None:
     """Train a model on text. The same command again goes on where it was interrupted."""
     from model.tokenizer import Tokenizer, train_tokenizer
-    from model.training.data import DataError
-    from model.training.loop import TrainConfig, TrainingError, train
+    from model.training.loop import TrainConfig, train
 
-    out.mkdir(parents=True, exist_ok=True)
-    learnt = out / "tokenizer.json"
-    if tokenizer is None and not learnt.is_file():
-        train_tokenizer(data, vocab_size).save(learnt)
-    ids = Tokenizer.load(tokenizer or learnt)
-    try:
+    with _errors_as_lines():
+        out.mkdir(parents=True, exist_ok=True)
+        learnt = out / "tokenizer.json"
+        if tokenizer is None and not learnt.is_file():
+            train_tokenizer(data, vocab_size).save(learnt)
+        ids = Tokenizer.load(tokenizer or learnt)
         model_config = ModelConfig(
             vocab_size=ids.vocab_size,
             hidden_size=hidden_size,
@@ -118,37 +144,35 @@ def train_command(
             stop_at_step=stop_at_step,
         )
         folder = train(config, model_config, ids)
-    except (ConfigError, DataError, TrainingError, json.JSONDecodeError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
     typer.echo(f"the model is in {folder}")
 
 
 def eval_command(
     model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
     data: Texts,
-    mode: Annotated[str, typer.Option(help="windows, stream or sliding.")] = "windows",
-    window: int = 512,
+    mode: Annotated[
+        Literal["windows", "stream", "sliding"],
+        typer.Option(help="What a token may look back on; see model/training/evaluate.py."),
+    ] = "windows",
+    window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_bytes: Annotated[int | None, typer.Option(help="Of each document.")] = None,
-    threads: int | None = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
 ) -> None:
     """Bits per byte and perplexity of a checkpoint."""
     import torch
 
-    from model.checkpoint import CheckpointError, load_checkpoint
+    from model.checkpoint import load_checkpoint
     from model.training.evaluate import evaluate
 
-    if mode not in ("windows", "stream", "sliding"):
-        raise typer.BadParameter("must be windows, stream or sliding", param_hint="--mode")
     if threads:
         torch.set_num_threads(threads)
-    try:
+    with _errors_as_lines():
         checkpoint = load_checkpoint(model)
-    except (CheckpointError, ConfigError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    for path in data:
-        result = evaluate(checkpoint.model, checkpoint.tokenizer, path, mode, window, max_bytes)  # type: ignore[arg-type]
+        results = [
+            (path, evaluate(checkpoint.model, checkpoint.tokenizer, path, mode, window, max_bytes))
+            for path in data
+        ]
+    for path, result in results:
         values: dict[str, Any] = {
             "data": path.name,
             "mode": mode,

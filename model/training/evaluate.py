@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
-from model.training.data import documents
+from model.training.data import DataError, documents
 
 Mode = Literal["windows", "stream", "sliding"]
 
@@ -56,13 +56,18 @@ def evaluate(
     mechanisms with and without a constant state see the same past. ``stream``:
     one pass over a document with the state carried. ``sliding``: windows that
     overlap by half, of which the second half is scored: the best a model can
-    do whose past is bounded by its training window.
+    do whose past is bounded by its training window. Raises `DataError` for a
+    text without content and for a ``window`` below 2.
     """
+    if window < 2:
+        raise DataError(f"window must be at least 2, not {window}")
     device = model.head_weight.device
     nats, num_tokens, num_bytes = 0.0, 0, 0
     for document in documents(path):
-        text = document if max_bytes is None else document.encode()[:max_bytes].decode("utf-8", "ignore")
-        ids = torch.tensor(tokenizer.encode(text), device=device)
+        text = document.encode()[:max_bytes].decode("utf-8", "ignore")
+        ids = torch.tensor(tokenizer.encode(text), dtype=torch.int64, device=device)
+        if not len(ids):
+            continue
         start = torch.tensor([tokenizer.eos_token_id], device=device)
         inputs = torch.cat([start, ids[:-1]])
         for logits, targets in _scored(model, inputs, ids, mode, window):
@@ -70,6 +75,8 @@ def evaluate(
             nats -= float(log_p.gather(1, targets.unsqueeze(1)).sum())
         num_tokens += len(ids)
         num_bytes += len(text.encode())
+    if not num_bytes:
+        raise DataError(f"{path} holds no text to score")
     return Evaluation(nats, num_tokens, num_bytes)
 
 

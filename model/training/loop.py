@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, ContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +33,10 @@ from model.training.optimizer import learning_rate_factor, make_optimizers
 from model.training.report import Report
 from model.training.resume import load_progress, restore, save_progress
 from model.training.sample import sample_text
+from model.training.signals import signals_remembered
+
+#: Bytes of each validation document that an evaluation during training scores.
+VALID_BYTES = 100_000
 
 
 class TrainingError(RuntimeError):
@@ -66,6 +68,26 @@ class TrainConfig:
     sample_every: int = 1000
     stop_at_step: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "batch_size", "window", "eval_every", "sample_every"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise TrainingError(
+                    f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}"
+                )
+        if not 0.0 <= self.reset_probability <= 1.0:
+            raise TrainingError(
+                f"reset_probability must be in [0, 1], not {self.reset_probability}"
+            )
+
+
+_CHOICES = {
+    "optimizer": ("muon", "adamw"),
+    "device": ("auto", "cpu", "cuda"),
+    "precision": ("auto", "float32", "bfloat16"),
+}
 
 #: What may differ between a run and its continuation without changing any weight.
 _INDIFFERENT = {"out", "eval_every", "save_every_s", "sample_every", "stop_at_step", "threads"}
@@ -79,21 +101,29 @@ def train(config: TrainConfig, model_config: ModelConfig, tokenizer: Tokenizer) 
     if config.threads:
         torch.set_num_threads(config.threads)
     run = Run(config, model_config, tokenizer)
-    stop = _on_signals()
-    last_saved = time.monotonic()
-    last_step = min(config.num_steps, config.stop_at_step or config.num_steps)
+    try:
+        with signals_remembered() as stop:
+            _loop(run, stop)
+    finally:
+        run.report.close()
+    return config.out / "model"
+
+
+def _loop(run: Run, stop: Callable[[], bool]) -> None:
+    config, last_saved = run.config, time.monotonic()
+    last_step = config.num_steps
+    if config.stop_at_step is not None:
+        last_step = min(last_step, config.stop_at_step)
     while run.step < last_step and not stop():
         run.train_step()
         if run.step % config.sample_every == 0:
-            run.report.sample(run.step, sample_text(run.model, tokenizer, seed=run.step))
+            run.report.sample(run.step, sample_text(run.model, run.tokenizer, seed=run.step))
         if run.step % config.eval_every == 0 or run.step == config.num_steps:
             run.evaluate()
         if time.monotonic() - last_saved > config.save_every_s:
             run.save()
             last_saved = time.monotonic()
     run.save()
-    run.report.close()
-    return config.out / "model"
 
 
 class Run:
@@ -115,6 +145,7 @@ class Run:
             self.model, config.optimizer, config.learning_rate, config.weight_decay
         )
         self.state = self.model.empty_state(config.batch_size)
+        self.position = torch.zeros(config.batch_size, dtype=torch.int64, device=self.device)
         self.step, self.seconds, self.best = 0, 0.0, math.inf
         self._resume()
         self.report = Report(config.out, self.step, config.num_steps)
@@ -124,7 +155,10 @@ class Run:
         return self.step * self.config.batch_size * self.config.window
 
     def train_step(self) -> None:
-        """One batch: forward, backward, clip, update. Raises `TrainingError` for a bad loss."""
+        """One batch: forward, backward, clip, update.
+
+        Raises `TrainingError`, the weights untouched, where loss or gradient is not finite.
+        """
         started = time.monotonic()
         factor = learning_rate_factor(self.step, self.config.num_steps, self.config.warmup_steps)
         for optimizer in self.optimizers:
@@ -135,17 +169,17 @@ class Run:
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(f"the loss is {value} at step {self.step}")
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip))
+        if not math.isfinite(norm):
+            raise TrainingError(f"the norm of the gradient is {norm} at step {self.step}")
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
         elapsed = time.monotonic() - started
         self.seconds += elapsed
         rate = self.config.batch_size * self.config.window / elapsed
-        self.report.step(
-            self.step, self.num_tokens, self.seconds, value, factor, float(norm), rate
-        )
+        self.report.step(self.step, self.num_tokens, self.seconds, value, factor, norm, rate)
 
     def _loss(self) -> Tensor:
         inputs, targets = (t.to(self.device) for t in self.batches.batch(self.step))
@@ -154,8 +188,9 @@ class Run:
             if self.carries_state:
                 keep = ~self.batches.resets(self.step, self.config.reset_probability)
                 state = _masked(self.state, keep.to(self.device))
-                position = torch.zeros(len(inputs), dtype=torch.int64, device=self.device)
+                position = self.position * keep.to(self.device)
                 x, state = self.model.hidden_chunk(inputs, state, position)
+                self.position = position + inputs.shape[1]
                 self.state = tuple({n: t.detach() for n, t in layer.items()} for layer in state)
             else:
                 x = self.model.hidden_parallel(inputs, losses)
@@ -173,7 +208,12 @@ class Run:
         self.model.eval()
         with self._autocast():
             result = evaluate(
-                self.model, self.tokenizer, self.config.valid, "windows", self.config.window, 100_000
+                self.model,
+                self.tokenizer,
+                self.config.valid,
+                "windows",
+                self.config.window,
+                VALID_BYTES,
             )
         self.model.train()
         self.report.evaluation(self.step, result.bits_per_byte)
@@ -183,10 +223,12 @@ class Run:
 
     def save(self) -> None:
         """Everything that the next process needs."""
+        self.report.flush()
         progress = {
             "step": self.step,
             "seconds": self.seconds,
             "best": self.best if math.isfinite(self.best) else None,
+            "position": self.position.tolist(),
             "identity": self._identity(),
         }
         save_progress(
@@ -207,6 +249,9 @@ class Run:
         self.state = restore(tensors, self.model, self.optimizers, self.state)
         self.step, self.seconds = progress["step"], progress["seconds"]
         self.best = math.inf if progress["best"] is None else progress["best"]
+        # Runs saved before positions were kept start them at 0, which no mechanism of theirs reads.
+        position = progress.get("position", self.position.tolist())
+        self.position = torch.tensor(position, dtype=torch.int64, device=self.device)
 
     def _identity(self) -> dict[str, Any]:
         run = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _INDIFFERENT}
@@ -214,7 +259,7 @@ class Run:
         run["valid"] = self.config.valid.name if self.config.valid else None
         return {**run, "model": self.model.config.to_dict(), "tokenizer": self.tokenizer.digest}
 
-    def _autocast(self) -> ContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
@@ -238,22 +283,9 @@ def _autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """bfloat16 where the hardware multiplies it natively, else None for float32."""
     if precision == "auto":
         native = (
-            torch.cuda.is_bf16_supported()
+            torch.cuda.is_bf16_supported(including_emulation=False)
             if device.type == "cuda"
             else torch.cpu._is_avx512_bf16_supported()
         )
         precision = "bfloat16" if native else "float32"
     return {"bfloat16": torch.bfloat16, "float32": None}[precision]
-
-
-def _on_signals() -> Callable[[], bool]:
-    """Whether SIGINT or SIGTERM has come since; the second one acts as usual."""
-    caught: list[int] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, remember)
-    return lambda: bool(caught)

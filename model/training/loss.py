@@ -23,8 +23,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_low, w_low = x.to(dtype), weight.to(dtype)
         dx, dw = torch.empty_like(x), torch.zeros_like(weight)
         total = torch.zeros((), dtype=torch.float64, device=x.device)
-        for rows in torch.arange(len(x), device=x.device).split(ROWS):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+        for start in range(0, len(x), ROWS):
+            part = slice(start, start + ROWS)
             logits = (x_low[part] @ w_low.t()).float()
             logits.sub_(logits.amax(dim=-1, keepdim=True))
             wanted = targets[part].unsqueeze(1)
@@ -53,4 +53,5 @@ def linear_cross_entropy(
     ``x`` [N, D], ``weight`` [vocabulary, D], ``targets`` [N] int64; matrix
     products run in ``dtype``, the softmax in float32.
     """
-    return cast(Tensor, _LinearCrossEntropy.apply(x, weight, targets, dtype))
+    loss = _LinearCrossEntropy.apply(x, weight, targets, dtype)  # type: ignore[no-untyped-call]
+    return cast(Tensor, loss)

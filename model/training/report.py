@@ -17,14 +17,14 @@ class Report:
     def __init__(self, out: Path, step: int, num_steps: int) -> None:
         self.out = out
         self._rows = _read(out / "log.csv", step)
-        self._write_all()
+        self.flush()
         self._valid = float("nan")
         self._bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
-            disable=not sys.stderr.isatty(),
+            disable=not sys.stdout.isatty(),
         )
         self._task = self._bar.add_task("", total=num_steps, completed=step)
         self._bar.start()
@@ -39,10 +39,10 @@ class Report:
         grad_norm: float,
         tokens_per_s: float,
     ) -> None:
-        row = [step, tokens, f"{seconds:.1f}", f"{loss:.4f}", f"{lr_factor:.4f}", f"{grad_norm:.3f}", ""]
-        self._rows.append([str(value) for value in row])
+        numbers = (f"{seconds:.1f}", f"{loss:.4f}", f"{lr_factor:.4f}", f"{grad_norm:.3f}")
+        self._rows.append([str(step), str(tokens), *numbers, ""])
         if step % 10 == 0:
-            self._write_all()
+            self.flush()
         text = f"loss {loss:.3f}  valid {self._valid:.4f} bits/byte  {tokens_per_s:,.0f} tokens/s"
         self._bar.update(self._task, completed=step, description=text)
         if self._bar.disable and step % 50 == 0:
@@ -51,21 +51,24 @@ class Report:
     def evaluation(self, step: int, bits_per_byte: float) -> None:
         self._valid = bits_per_byte
         self._rows[-1][-1] = f"{bits_per_byte:.4f}"
-        self._write_all()
+        self.flush()
         self._plot()
-        self._bar.console.print(f"step {step}: {bits_per_byte:.4f} bits per byte on the validation text")
+        self._bar.console.print(f"step {step}: validation {bits_per_byte:.4f} bits per byte")
 
     def sample(self, step: int, text: str) -> None:
         with (self.out / "samples.txt").open("a", encoding="utf-8") as file:
             file.write(f"=== step {step}\n{text}\n\n")
 
     def close(self) -> None:
-        self._write_all()
+        self.flush()
         self._bar.stop()
 
-    def _write_all(self) -> None:
-        with (self.out / "log.csv").open("w", newline="", encoding="utf-8") as file:
+    def flush(self) -> None:
+        """Replaces ``log.csv`` in one piece, so that a kill never leaves half a row."""
+        partial = self.out / "log.csv.partial"
+        with partial.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([COLUMNS, *self._rows])
+        partial.replace(self.out / "log.csv")
 
     def _plot(self) -> None:
         try:
@@ -93,8 +96,9 @@ def _smooth(values: list[float], weight: float = 0.98) -> list[float]:
 
 
 def _read(path: Path, step: int) -> list[list[str]]:
-    """The rows up to ``step`` of an earlier part of the run."""
+    """The whole rows up to ``step`` of an earlier part of the run."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in list(csv.reader(file))[1:] if int(row[0]) <= step]
+        rows = [row for row in list(csv.reader(file))[1:] if len(row) == len(COLUMNS)]
+    return [row for row in rows if int(row[0]) <= step]

@@ -35,12 +35,14 @@ def save_progress(
         tensors |= {f"state.{layer}.{name}": part for name, part in parts.items()}
 
     partial, old = folder.with_suffix(".partial"), folder.with_suffix(".old")
-    for leftover in (partial, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial / "tensors.safetensors")
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, partial / "tensors.safetensors")
     (partial / "progress.json").write_text(json.dumps(progress, indent=2), encoding="utf-8")
     if folder.exists():
+        # Only now may the older one go: until here a kill may have left nothing else.
+        shutil.rmtree(old, ignore_errors=True)
         os.rename(folder, old)
     os.rename(partial, folder)
     shutil.rmtree(old, ignore_errors=True)

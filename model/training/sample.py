@@ -10,7 +10,11 @@ from model.tokenizer import Tokenizer
 
 @torch.no_grad()
 def sample_text(
-    model: LanguageModel, tokenizer: Tokenizer, seed: int, num_tokens: int = 120, temperature: float = 0.8
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    seed: int,
+    num_tokens: int = 120,
+    temperature: float = 0.8,
 ) -> str:
     """The model's own text from the end-of-text token on."""
     device = model.head_weight.device

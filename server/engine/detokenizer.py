@@ -33,7 +33,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Text that is safe now, and whether a stop string was met (it and the rest are dropped)."""
+        """Text that is safe now, and whether a stop string was met; it and the rest are dropped."""
         if not self._stops:
             return text, False
         text = self._held + text

@@ -54,8 +54,9 @@ class _Live:
 
     request: Request
     session: Session
-    tokens: tuple[int, ...]  # to feed: what was pending, then the prompt
-    num_pending: int  # how many of them another request has been charged for
+    tokens: tuple[int, ...]  # to feed: the session's pending token, then the prompt
+    held: tuple[int, ...]  # the prompt's last token, if nothing is to be generated after it
+    length: int  # of the session before this request
     stop_strings: StopStrings
     phase: Phase = Phase.WAITING
     num_fed: int = 0
@@ -145,12 +146,13 @@ class Engine:
     def step(self, now: float) -> list[Event]:
         """One round: cancels, admissions, then one token or one chunk for each running request."""
         self.expire(now)
-        events: list[Event] = []
-        for live in list(self._cancelled.values()):
-            events.append(self._finish(live, "cancelled", now))
+        cancelled = list(self._cancelled.values())
+        events: list[Event] = [self._finish(live, "cancelled", now) for live in cancelled]
         for live in self._scheduler.admit():
             self._move(live, Phase.PREFILL)
-            events.append(Started(live.request.request_id, live.session.id, live.session.length))
+            events.append(Started(live.request.request_id, live.session.id, live.length))
+            if not live.tokens:
+                events.append(self._finish(live, None, now))
         self._run(self._scheduler.plan(), events, now)
         return events
 
@@ -206,11 +208,12 @@ class Engine:
 
     def _fed(self, live: _Live, tokens: tuple[int, ...]) -> None:
         """Bookkeeping after the state has seen ``tokens``."""
-        live.session.position += len(tokens)
-        live.session.pending = None
+        session = live.session
         if live.phase is Phase.PREFILL:
             live.num_fed += len(tokens)
-            live.session.recent.extend(tokens)
+            session.recent.extend(tokens if session.pending is None else tokens[1:])
+        session.position += len(tokens)
+        session.pending = None
 
     def _advance(self, ready: list[tuple[_Live, Tensor]], events: list[Event], now: float) -> None:
         """Samples for the requests whose prompts are fed, and ends those that only fed."""
@@ -241,8 +244,7 @@ class Engine:
         assert params is not None
         text, met = live.stop_strings.push(session.detokenizer.push(token))
         position = session.length
-        session.pending = token
-        session.recent.append(token)
+        session.hold(token)
         session.seq += 1
         live.num_generated += 1
         self._num_completion += 1
@@ -261,7 +263,11 @@ class Engine:
         error: str | None = None,
         drop_held: bool = False,
     ) -> Finished:
-        """Takes the request out, wherever it is, and lets its session go idle or close."""
+        """Takes the request out, wherever it is, and lets its session go idle or close.
+
+        A session's text always ends with a pending token, which the state has
+        not seen: feeding it is what gives the next request its first logits.
+        """
         request, session = live.request, live.session
         self._move(live, Phase.FINISHED)
         self._scheduler.remove(live)
@@ -274,7 +280,10 @@ class Engine:
             text += session.detokenizer.flush()
         if request.sampling is not None:
             session.seq += 1
-        prompt_tokens = max(0, live.num_fed - live.num_pending)
+        unfed = (*live.tokens[live.num_fed :], *live.held)
+        if unfed and (reason is None or live.num_fed > 0):
+            session.hold(unfed[0])  # also where a cancel came in the middle of a prompt
+        prompt_tokens = session.length - live.length - live.num_generated
         self._num_prompt += prompt_tokens
         self._sessions.end(session, now)
         return Finished(
@@ -300,6 +309,8 @@ class Engine:
             raise InvalidRequest("request_id: is that of a running request", "request_id")
         if request.sampling is not None:
             check_params(request.sampling, vocab_size)
+        elif not request.tokens:
+            raise InvalidRequest("prompt: must not be empty where nothing is generated", "prompt")
         if not all(0 <= token < vocab_size for token in request.tokens):
             raise InvalidRequest(f"prompt: token ids must be in 0..{vocab_size - 1}", "prompt")
 
@@ -317,7 +328,10 @@ class Engine:
             session.detokenizer.flush()  # an unfinished character ends where new text begins
         stops = request.sampling.stop if request.sampling else ()
         tokens = (*pending, *start, *request.tokens)
-        return _Live(request, session, tokens, len(pending), StopStrings(stops))
+        split = len(tokens) if request.sampling else len(tokens) - 1
+        return _Live(
+            request, session, tokens[:split], tokens[split:], session.length, StopStrings(stops)
+        )
 
     def _info(self, session: Session, now: float) -> SessionInfo:
         idle_s = 0.0 if session.running else now - session.last_used

@@ -57,11 +57,7 @@ class Runner:
         rows = len(slots)
         padding = -rows % self.row_tile
         packed = torch.tensor(
-            [
-                [*slots, *slots[:1] * padding],
-                [*tokens, *tokens[:1] * padding],
-                [*positions, *positions[:1] * padding],
-            ],
+            [[*row, *[row[0]] * padding] for row in (slots, tokens, positions)],
             device=self._device,
         )
         state = self._pool.gather(packed[0])

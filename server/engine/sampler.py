@@ -101,7 +101,10 @@ def _penalized(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         return logits
     logits = logits.clone()
     for i in rows:
-        penalty, seen = draws[i].params.repetition_penalty, torch.tensor(sorted(set(draws[i].recent)))
+        penalty, seen = (
+            draws[i].params.repetition_penalty,
+            torch.tensor(sorted(set(draws[i].recent))),
+        )
         values = logits[i, seen]
         logits[i, seen] = torch.where(values > 0, values / penalty, values * penalty)
     return logits

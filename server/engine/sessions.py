@@ -20,7 +20,7 @@ class Session:
     """One session, of constant size.
 
     ``position`` counts the tokens that the state has seen. ``pending`` is the
-    last sampled token, which it has not seen yet; the next request feeds it first.
+    text's last token, which it has not seen yet; the next request feeds it first.
     """
 
     id: str
@@ -39,6 +39,12 @@ class Session:
     def length(self) -> int:
         """Tokens of the session's text, the pending one included."""
         return self.position + (self.pending is not None)
+
+    def hold(self, token: int) -> None:
+        """Adds ``token`` to the text, to be fed by what comes next."""
+        assert self.pending is None, self.pending
+        self.pending = token
+        self.recent.append(token)
 
 
 class SessionTable:

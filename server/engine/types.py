@@ -91,7 +91,8 @@ class Finished:
     """The last event of a request. ``text`` is what was still held back.
 
     ``session`` is None where it ended with the request. ``finish_reason`` is
-    None for a request that only fed tokens. ``seq`` goes on from the tokens. ``position`` is the session's length after it.
+    None for a request that only fed tokens. ``seq`` goes on from the tokens.
+    ``position`` is the session's length after it.
     """
 
     request_id: str

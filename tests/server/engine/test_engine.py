@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.errors import (
+    CapacityExhausted,
+    InvalidRequest,
+    QueueFull,
+    SessionBusy,
+    SessionNotFound,
+)
+from server.engine.types import Finished, Started, TokenEvent
+from tests.tiny import drain, finished, request, solo, started, text_of, tiny_tokenizer, tokens_of
+
+MakeEngine = Callable[..., Engine]
+
+
+def test_events_come_in_order_and_numbered(engine: Engine) -> None:
+    events = solo(engine, request(tokens=(10, 20, 30), max_tokens=5))
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    tokens = [event for event in events if isinstance(event, TokenEvent)]
+    assert [event.seq for event in tokens] == [1, 2, 3, 4, 5]
+    assert [event.position for event in tokens] == [4, 5, 6, 7, 8]  # after the start token
+    last = finished(events)
+    assert (last.seq, last.position, last.finish_reason) == (6, 9, "length")
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (4, 5)
+    assert last.session is None
+
+
+def test_greedy_is_what_the_model_says(engine: Engine) -> None:
+    import torch
+
+    from tests.tiny import tiny_checkpoint
+
+    model = tiny_checkpoint().model
+    ids = [0, 10, 20, 30]
+    for token in tokens_of(solo(engine, request(tokens=(10, 20, 30), temperature=0.0))):
+        assert token == int(model.parallel(torch.tensor([ids]))[0, -1].argmax())
+        ids.append(token)
+
+
+def test_text_is_the_tokens_decoded(engine: Engine) -> None:
+    events = solo(engine, request(max_tokens=60, seed=3))
+    assert text_of(events) == tiny_tokenizer().decode(tokens_of(events))
+
+
+def test_seed_decides_the_tokens(engine: Engine) -> None:
+    first, again, other = (
+        tokens_of(solo(engine, request(seed=seed, max_tokens=30))) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_session_continues_as_if_never_interrupted(engine: Engine) -> None:
+    whole = tokens_of(solo(engine, request(max_tokens=20, seed=5)))
+    first = solo(engine, request(max_tokens=12, seed=5, keep=True))
+    session = finished(first).session
+    second = solo(engine, request(tokens=(), session=session, max_tokens=8, seed=5))
+    assert tokens_of(first) + tokens_of(second) == whole
+    assert started(second).position == 4 + 12
+    assert next(e.seq for e in second if isinstance(e, TokenEvent)) == finished(first).seq + 1
+    assert finished(second).usage.prompt_tokens == 0
+
+
+def test_append_then_generate_equals_one_prompt(engine: Engine) -> None:
+    whole = tokens_of(solo(engine, request(tokens=range(10, 30))))
+    session = engine.create_session("me", 0.0).session
+    fed = solo(engine, request("a", range(10, 18), session, generate=False))
+    assert finished(fed).finish_reason is None
+    assert finished(fed).position == 9
+    rest = solo(engine, request("b", range(18, 30), session))
+    assert tokens_of(rest) == whole
+
+
+def test_kept_session_is_listed_and_deleted(engine: Engine) -> None:
+    session = finished(solo(engine, request(keep=True))).session
+    assert session is not None
+    info = engine.session_info(session, "me", 10.0)
+    assert (info.position, info.busy, info.idle_s) == (12, False, 10.0)
+    engine.delete_session(session, "me")
+    with pytest.raises(SessionNotFound):
+        engine.session_info(session, "me", 10.0)
+    assert engine.stats().held_slots == 0
+
+
+def test_another_owner_sees_no_session(engine: Engine) -> None:
+    session = engine.create_session("me", 0.0).session
+    for verb in (
+        lambda: engine.session_info(session, "you", 0.0),
+        lambda: engine.delete_session(session, "you"),
+        lambda: engine.submit(request(session=session, owner="you"), 0.0),
+    ):
+        with pytest.raises(SessionNotFound):
+            verb()
+    engine.session_info(session, "me", 0.0)
+
+
+def test_busy_session_refuses_a_second_request(engine: Engine) -> None:
+    session = engine.create_session("me", 0.0).session
+    engine.submit(request("a", session=session), 0.0)
+    with pytest.raises(SessionBusy):
+        engine.submit(request("b", session=session), 0.0)
+    assert tokens_of(drain(engine)["a"])
+
+
+def test_full_pool_refuses_at_once_and_recovers(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_sessions=2)
+    engine.submit(request("a"), 0.0)
+    engine.submit(request("b"), 0.0)
+    with pytest.raises(CapacityExhausted):
+        engine.submit(request("c"), 0.0)
+    drain(engine)
+    assert tokens_of(solo(engine, request("c")))
+
+
+def test_full_queue_refuses(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_running=1, max_waiting=1)
+    engine.submit(request("a"), 0.0)
+    engine.submit(request("b"), 0.0)
+    with pytest.raises(QueueFull):
+        engine.submit(request("c"), 0.0)
+    assert engine.stats().held_slots == 2
+
+
+def test_waiting_requests_run_in_order(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_running=1)
+    for name in "abc":
+        engine.submit(request(name, max_tokens=2), 0.0)
+    order = [event.request_id for _ in range(30) for event in engine.step(0.0)]
+    assert list(dict.fromkeys(order)) == ["a", "b", "c"]
+
+
+def test_cancel_frees_the_slot_and_keeps_the_rest(engine: Engine) -> None:
+    engine.submit(request("a", max_tokens=1000), 0.0)
+    engine.submit(request("b", max_tokens=30), 0.0)
+    for _ in range(10):
+        engine.step(0.0)
+    engine.cancel("a")
+    events = drain(engine)
+    assert finished(events["a"]).finish_reason == "cancelled"
+    assert len(tokens_of(events["b"])) > 10
+    engine.cancel("a")  # over already: nothing happens
+    assert not engine.has_work()
+
+
+def test_cancel_before_it_ran(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_running=1)
+    engine.submit(request("a"), 0.0)
+    engine.submit(request("b"), 0.0)
+    engine.cancel("b")
+    assert finished(drain(engine)["b"]).usage.completion_tokens == 0
+
+
+def test_cancelled_session_goes_on_where_it_stopped(engine: Engine) -> None:
+    whole = tokens_of(solo(engine, request(max_tokens=20, seed=9)))
+    engine.submit(request(max_tokens=1000, seed=9, keep=True), 0.0)
+    seen = [event for _ in range(9) for event in engine.step(0.0)]
+    engine.cancel("r")
+    seen += drain(engine)["r"]
+    count = len(tokens_of(seen))
+    rest = solo(
+        engine, request(tokens=(), session=finished(seen).session, seed=9, max_tokens=20 - count)
+    )
+    assert tokens_of(seen) + tokens_of(rest) == whole
+
+
+def test_deleting_a_busy_session_cancels_its_request(engine: Engine) -> None:
+    session = engine.create_session("me", 0.0).session
+    engine.submit(request(session=session, max_tokens=1000), 0.0)
+    engine.step(0.0)
+    engine.delete_session(session, "me")
+    last = finished(drain(engine)["r"])
+    assert (last.finish_reason, last.session) == ("cancelled", None)
+    assert engine.stats().held_slots == 0
+
+
+def test_idle_sessions_expire_and_busy_ones_do_not(make_engine: MakeEngine) -> None:
+    engine = make_engine(session_ttl_s=60.0, max_sessions=3)
+    idle = engine.create_session("me", 0.0).session
+    busy = engine.create_session("me", 0.0).session
+    engine.submit(request(session=busy, max_tokens=500), 0.0)
+    engine.step(59.0)
+    assert engine.session_info(idle, "me", 59.0).idle_s == 59.0
+    assert engine.next_expiry() == 60.0
+    engine.step(60.0)
+    with pytest.raises(SessionNotFound):
+        engine.session_info(idle, "me", 60.0)
+    assert engine.session_info(busy, "me", 60.0).busy
+    assert engine.stats().expired_sessions_total == 1
+    engine.delete_session(busy, "me")
+
+
+def test_stop_string_ends_and_is_not_shown(engine: Engine) -> None:
+    text = text_of(solo(engine, request(max_tokens=60, seed=3)))
+    stop = text[20:24]
+    events = solo(engine, request(max_tokens=60, seed=3, stop=("not there", stop)))
+    assert finished(events).finish_reason == "stop"
+    assert text_of(events) == text[: text.index(stop)]
+
+
+def test_stop_token_ends(engine: Engine) -> None:
+    tokens = tokens_of(solo(engine, request(max_tokens=30, seed=3)))
+    stop = tokens[10]
+    events = solo(engine, request(max_tokens=30, seed=3, stop_token_ids=(stop,)))
+    assert finished(events).finish_reason == "stop"
+    assert tokens_of(events) == tokens[: tokens.index(stop) + 1]
+
+
+def test_end_of_text_ends_unless_ignored(engine: Engine) -> None:
+    for seed in range(300):
+        tokens = tokens_of(solo(engine, request(max_tokens=40, seed=seed, temperature=2.0)))
+        if 0 in tokens:
+            break
+    events = solo(engine, request(max_tokens=40, seed=seed, temperature=2.0, ignore_eos=False))
+    assert tokens_of(events) == tokens[: tokens.index(0) + 1]
+    assert finished(events).finish_reason == "stop"
+
+
+def test_cancel_in_a_prompt_keeps_what_was_read(engine: Engine) -> None:
+    prompt = tuple(range(1, 290))
+    session = engine.create_session("me", 0.0).session
+    engine.submit(request(tokens=prompt, session=session), 0.0)
+    engine.step(0.0)
+    engine.step(0.0)
+    engine.cancel("r")
+    read = finished(drain(engine)["r"])
+    assert read.position == read.usage.prompt_tokens == 129  # two chunks and a pending token
+    rest = solo(engine, request(tokens=prompt[128:], session=session))
+    assert tokens_of(rest) == tokens_of(solo(engine, request(tokens=prompt)))
+
+
+def test_one_token_appended_to_an_empty_session(engine: Engine) -> None:
+    session = engine.create_session("me", 0.0).session
+    fed = solo(engine, request(tokens=(7,), session=session, generate=False, start=False))
+    assert finished(fed).position == finished(fed).usage.prompt_tokens == 1
+    wanted = tokens_of(solo(engine, request(tokens=(7,), start=False)))
+    assert tokens_of(solo(engine, request(tokens=(), session=session))) == wanted
+
+
+def test_nothing_to_feed_is_refused_without_generating(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest):
+        engine.submit(request(tokens=(), generate=False), 0.0)
+
+
+def test_repetition_penalty_sees_across_requests(engine: Engine) -> None:
+    options = {"repetition_penalty": 3.0, "temperature": 0.0}
+    whole = tokens_of(solo(engine, request(max_tokens=20, **options)))
+    assert len(set(whole)) > len(
+        set(tokens_of(solo(engine, request(max_tokens=20, temperature=0.0))))
+    )
+    first = solo(engine, request(max_tokens=11, keep=True, **options))
+    rest = solo(
+        engine, request(tokens=(), session=finished(first).session, max_tokens=9, **options)
+    )
+    assert tokens_of(first) + tokens_of(rest) == whole
+
+
+@pytest.mark.parametrize(
+    ("field", "sampling"),
+    [
+        ("temperature", {"temperature": -0.1}),
+        ("temperature", {"temperature": 1e-9}),
+        ("temperature", {"temperature": float("nan")}),
+        ("top_k", {"top_k": -1}),
+        ("top_k", {"top_k": 10**9}),
+        ("top_p", {"top_p": 0.0}),
+        ("top_p", {"top_p": float("inf")}),
+        ("min_p", {"min_p": 1.5}),
+        ("repetition_penalty", {"repetition_penalty": 0.0}),
+        ("seed", {"seed": -1}),
+        ("seed", {"seed": 2**64}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("stop", {"stop": ("",)}),
+        ("stop_token_ids", {"stop_token_ids": (300,)}),
+    ],
+)
+def test_bad_parameter_is_named_and_costs_nothing(
+    engine: Engine, field: str, sampling: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        engine.submit(request(**sampling), 0.0)
+    assert caught.value.param == field
+    assert engine.stats().held_slots == 0
+    assert not engine.has_work()
+
+
+def test_token_ids_out_of_range_are_refused(engine: Engine) -> None:
+    for tokens in ((300,), (-1,), (1, 2, 10**12)):
+        with pytest.raises(InvalidRequest) as caught:
+            engine.submit(request(tokens=tokens), 0.0)
+        assert caught.value.param == "prompt"
+
+
+def test_live_request_ids_are_unique(engine: Engine) -> None:
+    engine.submit(request("a"), 0.0)
+    with pytest.raises(InvalidRequest):
+        engine.submit(request("a"), 0.0)

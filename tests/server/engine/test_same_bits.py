@@ -1,0 +1,103 @@
+"""A session's tokens depend on its own inputs, seed and model alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from server.engine.engine import Engine
+from tests.tiny import drain, finished, request, solo, tokens_of
+
+MakeEngine = Callable[..., Engine]
+PROMPT = tuple(range(1, 150))  # two chunks of the grid and a rest
+
+
+@pytest.fixture(params=["elu", "gated"])
+def attention(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_same_tokens_alone_or_among_63_others(make_engine: MakeEngine, attention: str) -> None:
+    engine = make_engine(attention=attention)
+    alone = tokens_of(solo(engine, request("me", PROMPT, max_tokens=40, seed=7)))
+    for i in range(63):
+        engine.submit(request(f"other-{i}", PROMPT[i:], max_tokens=10 + i, seed=i), 0.0)
+        if i == 20:
+            for _ in range(15):
+                engine.step(0.0)
+        if i == 40:
+            engine.submit(request("me", PROMPT, max_tokens=40, seed=7), 0.0)
+    assert tokens_of(drain(engine)["me"]) == alone
+
+
+def test_same_state_bits_alone_or_among_others(make_engine: MakeEngine, attention: str) -> None:
+    engine = make_engine(attention=attention)
+
+    def state(events: list[object]) -> torch.Tensor:
+        session = finished(events).session  # type: ignore[arg-type]
+        return engine._pool.block(engine._sessions.find(str(session), "me").slot).clone()
+
+    alone = state(solo(engine, request("me", PROMPT, keep=True)))  # type: ignore[arg-type]
+    for i in range(20):
+        engine.submit(request(f"other-{i}", PROMPT[i:], max_tokens=30), 0.0)
+    engine.submit(request("me", PROMPT, keep=True), 0.0)
+    assert torch.equal(state(drain(engine)["me"]), alone)  # type: ignore[arg-type]
+
+
+def test_slots_carry_nothing_over(make_engine: MakeEngine, attention: str) -> None:
+    fresh = make_engine(attention=attention, max_sessions=1)
+    wanted = tokens_of(solo(fresh, request(tokens=PROMPT, seed=2)))
+    used = make_engine(attention=attention, max_sessions=1)
+    used._pool._blocks.view(torch.float32).fill_(float("nan"))
+    assert tokens_of(solo(used, request(tokens=PROMPT, seed=2))) == wanted
+    assert tokens_of(solo(used, request(tokens=PROMPT, seed=2))) == wanted
+
+
+def test_other_requests_in_one_batch_survive_a_row_of_nan(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    alone = tokens_of(solo(engine, request("good", max_tokens=20)))
+    bad = engine.create_session("me", 0.0).session
+    solo(engine, request("feed", (5, 6), bad, generate=False))
+    engine._pool.block(engine._sessions.find(bad, "me").slot).view(torch.float32).fill_(
+        float("nan")
+    )
+    engine.submit(request("good", max_tokens=20), 0.0)
+    engine.submit(request("bad", (), bad, max_tokens=20), 0.0)
+    events = drain(engine)
+    assert finished(events["bad"]).finish_reason == "error"
+    assert finished(events["bad"]).session is None
+    assert tokens_of(events["good"]) == alone
+
+
+def in_process(threads: int) -> list[int]:
+    """The tokens that a process with this many threads generates."""
+    code = f"""
+import json, torch
+from tests.tiny import drain, request, tiny_engine, tokens_of
+torch.set_num_threads({threads})
+engine = tiny_engine()
+for i in range(9):
+    engine.submit(request(str(i), range(1, 150 - i), seed=i, max_tokens=30), 0.0)
+print(json.dumps([tokens_of(events) for events in drain(engine).values()]))
+"""
+    output = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    return list(json.loads(output))
+
+
+def test_same_tokens_with_one_thread_or_two() -> None:
+    assert in_process(1) == in_process(2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

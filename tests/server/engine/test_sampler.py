@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from server.engine.sampler import Draw, sample, uniform
+from server.engine.types import SamplingParams
+
+
+def draw(position: int = 0, recent: tuple[int, ...] = (), **params: object) -> Draw:
+    return Draw(SamplingParams(**params), position, recent)  # type: ignore[arg-type]
+
+
+def logits_of(*probabilities: float) -> Tensor:
+    return torch.tensor(probabilities).log()
+
+
+def frequencies(logits: Tensor, num: int = 4000, **params: object) -> dict[int, float]:
+    draws = [draw(position=i, **params) for i in range(num)]
+    counts = Counter(sample(logits.expand(num, -1), draws))
+    return {int(token or 0): count / num for token, count in counts.items()}
+
+
+def test_temperature_zero_is_greedy() -> None:
+    assert sample(logits_of(0.2, 0.5, 0.3).unsqueeze(0), [draw(temperature=0.0)]) == [1]
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    found = frequencies(logits_of(0.2, 0.5, 0.3), seed=4)
+    for token, wanted in enumerate((0.2, 0.5, 0.3)):
+        assert found[token] == pytest.approx(
+            wanted, abs=4 * math.sqrt(wanted * (1 - wanted) / 4000)
+        )
+
+
+def test_temperature_sharpens() -> None:
+    found = frequencies(logits_of(0.2, 0.8), temperature=0.5)
+    wanted = 0.8**2 / (0.8**2 + 0.2**2)
+    assert found[1] == pytest.approx(wanted, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"top_k": 2}, {1, 2}),
+        ({"top_k": 1}, {1}),
+        ({"top_p": 0.5}, {1}),
+        ({"top_p": 0.51}, {1, 2}),
+        ({"min_p": 0.5}, {1, 2}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_k": 3, "top_p": 0.75, "min_p": 0.1}, {1, 2}),
+        ({}, {0, 1, 2, 3}),
+    ],
+)
+def test_filters_keep(params: dict[str, object], kept: set[int]) -> None:
+    assert frequencies(logits_of(0.15, 0.5, 0.3, 0.05), **params).keys() == kept
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    top_k=st.integers(0, 400),
+    top_p=st.floats(0.05, 1.0),
+    min_p=st.floats(0.0, 0.2),
+    temperature=st.floats(0.3, 5.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_the_plain_definition(
+    seed: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    """Against all tokens sorted, filtered and inverted one by one."""
+    logits = 3 * torch.randn(400, generator=torch.Generator().manual_seed(seed))
+    params = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": temperature}
+    p, order = torch.softmax(logits / temperature, dim=-1).double().sort(descending=True)
+    kept, mass = 0, 0.0
+    for index, value in enumerate(p.tolist()):
+        if (top_k and index >= top_k) or mass >= top_p or value < min_p * float(p[0]):
+            break
+        kept, mass = index + 1, mass + value
+    cumulative = p[:kept].cumsum(0) / p[:kept].sum()
+    u = uniform(seed, 5)
+    (token,) = sample(logits.unsqueeze(0), [draw(5, seed=seed, **params)])
+    index = order.tolist().index(token)
+    assert index < kept
+    below = float(cumulative[index - 1]) if index else 0.0
+    assert below - 1e-5 <= u <= float(cumulative[index]) + 1e-5
+
+
+def test_repetition_penalty_divides_and_multiplies() -> None:
+    logits = torch.tensor([[2.0, 1.9, -1.0, -1.5]])
+    params = {"temperature": 0.0, "repetition_penalty": 1.1}
+    assert sample(logits, [draw(recent=(0,), **params)]) == [1]
+    assert sample(logits, [draw(recent=(2, 3), **params)]) == [0]
+    assert torch.equal(logits, torch.tensor([[2.0, 1.9, -1.0, -1.5]]))
+
+
+def test_row_that_is_not_finite_is_reported_alone() -> None:
+    logits = torch.zeros(3, 5)
+    logits[1, 2] = math.nan
+    first, second, third = sample(logits, [draw(0), draw(0), draw(0, temperature=0.0)])
+    assert second is None
+    assert first is not None
+    assert third == 0
+
+
+def test_draw_depends_on_seed_and_position_alone() -> None:
+    logits = torch.randn(8, 300, generator=torch.Generator().manual_seed(0))
+    draws = [draw(position=i, seed=i, top_p=0.9) for i in range(8)]
+    together = sample(logits, draws)
+    alone = [sample(logits[i : i + 1], draws[i : i + 1])[0] for i in range(8)]
+    assert together == alone
+
+
+def test_uniform_is_uniform_and_fixed() -> None:
+    values = [uniform(seed, position) for seed in range(40) for position in range(100)]
+    assert all(0.0 <= value < 1.0 for value in values)
+    assert sum(values) / len(values) == pytest.approx(0.5, abs=0.02)
+    assert len(set(values)) == len(values)
+    # A stored session must draw the same numbers from every later version.
+    assert uniform(1, 2) == 0.7376992526901169

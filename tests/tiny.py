@@ -1,0 +1,123 @@
+"""A model too small to say anything, made in milliseconds, and an engine around it."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.lm import LanguageModel
+from model.tokenizer import Tokenizer, train_tokenizer
+from server.engine.engine import Engine, EngineConfig
+from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent
+
+TEXT = """Once upon a time there was a little girl who lived in a wood with her grandmother.
+Every morning she fetched water from the well, and every evening she told the fire a story.
+"Who lives in the hollow tree?" asked the fox. "Only the wind," said she, "and he is not at home."
+"""
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "text.txt"
+        file.write_text(TEXT, encoding="utf-8")
+        return train_tokenizer([file], 300)
+
+
+@cache
+def tiny_checkpoint(attention: str = "gated", seed: int = 0) -> Checkpoint:
+    tokenizer = tiny_tokenizer()
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        head_dim=16,
+        intermediate_size=48,
+        attention=attention,
+    )
+    model = LanguageModel(config)
+    generator = torch.Generator().manual_seed(seed)
+    model.init_weights(generator)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
+    model.eval().requires_grad_(False)
+    return Checkpoint(model, tokenizer, digest=f"tiny-{attention}-{seed}")
+
+
+def tiny_engine(
+    attention: str = "gated",
+    max_sessions: int = 80,
+    max_running: int = 256,
+    max_waiting: int = 8,
+    session_ttl_s: float = 60.0,
+    chunk_size: int = 64,
+) -> Engine:
+    counter = itertools.count(1)
+    return Engine(
+        tiny_checkpoint(attention),
+        EngineConfig(
+            max_sessions=max_sessions,
+            new_id=lambda: f"session-{next(counter)}",
+            chunk_size=chunk_size,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            session_ttl_s=session_ttl_s,
+        ),
+    )
+
+
+def request(
+    request_id: str = "r",
+    tokens: Iterable[int] = (10, 20, 30),
+    session: str | None = None,
+    keep: bool = False,
+    owner: str = "me",
+    generate: bool = True,
+    start: bool = True,
+    **sampling: object,
+) -> Request:
+    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    return Request(
+        request_id, owner, tuple(tokens), params if generate else None, session, keep, start
+    )
+
+
+def drain(engine: Engine, now: float = 0.0) -> dict[str, list[Event]]:
+    """Steps until nothing is left to do; the events by request."""
+    events: dict[str, list[Event]] = {}
+    while engine.has_work():
+        for event in engine.step(now):
+            events.setdefault(event.request_id, []).append(event)
+    return events
+
+
+def solo(engine: Engine, req: Request, now: float = 0.0) -> list[Event]:
+    engine.submit(req, now)
+    return drain(engine, now)[req.request_id]
+
+
+def tokens_of(events: Iterable[Event]) -> list[int]:
+    return [event.token_id for event in events if isinstance(event, TokenEvent)]
+
+
+def text_of(events: Iterable[Event]) -> str:
+    return "".join(e.text for e in events if isinstance(e, TokenEvent | Finished))
+
+
+def finished(events: Iterable[Event]) -> Finished:
+    (last,) = [event for event in events if isinstance(event, Finished)]
+    return last
+
+
+def started(events: Iterable[Event]) -> Started:
+    (first,) = [event for event in events if isinstance(event, Started)]
+    return first
