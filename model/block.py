@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention import mechanism
-from model.attention.base import State
+from model.attention.base import Losses, State
 from model.config import ModelConfig
 
 
@@ -33,11 +33,13 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
-    def parallel(self, x: Tensor, losses: list[Tensor] | None) -> Tensor:
+    def parallel(self, x: Tensor, losses: Losses = None) -> Tensor:
         return self._mlp(x + self.attention.parallel(self.attention_norm(x), losses))
 
-    def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
-        y, state = self.attention.chunk(self.attention_norm(x), state, position)
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
+        y, state = self.attention.chunk(self.attention_norm(x), state, position, losses)
         return self._mlp(x + y), state
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import State
+from model.attention.base import Losses, State
 from model.block import Block
 from model.config import ModelConfig
 
@@ -28,7 +28,7 @@ class LanguageModel(nn.Module):
         if not config.tie_word_embeddings:
             self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def parallel(self, tokens: Tensor, losses: list[Tensor] | None = None) -> Tensor:
+    def parallel(self, tokens: Tensor, losses: Losses = None) -> Tensor:
         """[B, T] int64 to logits [B, T, vocabulary], from the empty state."""
         return self.logits(self.hidden_parallel(tokens, losses))
 
@@ -49,7 +49,7 @@ class LanguageModel(nn.Module):
             new_state.append(layer_state)
         return self.logits(self.norm(x)), tuple(new_state)
 
-    def hidden_parallel(self, tokens: Tensor, losses: list[Tensor] | None = None) -> Tensor:
+    def hidden_parallel(self, tokens: Tensor, losses: Losses = None) -> Tensor:
         """`parallel` without the head: the normed output of the last block, [B, T, D]."""
         x = self.embedding(tokens)
         for block in self._blocks():
@@ -57,12 +57,12 @@ class LanguageModel(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def hidden_chunk(
-        self, tokens: Tensor, state: ModelState, position: Tensor
+        self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, ModelState]:
         """`chunk` without the head."""
         x, new_state = self.embedding(tokens), []
         for block, layer_state in zip(self._blocks(), state, strict=True):
-            x, layer_state = block.chunk(x, layer_state, position)
+            x, layer_state = block.chunk(x, layer_state, position, losses)
             new_state.append(layer_state)
         return self.norm(x), tuple(new_state)
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 State = dict[str, Tensor]
 
+#: Where a mechanism with a loss of its own (a commitment loss, say) appends it, a scalar.
+Losses = list[Tensor] | None
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -97,18 +100,19 @@ class Attention(nn.Module, ABC):
             for name, spec in self.state_spec(self.config).items()
         }
 
-    def parallel(self, x: Tensor, losses: list[Tensor] | None = None) -> Tensor:
+    def parallel(self, x: Tensor, losses: Losses = None) -> Tensor:
         """``[B, T, D]`` to ``[B, T, D]`` from the empty state at position 0.
 
-        Memory is linear in T. A mechanism with a loss of its own (a commitment
-        loss, say) appends it, a scalar, to ``losses``. Unless a mechanism knows
-        better, this is one `chunk` from the empty state.
+        Memory is linear in T. Unless a mechanism knows better, this is one
+        `chunk` from the empty state.
         """
         position = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        return self.chunk(x, self.empty_state(x.shape[0], x.device), position)[0]
+        return self.chunk(x, self.empty_state(x.shape[0], x.device), position, losses)[0]
 
     @abstractmethod
-    def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
         """``[B, T, D]`` to ``[B, T, D]`` and the state after T tokens.
 
         ``position`` is ``[B]`` int64: how many tokens the state has seen. The

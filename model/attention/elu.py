@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Attention, State, TensorSpec
+from model.attention.base import Attention, Losses, State, TensorSpec
 from model.config import ModelConfig
 from model.ops.recurrence import normalized_chunk, normalized_step
 
@@ -38,7 +38,9 @@ class EluAttention(Attention):
         heads, dim = config.num_attention_heads, config.head_dim
         return {"S": TensorSpec((heads, dim, dim)), "z": TensorSpec((heads, dim))}
 
-    def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
         num, den, s, z = normalized_chunk(*self._project(x), state["S"], state["z"])
         return self._output(num, den, x.dtype), {"S": s, "z": z}
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Attention, State, TensorSpec
+from model.attention.base import Attention, Losses, State, TensorSpec
 from model.config import ConfigError, ModelConfig
 from model.ops.convolution import convolution_chunk, convolution_step
 from model.ops.recurrence import MIN_LOG_DECAY, recurrence_chunk, recurrence_step
@@ -78,7 +78,9 @@ class GatedAttention(Attention):
             )
             self.norm_weight.fill_(1.0)
 
-    def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
         qkv, new_state = self.qkv(x), {}
         if self.conv_size:
             qkv, new_state["conv"] = convolution_chunk(qkv, self.conv_weight, state["conv"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Attention, State, TensorSpec
+from model.attention.base import Attention, Losses, State, TensorSpec
 from model.config import ConfigError, ModelConfig
 from model.ops.rotary import rotate
 
@@ -43,12 +43,14 @@ class SoftmaxAttention(Attention):
         empty = TensorSpec((config.num_attention_heads, 0, config.head_dim))
         return {"k": empty, "v": empty}
 
-    def parallel(self, x: Tensor, losses: list[Tensor] | None = None) -> Tensor:
+    def parallel(self, x: Tensor, losses: Losses = None) -> Tensor:
         start = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         q, k, v = self._project(x, start)
         return self._output(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
-    def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
         q, k, v = self._project(x, position)
         num_past, num_new = state["k"].shape[2], x.shape[1]
         k = torch.cat([state["k"].to(k.dtype), k], dim=2)

@@ -189,7 +189,7 @@ class Run:
                 keep = ~self.batches.resets(self.step, self.config.reset_probability)
                 state = _masked(self.state, keep.to(self.device))
                 position = self.position * keep.to(self.device)
-                x, state = self.model.hidden_chunk(inputs, state, position)
+                x, state = self.model.hidden_chunk(inputs, state, position, losses)
                 self.position = position + inputs.shape[1]
                 self.state = tuple({n: t.detach() for n, t in layer.items()} for layer in state)
             else:

@@ -18,7 +18,7 @@ class Report:
         self.out = out
         self._rows = _read(out / "log.csv", step)
         self.flush()
-        self._valid = float("nan")
+        self._valid = next((f"{row[-1]} bits/byte" for row in reversed(self._rows) if row[-1]), "-")
         self._bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
@@ -43,13 +43,13 @@ class Report:
         self._rows.append([str(step), str(tokens), *numbers, ""])
         if step % 10 == 0:
             self.flush()
-        text = f"loss {loss:.3f}  valid {self._valid:.4f} bits/byte  {tokens_per_s:,.0f} tokens/s"
+        text = f"loss {loss:.3f}  valid {self._valid}  {tokens_per_s:,.0f} tokens/s"
         self._bar.update(self._task, completed=step, description=text)
         if self._bar.disable and step % 50 == 0:
             print(f"step {step}  {text}", flush=True)
 
     def evaluation(self, step: int, bits_per_byte: float) -> None:
-        self._valid = bits_per_byte
+        self._valid = f"{bits_per_byte:.4f} bits/byte"
         self._rows[-1][-1] = f"{bits_per_byte:.4f}"
         self.flush()
         self._plot()

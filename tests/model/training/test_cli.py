@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from model.training.cli import register
+
+TINY = "--hidden-size 16 --layers 1 --heads 2 --head-dim 8 --intermediate-size 24"
+RUN = "--steps 3 --batch-size 2 --window 32 --threads 1 --vocab-size 280"
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    result = typer.Typer()
+    register(result)
+    return result
+
+
+def train(out: Path, corpus: Path, *more: str) -> list[str]:
+    return ["train", "--data", str(corpus), "--out", str(out), *TINY.split(), *RUN.split(), *more]
+
+
+def test_train_then_eval(app: typer.Typer, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trained = CliRunner().invoke(app, train(out, corpus, "--valid", str(corpus)))
+    assert trained.exit_code == 0, trained.output
+    for mode in ("windows", "stream", "sliding"):
+        options = ["--data", str(corpus), "--mode", mode, "--window", "32"]
+        result = CliRunner().invoke(app, ["eval", str(out / "model"), *options])
+        assert result.exit_code == 0, result.output
+        values = json.loads(result.stdout)
+        assert values["mode"] == mode
+        assert 0 < values["bits_per_byte"] < 9
+
+
+def test_tokenizer_is_written(app: typer.Typer, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tokenizer.json"
+    options = ["--data", str(corpus), "--out", str(out), "--vocab-size", "280"]
+    result = CliRunner().invoke(app, ["tokenizer", *options])
+    assert result.exit_code == 0
+    assert "280 ids" in result.stdout
+    assert out.is_file()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--precision", "float16"], "precision must be"),
+        (["--attention", "lstm"], "'lstm' is unknown"),
+        (["--attention-options", "{"], "error:"),
+        (["--vocab-size", "10"], "vocab_size must be at least"),
+        (["--window", "100000"], "too few for a window"),
+    ],
+)
+def test_mistake_is_one_line_and_status_2(
+    app: typer.Typer, corpus: Path, tmp_path: Path, more: list[str], message: str
+) -> None:
+    result = CliRunner().invoke(app, train(tmp_path / "run", corpus, *more))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys, model.training.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.checkpoint import load_checkpoint
+from model.config import ModelConfig
+from model.tokenizer import Tokenizer
+from model.training.evaluate import evaluate
+from model.training.loop import Run, TrainConfig, TrainingError, train
+
+ROOT = Path(__file__).parents[3]
+
+#: Trains seven steps, saves after the fifth, reports, and waits to be killed.
+INTERRUPTED = """
+import json, sys
+from pathlib import Path
+from model.config import ModelConfig
+from model.tokenizer import Tokenizer
+from model.training.loop import Run, TrainConfig
+
+data, out, tokenizer, precision, model = sys.argv[1:]
+config = TrainConfig((Path(data),), Path(out), num_steps=12, batch_size=3, window=32,
+                     warmup_steps=2, eval_every=4, precision=precision, threads=1)
+run = Run(config, ModelConfig.from_dict(json.loads(model)), Tokenizer.load(Path(tokenizer)))
+for step in range(7):
+    run.train_step()
+    if run.step == 5:
+        run.save()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def config(corpus: Path, tmp_path: Path) -> TrainConfig:
+    return TrainConfig(
+        (corpus,),
+        tmp_path / "run",
+        num_steps=12,
+        batch_size=3,
+        window=32,
+        warmup_steps=2,
+        eval_every=4,
+        precision="float32",
+        threads=1,
+    )
+
+
+@pytest.fixture(autouse=True)
+def out_exists(config: TrainConfig) -> None:
+    config.out.mkdir()
+
+
+def tensors(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "progress" / "tensors.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, optimiser state and carried state, bit for bit."""
+    a, b = tensors(one), tensors(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def log(out: Path) -> list[dict[str, str]]:
+    with (out / "log.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_killed_run_goes_on_bit_for_bit(
+    precision: str, config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(config, precision=precision)
+    train(config, tiny, tokenizer)
+
+    out, ids = tmp_path / "killed", tmp_path / "tokenizer.json"
+    out.mkdir()
+    tokenizer.save(ids)
+    names = [str(config.data[0]), str(out), str(ids), precision, json.dumps(tiny.to_dict())]
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *names],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.kill()
+    train(dataclasses.replace(config, out=out), tiny, tokenizer)
+
+    assert_same_run(config.out, out)
+    numbers = [(row["step"], row["loss"], row["grad_norm"]) for row in log(out)]
+    assert numbers == [(row["step"], row["loss"], row["grad_norm"]) for row in log(config.out)]
+    assert [row["step"] for row in log(out)] == [str(step) for step in range(1, 13)]
+
+
+@pytest.mark.parametrize("attention", ["elu", "softmax"])
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_stopped_run_goes_on_bit_for_bit(
+    attention: str, optimizer: str, config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    model = dataclasses.replace(tiny, attention=attention)
+    config = dataclasses.replace(config, optimizer=optimizer)
+    train(config, model, tokenizer)
+    other = dataclasses.replace(config, out=config.out / "other")
+    other.out.mkdir()
+    train(dataclasses.replace(other, stop_at_step=5), model, tokenizer)
+    assert len(log(other.out)) == 5
+    train(other, model, tokenizer)
+    assert_same_run(config.out, other.out)
+
+
+def test_other_options_do_not_go_on_with_a_run(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    train(dataclasses.replace(config, stop_at_step=1), tiny, tokenizer)
+    with pytest.raises(TrainingError, match="another learning_rate"):
+        train(dataclasses.replace(config, learning_rate=1e-4), tiny, tokenizer)
+
+
+def test_stop_at_step_zero_trains_nothing(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    train(dataclasses.replace(config, stop_at_step=0), tiny, tokenizer)
+    assert log(config.out) == []
+
+
+def test_state_is_carried_until_a_row_is_reset(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    run = Run(dataclasses.replace(config, reset_probability=0.5), tiny, tokenizer)
+    expected = [0, 0, 0]
+    for step in range(8):
+        resets = run.batches.resets(step, 0.5).tolist()
+        expected = [(0 if new else seen) + 32 for new, seen in zip(resets, expected, strict=True)]
+        run.train_step()
+        assert run.position.tolist() == expected
+    assert len(set(expected)) > 1
+    run.report.close()
+
+
+def test_learns_a_small_text_and_exports_the_model(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    config = dataclasses.replace(
+        config, num_steps=60, eval_every=20, learning_rate=2e-2, valid=config.data[0]
+    )
+    folder = train(config, tiny, tokenizer)
+
+    rows = log(config.out)
+    bits = [float(row["valid_bits_per_byte"]) for row in rows if row["valid_bits_per_byte"]]
+    assert len(bits) == 3
+    assert float(rows[-1]["loss"]) < 0.5 * float(rows[0]["loss"])
+    checkpoint = load_checkpoint(folder)
+    result = evaluate(checkpoint.model, checkpoint.tokenizer, config.data[0], window=config.window)
+    assert result.bits_per_byte == pytest.approx(min(bits), abs=1e-3)
+    assert (config.out / "curve.png").stat().st_size > 0
+
+
+def test_samples_are_written(config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer) -> None:
+    train(dataclasses.replace(config, num_steps=2, sample_every=1), tiny, tokenizer)
+    text = (config.out / "samples.txt").read_text(encoding="utf-8")
+    assert "=== step 1\n" in text
+    assert "=== step 2\n" in text
+
+
+def test_loss_that_is_not_finite_names_the_step(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    run = Run(config, tiny, tokenizer)
+    run.train_step()
+    with torch.no_grad():
+        run.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="loss is nan at step 1"):
+        run.train_step()
+    run.report.close()
+
+
+def test_gradient_that_is_not_finite_leaves_the_weights(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    run = Run(config, tiny, tokenizer)
+    before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+    run.model.norm.weight.register_hook(lambda grad: grad * float("inf"))
+    with pytest.raises(TrainingError, match=r"gradient is (inf|nan) at step 0"):
+        run.train_step()
+    for name, weight in run.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    run.report.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_steps", 0),
+        ("eval_every", 0),
+        ("optimizer", "sgd"),
+        ("precision", "float16"),
+        ("reset_probability", 1.5),
+    ],
+)
+def test_bad_option_is_named(config: TrainConfig, name: str, value: object) -> None:
+    with pytest.raises(TrainingError, match=name):
+        dataclasses.replace(config, **{name: value})  # type: ignore[arg-type]

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from model.training.loss import ROWS, linear_cross_entropy
+
+
+@pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS, ROWS + 1])
+def test_loss_and_gradients_equal_plain_cross_entropy(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 8, generator=generator, requires_grad=True)
+    targets = torch.randint(50, (rows,), generator=generator)
+
+    plain = F.cross_entropy(x.double() @ weight.double().t(), targets)
+    expected = torch.autograd.grad(3.0 * plain, (x, weight))
+    loss = linear_cross_entropy(x, weight, targets)
+    actual = torch.autograd.grad(3.0 * loss, (x, weight))
+
+    assert loss.item() == pytest.approx(plain.item(), abs=1e-5)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_large_logits_stay_finite() -> None:
+    x, weight = torch.full((2, 4), 1e4), torch.eye(4)
+    assert linear_cross_entropy(x, weight, torch.tensor([0, 1])).item() == pytest.approx(1.3862944)
