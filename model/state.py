@@ -67,3 +67,11 @@ class StateLayout:
         views = self.views(blocks)
         for field in self.fields:
             views[field.layer][field.name].copy_(state[field.layer][field.name])
+
+
+def kv_cache_bytes_per_token(config: ModelConfig) -> int:
+    """What softmax attention of the same shape caches for each token: K and V of all layers.
+
+    In 16 bits, as servers keep such caches, though our own state is float32.
+    """
+    return 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * 2

@@ -1,0 +1,81 @@
+# Everstream's tasks. `make` lists them. ARGS goes to the command: make serve ARGS="--port 9000"
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+SOURCES := server model clients tests benchmarks docs
+CHECKED := $(wildcard $(SOURCES))
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format bench soak docker docker-check clean
+
+help: ## Lists the tasks
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+serve: $(VENV)/.installed ## Installs what is missing and serves the bundled model
+	@$(BIN)/everstream serve $(ARGS)
+
+test: $(VENV)/.installed-dev ## Installs what is missing and runs every test
+ifeq ($(CHROMIUM),)
+	@echo "No Chromium is installed, so tests/browser is left out (Debian: apt-get install chromium)." >&2
+endif
+	@$(BIN)/python -m pytest $(if $(CHROMIUM),,--ignore=tests/browser) $(ARGS)
+
+lint: $(VENV)/.installed-dev ## Checks style, types and the Dockerfile
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy
+	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
+
+format: $(VENV)/.installed-dev ## Formats the code and mends what ruff can mend
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+bench: $(VENV)/.installed-bench ## Runs the benchmarks; each ends with a line of JSON
+	$(BIN)/python benchmarks/flatness.py $(ARGS)
+	$(BIN)/python benchmarks/serve.py $(ARGS)
+
+soak: $(VENV)/.installed-bench ## Ten minutes of joins, cancels, disconnects and bad requests
+	$(BIN)/python benchmarks/soak.py $(ARGS)
+
+docker: ## Builds the image everstream
+	docker build --tag everstream $(ARGS) .
+
+docker-check: $(VENV)/.installed-dev ## Does what the Dockerfile does, without an engine
+	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
+	deploy/check-install $(PYTHON)
+
+clean: ## Removes the environment and every cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An install is redone when one of these two files changes. A stamp is written last, so that an
+# interrupted install is taken up again.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Everstream into $(VENV) (minutes the first time) ..."
+	@$(INSTALL) .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Everstream and its test tools into $(VENV) (minutes the first time) ..."
+	@$(INSTALL) '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
+	@$(INSTALL) '.[bench]'
+	@touch $@ $(VENV)/.installed
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "Everstream needs Python 3.11 or newer, and '$(PYTHON)' is not installed." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Everstream needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V)." >&2; \
+		echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "'$(PYTHON)' cannot make virtual environments (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,59 @@
+"""What a checkpoint is and what its sessions cost: ``everstream inspect``."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.state import StateLayout, kv_cache_bytes_per_token
+
+TOKEN_COUNTS = (1_000, 100_000, 1_000_000)
+
+
+def format_bytes(count: int) -> str:
+    """A size with three digits or so: ``438 KiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def inspect(source: str, console: Console) -> None:
+    """Prints parameters, bytes of state, and the KV cache that the same shape would need.
+
+    Raises what `load_checkpoint` raises.
+    """
+    checkpoint = load_checkpoint(source)
+    console.print(_model_table(checkpoint))
+    console.print(_memory_table(checkpoint))
+
+
+def _model_table(checkpoint: Checkpoint) -> Table:
+    config = checkpoint.config
+    table = Table(title="model", show_header=False)
+    for name, value in (
+        ("attention", config.attention),
+        ("parameters", f"{checkpoint.model.num_parameters():,}"),
+        ("layers x width", f"{config.num_hidden_layers} x {config.hidden_size}"),
+        ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("digest", checkpoint.digest),
+    ):
+        table.add_row(name, value)
+    if config.attention_options:
+        table.add_row("options", str(config.attention_options))
+    return table
+
+
+def _memory_table(checkpoint: Checkpoint) -> Table:
+    config = checkpoint.config
+    table = Table("tokens seen", "state", "KV cache", title="one session's memory")
+    layout = StateLayout.of(config)
+    for count in TOKEN_COUNTS:
+        cache = kv_cache_bytes_per_token(config) * count
+        table.add_row(f"{count:,}", format_bytes(layout.num_bytes), format_bytes(cache))
+    table.caption = "state: float32; KV cache: 16 bits, softmax attention of the same shape"
+    return table

@@ -1,0 +1,84 @@
+"""The image as the Dockerfile describes it. `make lint` runs hadolint over it besides."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dockerfile_parse import DockerfileParser
+
+ROOT = Path(__file__).parent.parent
+PORT = "8000"
+
+
+@pytest.fixture(scope="module")
+def instructions() -> list[dict[str, Any]]:
+    with (ROOT / "Dockerfile").open("rb") as file:
+        steps: list[dict[str, Any]] = DockerfileParser(fileobj=file).structure
+    return [step for step in steps if step["instruction"] != "COMMENT"]
+
+
+@pytest.fixture(scope="module")
+def image(instructions: list[dict[str, Any]]) -> dict[str, str]:
+    """The last value of each instruction in the last stage."""
+    starts = [i for i, step in enumerate(instructions) if step["instruction"] == "FROM"]
+    return {step["instruction"]: step["value"] for step in instructions[starts[-1] :]}
+
+
+def test_image_is_built_in_stages(instructions: list[dict[str, Any]]) -> None:
+    stages = [step["value"] for step in instructions if step["instruction"] == "FROM"]
+    assert len(stages) == 2
+    assert not any("latest" in stage for stage in stages)
+
+
+def test_process_is_not_root(image: dict[str, str]) -> None:
+    user = image["USER"].partition(":")[0]
+    assert user.isdigit()
+    assert int(user) > 0
+
+
+def test_health_is_asked_at_the_served_port(image: dict[str, str]) -> None:
+    command = json.loads(image["HEALTHCHECK"].partition("CMD ")[2])
+    compile(command[-1], "HEALTHCHECK", "exec")
+    assert "/health" in command[-1]
+    assert image["EXPOSE"] == PORT
+    assert f"EVERSTREAM_PORT={PORT}" in image["ENV"]
+
+
+def test_command_is_the_installed_script(image: dict[str, str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (script,) = json.loads(image["ENTRYPOINT"])
+    assert script in project["scripts"]
+    assert json.loads(image["CMD"]) == ["serve"]
+
+
+def test_everything_copied_is_there_and_not_ignored(instructions: list[dict[str, Any]]) -> None:
+    copies = [step["value"].split()[:-1] for step in instructions if step["instruction"] == "COPY"]
+    sources = {
+        s.removeprefix("./") for copy in copies if "--from=builder" not in copy for s in copy
+    }
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert "*" in lines
+    assert sources == {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert {source for source in sources if not (ROOT / source).exists()} == set()
+
+
+def test_torch_build_is_an_argument_with_the_pinned_default(
+    instructions: list[dict[str, Any]],
+) -> None:
+    arguments = [step["value"] for step in instructions if step["instruction"] == "ARG"]
+    (default,) = (a.partition("=")[2] for a in arguments if a.startswith("TORCH="))
+    assert f"torch=={default}" in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+
+
+def test_compose_builds_this_image_and_gives_it_nothing_it_does_not_need() -> None:
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text("utf-8"))
+    service = compose["services"]["everstream"]
+    assert (ROOT / "deploy" / service["build"]["context"]).resolve() == ROOT.resolve()
+    assert service["ports"] == [f"127.0.0.1:${{PORT:-{PORT}}}:{PORT}"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["read_only"] is True

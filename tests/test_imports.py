@@ -1,0 +1,327 @@
+"""The rules of import, checked on the syntax tree: what each part may know, and what none may use.
+
+The rules are in docs/architecture.md. A file is read, never run, so an import inside a function
+counts like one at the top.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("model", "server", "clients")
+READ_FOLDERS = (*PACKAGES, "tests", "benchmarks", "docs")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Modules under ``inside`` import nothing under ``never``, save what is under ``but``."""
+
+    inside: tuple[str, ...]
+    never: tuple[str, ...]
+    but: tuple[str, ...] = ()
+    except_in: tuple[str, ...] = ()
+
+
+RULES = (
+    Rule(inside=("model",), never=("server", "clients")),
+    Rule(
+        inside=("model",),
+        never=("model.training", "model.convert"),
+        except_in=("model.training", "model.convert"),
+    ),
+    Rule(inside=("clients",), never=("server", "model")),
+    Rule(inside=("server",), never=("clients",), except_in=("server.main",)),
+    Rule(
+        inside=("server",), never=("server.main", "server.distributed"), except_in=("server.main",)
+    ),
+    Rule(inside=("server.distributed",), never=("server.main",)),
+    Rule(inside=("server",), never=("model.training", "model.convert"), except_in=("server.main",)),
+    Rule(inside=("server.engine",), never=("server",), but=("server.engine",)),
+    Rule(
+        inside=("server.engine",),
+        never=("asyncio", "threading", "socket", "time", "concurrent", "multiprocessing"),
+    ),
+    Rule(inside=("server.engine.scheduler", "server.engine.lifecycle"), never=("torch",)),
+    Rule(inside=("server.driver",), never=("server.api", "server.serving")),
+    Rule(
+        inside=("server.api",),
+        never=("server.engine",),
+        but=("server.engine.types", "server.engine.errors"),
+    ),
+    Rule(inside=("server.config",), never=("server",), but=("server.config",)),
+)
+
+#: `server.engine` may use these and the standard library.
+ENGINE_LIBRARIES = ("model", "server", "torch")
+
+#: Code that a file could carry into the process, by the full name of what runs it.
+UNSAFE = (
+    *(
+        "eval",
+        "exec",
+        "__import__",
+        "pickle",
+        "cPickle",
+        "_pickle",
+        "dill",
+        "cloudpickle",
+        "joblib",
+    ),
+    *("marshal", "shelve", "torch.load", "torch.save", "torch.jit.load", "torch.hub"),
+    *("torch.package", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load"),
+    *("allow_pickle", "pandas.read_pickle"),
+)
+
+#: The only readers of the environment.
+ENVIRONMENT_READERS = ("server.config",)
+ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.putenv")
+
+
+def test_imports_follow_the_rules() -> None:
+    broken = [line for name, tree in modules() for line in broken_rules(name, tree)]
+    assert broken == []
+
+
+def test_engine_uses_torch_and_the_standard_library_alone() -> None:
+    foreign = [
+        f"{name} imports {target}"
+        for name, tree in modules()
+        if under(name, ("server.engine",))
+        for target in imports(tree)
+        if not is_engine_library(target)
+    ]
+    assert foreign == []
+
+
+def test_scheduler_and_lifecycle_reach_no_torch() -> None:
+    known = dict(modules())
+    start = {"server.engine.scheduler", "server.engine.lifecycle"} & known.keys()
+    reached = reachable(start, known)
+    assert start
+    assert not {target for target in reached if under(target, ("torch",))}, reached
+
+
+def test_distributed_is_imported_lazily() -> None:
+    eager = [t for name, tree in modules() if name == "server.main" for t in eager_imports(tree)]
+    assert not [target for target in eager if under(target, ("server.distributed",))]
+
+
+def test_eager_and_lazy_imports_are_told_apart() -> None:
+    source = "if x:\n    import a\ndef f():\n    import b\nasync def g():\n    import c"
+    assert list(eager_imports(ast.parse(source))) == ["a"]
+
+
+def test_nothing_runs_code_from_data() -> None:
+    used = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in source_files()
+        for line, name in uses(ast.parse(path.read_bytes(), str(path)), UNSAFE)
+    ]
+    assert used == []
+
+
+def test_only_the_config_reads_the_environment() -> None:
+    readers = [
+        f"{name}:{line}: {what}"
+        for name, tree in modules()
+        if not under(name, ENVIRONMENT_READERS)
+        for line, what in uses(tree, ENVIRONMENT)
+    ]
+    assert readers == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("model.lm", "import server.engine"),
+        ("model.lm", "from server import engine"),
+        ("model.lm", "def f():\n    from clients.python import Client"),
+        ("model.block", "from model import training"),
+        ("model.block", "from .training.loop import train"),
+        ("clients.load", "from model.tokenizer import Tokenizer"),
+        ("server.api.http", "from clients import load"),
+        ("server.driver", "from server.main import main"),
+        ("server.driver", "from server.api.app import create_app"),
+        ("server.api.app", "from server.distributed import ray_serve"),
+        ("server.api.http", "from server.engine.engine import Engine"),
+        ("server.api.http", "from server.engine import engine"),
+        ("server.engine.engine", "import time"),
+        ("server.engine.engine", "from asyncio import Queue"),
+        ("server.engine.engine", "from server import driver"),
+        ("server.engine.runner", "from model.training.loop import train"),
+        ("server.engine.scheduler", "from torch import Tensor"),
+        ("server.config", "from server.driver import Driver"),
+    ],
+)
+def test_a_broken_rule_is_seen(module: str, source: str) -> None:
+    assert broken_rules(module, ast.parse(source)) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("model.training.loop", "from model.lm import LanguageModel"),
+        ("model.block", "from model import training_free"),
+        ("server.main", "from model.training.cli import register\nfrom clients.cli import chat"),
+        ("server.main", "def f():\n    from server.distributed import ray_serve"),
+        ("server.driver", "import time\nfrom server.engine.engine import Engine"),
+        ("server.api.http", "from server.engine.types import Request"),
+        ("server.engine.engine", "import torch\nfrom server.engine import scheduler"),
+    ],
+)
+def test_what_the_rules_allow_passes(module: str, source: str) -> None:
+    assert broken_rules(module, ast.parse(source)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from torch import load",
+        "import torch\ntorch.load('x')",
+        "import torch as t\nread = t.load",
+        "from torch import save as keep\nkeep(1, 2)",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import yaml\nyaml.load('x')",
+        "eval('1')",
+        "__builtins__.exec('1')",
+        "import builtins\nbuiltins.eval('1')",
+    ],
+)
+def test_unsafe_code_is_seen(source: str) -> None:
+    assert list(uses(ast.parse(source), UNSAFE)) != []
+
+
+def test_safe_namesakes_pass() -> None:
+    source = "model.eval()\nre.compile('x')\njson.load(file)\nyaml.safe_load('x')\nself.load(1)"
+    assert list(uses(ast.parse(source), UNSAFE)) == []
+
+
+@pytest.mark.parametrize("library", ["numpy", "fastapi", "pydantic.fields"])
+def test_a_foreign_library_in_the_engine_is_seen(library: str) -> None:
+    assert not is_engine_library(library)
+
+
+def test_torch_is_seen_through_other_modules() -> None:
+    known = {
+        "server.engine.scheduler": ast.parse("from server.engine import types"),
+        "server.engine.types": ast.parse("from torch import Tensor"),
+    }
+    assert "torch.Tensor" in reachable({"server.engine.scheduler"}, known)
+
+
+def under(name: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether the dotted ``name`` is one of ``prefixes`` or inside one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def broken_rules(name: str, tree: ast.Module) -> list[str]:
+    """A line for each import of module ``name`` that a rule forbids."""
+    return [
+        f"{name} imports {target}"
+        for rule in RULES
+        if under(name, rule.inside) and not under(name, rule.except_in)
+        for target in imports(tree, name)
+        if under(target, rule.never) and not under(target, rule.but)
+    ]
+
+
+def is_engine_library(target: str) -> bool:
+    """Whether ``server.engine`` may import ``target`` as far as libraries go."""
+    top = target.partition(".")[0]
+    return top in ENGINE_LIBRARIES or top in sys.stdlib_module_names
+
+
+def imports(tree: ast.AST, name: str = "") -> Iterator[str]:
+    """Every imported name in full; ``from a import b`` counts as ``a.b``, module or not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{base_of(node, name)}.{alias.name}" for alias in node.names)
+
+
+def base_of(node: ast.ImportFrom, name: str) -> str:
+    """The module that ``from ... import`` names, a relative one counted from module ``name``."""
+    if not node.level:
+        return node.module or ""
+    parents = name.split(".")[: -node.level]
+    return ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def eager_imports(tree: ast.Module) -> Iterator[str]:
+    """The imports that run when the module is imported, those in functions left out."""
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports(node)
+
+
+def reachable(start: set[str], known: dict[str, ast.Module]) -> set[str]:
+    """All that importing ``start`` imports, through the modules in ``known`` and their packages."""
+    seen: set[str] = set()
+    todo = set(start)
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        parts = name.split(".")
+        chain = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+        for module in (m for m in chain if m in known):
+            todo |= {module, *imports(known[module], module)} - seen
+    return seen
+
+
+def uses(tree: ast.Module, names: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Line and full name of each import, reference or keyword argument that ``names`` has."""
+    full = dict(aliases(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((node.lineno, t) for t in imports(node) if under(t, names))
+        elif isinstance(node, ast.keyword) and node.arg in names:
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute | ast.Name):
+            name = dotted(node, full)
+            for prefix in ("builtins.", "__builtins__."):
+                name = name.removeprefix(prefix)
+            if name in names:
+                yield node.lineno, name
+
+
+def aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Pairs of a local name and what it was imported as."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((a.asname, a.name) for a in node.names if a.asname)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((a.asname or a.name, f"{node.module}.{a.name}") for a in node.names)
+
+
+def dotted(node: ast.expr, full: dict[str, str]) -> str:
+    """``np.load`` as ``numpy.load``; empty for what is no chain of names."""
+    if isinstance(node, ast.Name):
+        return full.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        head = dotted(node.value, full)
+        return f"{head}.{node.attr}" if head else ""
+    return ""
+
+
+def source_files() -> list[Path]:
+    files = [path for folder in READ_FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert files, ROOT
+    return files
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Name and tree of every module of the three packages."""
+    for path in source_files():
+        relative = path.relative_to(ROOT).with_suffix("")
+        parts = relative.parts[:-1] if relative.name == "__init__" else relative.parts
+        if parts[0] in PACKAGES:
+            yield ".".join(parts), ast.parse(path.read_bytes(), str(path))

@@ -1,0 +1,111 @@
+"""What a user installs: the pins, the wheel's contents, the command, the tasks of the Makefile."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): pin for name, pin in pairs}
+
+
+def requirements() -> list[Requirement]:
+    extras = PROJECT["optional-dependencies"].values()
+    names = [*PROJECT["dependencies"], *(name for extra in extras for name in extra)]
+    return [r for r in map(Requirement, names) if r.name != PROJECT["name"]]
+
+
+@pytest.fixture(scope="module")
+def wheel_files() -> set[str]:
+    builder = WheelBuilder(str(ROOT))
+    return {file.distribution_path for file in builder.recurse_included_files()}
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda r: r.name)
+def test_each_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+def test_installed_version_is_the_projects() -> None:
+    assert version("everstream") == PROJECT["version"]
+
+
+def test_command_is_installed() -> None:
+    (script,) = entry_points(group="console_scripts", name="everstream")
+    assert script.value == PROJECT["scripts"]["everstream"]
+
+
+@pytest.mark.parametrize("package", ["server", "model", "clients"])
+def test_wheel_carries_types(wheel_files: set[str], package: str) -> None:
+    assert f"{package}/py.typed" in wheel_files
+
+
+@pytest.mark.parametrize("folder", ["server/static", "model/bundled"])
+def test_wheel_carries_every_data_file(wheel_files: set[str], folder: str) -> None:
+    present = {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob("*") if is_data(p)}
+    assert present
+    assert present <= wheel_files
+
+
+def test_wheel_carries_the_three_packages_alone(wheel_files: set[str]) -> None:
+    assert {path.partition("/")[0] for path in wheel_files} == {"server", "model", "clients"}
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["serve", "test", "lint", "format", "bench", "soak", "docker", "docker-check", "clean"],
+)
+def test_makefile_can_do(target: str) -> None:
+    listed = make("help")
+    assert re.search(rf"^  make {target} ", listed, re.MULTILINE), listed
+    assert make("--dry-run", target)
+
+
+def test_makefile_refuses_an_old_python(tmp_path: Path) -> None:
+    old = tmp_path / "python2"
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo "Python 3.8.1"\nexit 1\n')
+    old.chmod(0o755)
+    command = ["make", "serve", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "Python 3.8.1" in done.stderr
+
+
+def is_data(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".pyc"
+
+
+def make(*arguments: str) -> str:
+    done = subprocess.run(
+        ["make", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """Without what an outer make hands down, so that a test sees the same with and without one."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
