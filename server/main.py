@@ -107,9 +107,10 @@ def serve(
         raise _fail(error) from error
     except OSError as error:
         raise _fail(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    fastapi_app, info = build_app(config)
-    _greet(config, info, listener.getsockname()[1])
-    raise typer.Exit(serve_app(fastapi_app, config, listener))
+    with listener:
+        fastapi_app, info = build_app(config)
+        _greet(config, info, listener.getsockname()[1])
+        raise typer.Exit(serve_app(fastapi_app, config, listener))
 
 
 @app.command()

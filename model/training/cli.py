@@ -1,4 +1,4 @@
-"""The commands ``everstream tokenizer``, ``train`` and ``eval``."""
+"""The commands ``everstream tokenizer``, ``train``, ``eval`` and ``export``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     app.command("tokenizer")(tokenizer_command)
     app.command("train")(train_command)
     app.command("eval")(eval_command)
+    app.command("export")(export_command)
 
 
 @contextmanager
@@ -43,6 +44,7 @@ def _errors_as_lines() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
+Dtype = Literal["float32", "bfloat16"]
 Texts = Annotated[
     list[Path], typer.Option("--data", help="UTF-8 text; repeat for more.", exists=True)
 ]
@@ -157,6 +159,7 @@ def eval_command(
     window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_bytes: Annotated[int | None, typer.Option(help="Of each document.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of weights and activations.")] = "float32",
 ) -> None:
     """Bits per byte and perplexity of a checkpoint."""
     import torch
@@ -167,7 +170,7 @@ def eval_command(
     if threads:
         torch.set_num_threads(threads)
     with _errors_as_lines():
-        checkpoint = load_checkpoint(model)
+        checkpoint = load_checkpoint(model, getattr(torch, dtype))
         results = [
             (path, evaluate(checkpoint.model, checkpoint.tokenizer, path, mode, window, max_bytes))
             for path in data
@@ -177,12 +180,29 @@ def eval_command(
             "data": path.name,
             "mode": mode,
             "window": window,
+            "dtype": dtype,
             "bits_per_byte": round(result.bits_per_byte, 4),
             "perplexity": round(result.perplexity, 3),
             "tokens": result.num_tokens,
             "bytes": result.num_bytes,
         }
         typer.echo(json.dumps(values))
+
+
+def export_command(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; its files are replaced.")],
+    dtype: Annotated[Dtype, typer.Option(help="Of the stored weights.")] = "bfloat16",
+) -> None:
+    """Write a checkpoint again with its weights in another dtype."""
+    import torch
+
+    from model.checkpoint import load_checkpoint, save_checkpoint
+
+    with _errors_as_lines():
+        checkpoint = load_checkpoint(model)
+    save_checkpoint(out, checkpoint.model, checkpoint.tokenizer, getattr(torch, dtype))
+    typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()):,} bytes")
 
 
 if __name__ == "__main__":

@@ -72,3 +72,21 @@ def test_mistake_is_one_line_and_status_2(
 def test_help_does_not_import_torch() -> None:
     code = "import sys, model.training.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_export_halves_the_file_and_keeps_the_quality(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    out, small = tmp_path / "run", tmp_path / "small"
+    CliRunner().invoke(app, train(out, corpus, "--valid", str(corpus)))
+    result = CliRunner().invoke(app, ["export", str(out / "model"), str(small)])
+    assert result.exit_code == 0, result.output
+    sizes = [(f / "model.safetensors").stat().st_size for f in (out / "model", small)]
+    assert sizes[1] < 0.6 * sizes[0]
+    found = []
+    for folder, dtype in ((out / "model", "float32"), (small, "float32"), (small, "bfloat16")):
+        options = ["--data", str(corpus), "--window", "32", "--dtype", dtype]
+        found.append(json.loads(CliRunner().invoke(app, ["eval", str(folder), *options]).stdout))
+    whole, exported, low = (values["bits_per_byte"] for values in found)
+    assert exported == pytest.approx(whole, rel=0.01)
+    assert low == pytest.approx(whole, rel=0.02)
