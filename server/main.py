@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clients.cli import chat
 from model.training import cli as training_cli
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 training_cli.register(app)
+app.command()(chat)
 
 Model = Annotated[
     str | None,

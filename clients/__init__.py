@@ -1,0 +1,1 @@
+"""Clients of a running Everstream server; they import neither `server` nor `model`."""

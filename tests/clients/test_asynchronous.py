@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from clients.python import AsyncClient, ConnectionLost, InvalidRequest, NotFound
+
+
+@pytest.fixture
+async def client(server_url: str) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(server_url, timeout_s=30) as client:
+        yield client
+
+
+async def test_many_generations_over_one_socket(client: AsyncClient) -> None:
+    async def text(seed: int) -> str:
+        generation = await client.generate("Once", max_tokens=15, seed=seed, ignore_eos=True)
+        return await generation.text()
+
+    together = await asyncio.gather(*(text(seed) for seed in range(8)))
+    alone = [await text(seed) for seed in range(8)]
+    assert together == alone
+    assert len(set(together)) > 1
+
+
+async def test_same_text_over_http_and_websocket(client: AsyncClient) -> None:
+    streamed = await client.generate("Once upon", max_tokens=20, seed=5, ignore_eos=True)
+    whole = await client.complete("Once upon", max_tokens=20, seed=5, ignore_eos=True)
+    assert await streamed.text() == whole.text
+
+
+async def test_session_lives_until_deleted(client: AsyncClient) -> None:
+    session = await client.create_session()
+    await session.append("Once upon a time")
+    generation = await session.generate(max_tokens=4, seed=2, ignore_eos=True)
+    await generation.text()
+    assert generation.finished is not None
+    assert generation.finished.session == session.id
+    assert (await session.info()).position == generation.finished.position
+    await session.delete()
+    with pytest.raises(NotFound):
+        await session.info()
+
+
+async def test_leaving_the_block_cancels(client: AsyncClient) -> None:
+    generation = await client.generate("Once", max_tokens=1_000_000, ignore_eos=True)
+    async with generation:
+        async for _ in generation:
+            break
+    assert generation.finished is not None
+    assert generation.finished.finish_reason == "cancelled"
+
+
+async def test_errors_are_typed(client: AsyncClient) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await (await client.generate("x", min_p=2.0)).text()
+    assert caught.value.param == "min_p"
+    (model,) = await client.models()
+    assert model["everstream"]["state_bytes_per_session"] > 0
+    assert await client.health()
+
+
+async def test_closing_ends_what_still_runs(server_url: str) -> None:
+    client = AsyncClient(server_url, timeout_s=30)
+    generation = await client.generate("Once", max_tokens=1_000_000, ignore_eos=True)
+    events = aiter(generation)
+    await anext(events)
+    await client.close()
+    with pytest.raises(ConnectionLost):
+        async for _ in events:
+            pass
+
+
+async def test_unreachable_server_is_a_connection_lost() -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, AsyncClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
+        with pytest.raises(ConnectionLost):
+            await client.generate("x")
+        with pytest.raises(ConnectionLost):
+            await client.complete("x")
+        assert not await client.health()

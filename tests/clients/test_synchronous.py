@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from clients.python import (
+    CapacityExhausted,
+    Client,
+    ConnectionLost,
+    InvalidRequest,
+    NotFound,
+    SessionBusy,
+    Token,
+)
+
+
+@pytest.fixture
+def client(server_url: str) -> Iterator[Client]:
+    with Client(server_url, timeout_s=30) as client:
+        yield client
+
+
+def test_generation_streams_tokens_and_ends(client: Client) -> None:
+    generation = client.generate("Once", max_tokens=10, seed=1, ignore_eos=True)
+    *tokens, last = generation
+    assert [event.seq for event in tokens if isinstance(event, Token)] == list(range(1, 11))
+    assert generation.started is not None
+    assert generation.started.seed == 1
+    assert last is generation.finished
+    assert generation.finished is not None
+    assert generation.finished.finish_reason == "length"
+    assert generation.finished.usage.completion_tokens == 10
+    assert list(generation) == []
+
+
+def test_same_text_over_http_and_websocket(client: Client) -> None:
+    options = {"max_tokens": 30, "seed": 5, "ignore_eos": True}
+    streamed = client.generate("Once upon", **options).text()  # type: ignore[arg-type]
+    whole = client.complete("Once upon", **options)  # type: ignore[arg-type]
+    assert streamed == whole.text
+    assert whole.seed == 5
+    assert whole.usage.completion_tokens == 30
+
+
+def test_session_keeps_its_state_between_requests(client: Client) -> None:
+    whole = client.generate("Once upon a time", max_tokens=8, seed=2, ignore_eos=True).text()
+    session = client.create_session()
+    appended = session.append("Once upon")
+    assert appended.usage.prompt_tokens == appended.position
+    first = session.generate(" a time", max_tokens=3, seed=2, ignore_eos=True).text()
+    rest = session.generate(max_tokens=5, seed=2, ignore_eos=True).text()
+    if len(whole) == len(first + rest):  # the tokens of a split text may differ
+        assert first + rest == whole
+    info = session.info()
+    assert (info.session, info.busy, info.seq) == (session.id, False, 10)
+    session.delete()
+    with pytest.raises(NotFound):
+        session.info()
+
+
+def test_token_ids_are_taken_as_they_are(client: Client) -> None:
+    session = client.create_session()
+    assert session.append([5, 6, 7]).position == 3
+    session.delete()
+
+
+def test_two_generations_side_by_side_do_not_mix(client: Client) -> None:
+    alone = client.generate("The fox", max_tokens=20, seed=3, ignore_eos=True).text()
+    first = client.generate("The fox", max_tokens=20, seed=3, ignore_eos=True)
+    second = client.generate("Who lives", max_tokens=20, seed=4, ignore_eos=True)
+    text = second.text()
+    assert first.text() == alone != text
+
+
+def test_leaving_the_block_cancels(client: Client) -> None:
+    session = client.create_session()
+    with session.generate("Once", max_tokens=1_000_000, ignore_eos=True) as generation:
+        for _ in zip(range(5), generation, strict=False):
+            pass
+    assert generation.finished is not None
+    assert generation.finished.finish_reason == "cancelled"
+    info = session.info()
+    assert not info.busy
+    session.delete()
+
+
+def test_errors_are_typed_and_name_the_field(client: Client) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        list(client.generate("x", temperature=-1.0))
+    assert (caught.value.param, caught.value.status) == ("temperature", 400)
+    with pytest.raises(InvalidRequest) as caught:
+        client.complete("x", top_p=7.0)
+    assert caught.value.param == "top_p"
+    with pytest.raises(NotFound):
+        client.session("sess_unknown").append("x")
+    assert client.generate("x", max_tokens=2).text() is not None  # the socket lives on
+
+
+def test_busy_session_is_an_error(client: Client) -> None:
+    session = client.create_session()
+    with session.generate("a", max_tokens=1_000_000, ignore_eos=True) as running:
+        next(iter(running))
+        with pytest.raises(SessionBusy):
+            list(session.generate("b"))
+    session.delete()
+
+
+def test_full_server_says_when_to_try_again(client: Client) -> None:
+    sessions = [client.create_session() for _ in range(16)]
+    with pytest.raises(CapacityExhausted):
+        client.create_session()
+    with pytest.raises(CapacityExhausted) as caught:
+        client.complete("x", max_tokens=1)
+    assert caught.value.retry_after_s is not None
+    for session in sessions:
+        session.delete()
+    assert client.complete("x", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_models_and_health(client: Client) -> None:
+    (model,) = client.models()
+    assert model["everstream"]["max_sessions"] == 16
+    assert client.health()
+
+
+def test_no_server_is_a_connection_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with Client(f"http://127.0.0.1:{port}", timeout_s=5) as client:
+        assert not client.health()
+        with pytest.raises(ConnectionLost):
+            client.generate("x")
+        with pytest.raises(ConnectionLost):
+            client.complete("x")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ws://host", "", "http://"])
+def test_url_must_be_http(url: str) -> None:
+    with pytest.raises(ValueError, match="url"):
+        Client(url)
