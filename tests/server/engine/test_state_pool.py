@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from model.state import StateLayout
+from server.engine.state_pool import StatePool
+from tests.tiny import tiny_checkpoint
+
+LAYOUT = StateLayout.of(tiny_checkpoint().config)
+
+
+def test_capacity_is_exact() -> None:
+    pool = StatePool(LAYOUT, 3)
+    assert {pool.allocate() for _ in range(3)} == {0, 1, 2}
+    assert pool.allocate() is None
+    pool.free(1)
+    assert pool.allocate() == 1
+
+
+def test_allocated_slot_is_zero_whatever_was_there() -> None:
+    pool = StatePool(LAYOUT, 1)
+    pool.block(0).fill_(255)
+    slot = pool.allocate()
+    assert slot == 0
+    assert not pool.block(0).any()
+
+
+def test_freeing_twice_is_a_broken_invariant() -> None:
+    pool = StatePool(LAYOUT, 2)
+    slot = pool.allocate()
+    assert slot is not None
+    pool.free(slot)
+    with pytest.raises(AssertionError):
+        pool.free(slot)
+
+
+@pytest.mark.parametrize("slots", [[2], [0, 1, 2], [4, 1], [3, 3]])
+def test_scatter_writes_what_gather_reads(slots: list[int]) -> None:
+    pool, index = StatePool(LAYOUT, 5), torch.tensor(slots)
+    for slot in range(5):
+        pool.block(slot).view(torch.float32).fill_(slot)
+    state = pool.gather(index)
+    for layer in state:
+        for tensor in layer.values():
+            assert tensor.flatten(1)[:, 0].tolist() == [float(slot) for slot in slots]
+    changed = tuple({n: t + 10 for n, t in layer.items()} for layer in state)
+    pool.scatter(index, changed)
+    for slot in range(5):
+        wanted = slot + 10 if slot in slots else slot
+        assert pool.gather(torch.tensor([slot]))[1]["S"].unique().tolist() == [wanted]
+
+
+def test_scatter_ignores_padding_rows() -> None:
+    pool = StatePool(LAYOUT, 3)
+    state = tuple(
+        {n: t + 1 for n, t in layer.items()} for layer in pool.gather(torch.tensor([0, 0, 0, 0]))
+    )
+    pool.scatter(torch.tensor([2]), state)
+    assert not pool.block(0).any()
+    assert pool.block(2).any()
+
+
+class Pool(RuleBasedStateMachine):
+    """Any order of allocating and freeing: a slot has one owner, and nothing is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = StatePool(LAYOUT, 4)
+        self.held: dict[int, int] = {}
+        self.count = 0
+
+    @rule()
+    def allocate(self) -> None:
+        slot = self.pool.allocate()
+        assert (slot is None) == (len(self.held) == 4)
+        if slot is not None:
+            assert slot not in self.held
+            assert not self.pool.block(slot).any()
+            self.count += 1
+            self.held[slot] = self.count
+            self.pool.block(slot).view(torch.float32).fill_(self.count)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.free(slot)
+        del self.held[slot]
+
+    @invariant()
+    def free_and_held_are_all(self) -> None:
+        assert self.pool.num_free + self.pool.num_held == self.pool.num_slots
+        assert self.pool.num_held == len(self.held)
+
+    @invariant()
+    def nobody_touches_anothers_bytes(self) -> None:
+        for slot, mark in self.held.items():
+            assert self.pool.block(slot).view(torch.float32).unique().tolist() == [mark]
+
+
+Pool.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+test_pool_machine = Pool.TestCase
