@@ -59,7 +59,7 @@ def tiny_engine(
     max_running: int = 256,
     max_waiting: int = 8,
     session_ttl_s: float = 60.0,
-    chunk_size: int = 64,
+    chunk_sizes: tuple[int, ...] = (64, 16),
 ) -> Engine:
     counter = itertools.count(1)
     return Engine(
@@ -67,7 +67,7 @@ def tiny_engine(
         EngineConfig(
             max_sessions=max_sessions,
             new_id=lambda: f"session-{next(counter)}",
-            chunk_size=chunk_size,
+            chunk_sizes=chunk_sizes,
             max_running=max_running,
             max_waiting=max_waiting,
             session_ttl_s=session_ttl_s,

@@ -42,7 +42,7 @@ class EngineConfig:
 
     max_sessions: int
     new_id: Callable[[], str]
-    chunk_size: int = 64
+    chunk_sizes: tuple[int, ...] = (64, 16)
     max_running: int = 256
     max_waiting: int = 1024
     session_ttl_s: float = 900.0
@@ -81,10 +81,10 @@ class Engine:
         self._layout = StateLayout.of(checkpoint.config)
         device = checkpoint.model.head_weight.device
         self._pool = StatePool(self._layout, config.max_sessions, device)
-        self._runner = Runner(checkpoint.model, self._pool)
+        self._runner = Runner(checkpoint.model, self._pool, config.chunk_sizes)
         self._sessions = SessionTable(self._pool, config.session_ttl_s)
         self._scheduler: Scheduler[_Live] = Scheduler(
-            config.chunk_size, config.max_running, config.max_waiting
+            config.chunk_sizes, config.max_running, config.max_waiting
         )
         self._live: dict[str, _Live] = {}
         self._cancelled: dict[str, _Live] = {}
@@ -179,25 +179,21 @@ class Engine:
     # The parts of a step
 
     def _run(self, plan: Plan[_Live], events: list[Event], now: float) -> None:
-        size = self._config.chunk_size
         ready: list[tuple[_Live, Tensor]] = []
-        for live in plan.chunks:
-            part = live.tokens[live.num_fed : live.num_fed + size]
-            logits = self._runner.prefill(live.session.slot, part, live.session.position)
-            self._fed(live, part)
-            if live.num_fed == len(live.tokens):
-                ready.append((live, logits))
+        if plan.chunks:
+            parts = [live.tokens[live.num_fed :][: plan.chunk_size] for live in plan.chunks]
+            rows = self._runner.prefill(*_where(plan.chunks), parts)
+            for live, part, logits in zip(plan.chunks, parts, rows, strict=True):
+                self._fed(live, part)
+                if live.num_fed == len(live.tokens):
+                    ready.append((live, logits))
         if plan.steps:
             tokens = [self._next_token(live) for live in plan.steps]
-            rows = self._runner.decode(
-                [live.session.slot for live in plan.steps],
-                tokens,
-                [live.session.position for live in plan.steps],
-            )
-            for row, (live, token) in enumerate(zip(plan.steps, tokens, strict=True)):
+            rows = self._runner.decode(*_where(plan.steps), tokens)
+            for live, token, logits in zip(plan.steps, tokens, rows, strict=True):
                 self._fed(live, (token,))
                 if live.num_fed == len(live.tokens):
-                    ready.append((live, rows[row]))
+                    ready.append((live, logits))
         self._advance(ready, events, now)
 
     def _next_token(self, live: _Live) -> int:
@@ -343,3 +339,9 @@ class Engine:
             idle_s,
             self._layout.num_bytes,
         )
+
+
+def _where(requests: list[_Live]) -> tuple[list[int], list[int]]:
+    """Slots and positions."""
+    sessions = [live.session for live in requests]
+    return [s.slot for s in sessions], [s.position for s in sessions]

@@ -2,103 +2,89 @@
 
 A row's result must not depend on how many rows share its batch, so every
 product has a shape for which the machine's matrix library treats each row
-alike. Which those are is found out, not assumed: `row_tile` tries the model
-itself at start. Chunks run one session at a time, always ``chunk_size`` tokens.
+alike. Which those are is found out at start, on the model itself, not assumed:
+see `server.engine.invariance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from model.lm import LanguageModel, ModelState
+from server.engine.invariance import MAX_ROWS, chunk_batch, row_tile
 from server.engine.state_pool import StatePool
 
-#: Rows of one `step` call; a larger batch runs in parts of this size.
-MAX_ROWS = 64
-_TILES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
+Forward = Callable[[Tensor, ModelState, Tensor], tuple[Tensor, ModelState]]
 
 
 class Runner:
     """Prefill and decode for slots of ``pool``. Not thread-safe: the engine's thread owns it."""
 
-    def __init__(self, model: LanguageModel, pool: StatePool) -> None:
+    def __init__(
+        self, model: LanguageModel, pool: StatePool, chunk_sizes: tuple[int, ...] = ()
+    ) -> None:
         self._model = model
         self._pool = pool
-        self._device = model.head_weight.device
         self.row_tile = row_tile(model)
+        self.chunk_batch = {size: chunk_batch(model, size) for size in chunk_sizes}
 
-    @torch.inference_mode()
-    def prefill(self, slot: int, tokens: Sequence[int], position: int) -> Tensor:
-        """Feeds one chunk to ``slot``; the logits after its last token, [vocabulary] float32."""
-        slots = torch.tensor([slot], device=self._device)
-        where = torch.tensor([position], device=self._device)
-        ids = torch.tensor([tokens], device=self._device)
-        x, state = self._model.hidden_chunk(ids, self._pool.gather(slots), where)
-        self._pool.scatter(slots, state)
-        return self._model.logits(x[0, -self.row_tile :])[-1].float()
+    def prefill(
+        self, slots: Sequence[int], positions: Sequence[int], chunks: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Feeds one chunk, all of one size, to each of B slots.
 
-    @torch.inference_mode()
+        Returns the logits after the last token of each, [B, vocabulary] float32.
+        """
+        batch = self.chunk_batch[len(chunks[0])]
+        hidden = self._run(self._last_hidden, slots, positions, chunks, batch, tile=1)
+        return self._logits(hidden)
+
     def decode(
-        self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
+        self, slots: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> Tensor:
         """Feeds one token to each of B slots; the logits after it, [B, vocabulary] float32."""
-        parts = []
-        for start in range(0, len(slots), MAX_ROWS):
-            part = slice(start, start + MAX_ROWS)
-            parts.append(self._decode(slots[part], tokens[part], positions[part]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        logits = self._run(self._model.step, slots, positions, tokens, MAX_ROWS, self.row_tile)
+        return logits.float()
 
-    def _decode(
-        self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
+    @torch.inference_mode()
+    def _run(
+        self,
+        forward: Forward,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        inputs: Sequence[object],
+        batch: int,
+        tile: int,
     ) -> Tensor:
-        rows = len(slots)
-        padding = -rows % self.row_tile
-        packed = torch.tensor(
-            [[*row, *[row[0]] * padding] for row in (slots, tokens, positions)],
-            device=self._device,
-        )
-        state = self._pool.gather(packed[0])
-        logits, state = self._model.step(packed[1], state, packed[2])
-        self._pool.scatter(packed[0, :rows], state)
-        return logits[:rows].float()
+        """``forward`` over at most ``batch`` slots at a time, padded to whole tiles."""
+        outputs = []
+        for start in range(0, len(slots), batch):
+            part = slice(start, start + batch)
+            index, where, ids = (
+                _padded(values[part], tile, self._model) for values in (slots, positions, inputs)
+            )
+            rows = len(slots[part])
+            output, state = forward(ids, self._pool.gather(index), where)
+            self._pool.scatter(index[:rows], state)
+            outputs.append(output[:rows])
+        return torch.cat(outputs)
+
+    def _last_hidden(
+        self, ids: Tensor, state: ModelState, where: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        x, state = self._model.hidden_chunk(ids, state, where)
+        return x[:, -1], state
+
+    @torch.inference_mode()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        padding = hidden[:1].expand(-len(hidden) % self.row_tile, -1)
+        return self._model.logits(torch.cat([hidden, padding]))[: len(hidden)].float()
 
 
-@torch.inference_mode()
-def row_tile(model: LanguageModel) -> int:
-    """The smallest tile such that batches of whole tiles give every row the same bits.
-
-    Compares a batch of `MAX_ROWS` rows, from random states, with each smaller
-    multiple of the tile, at another place in the batch. Raises `RuntimeError`
-    where no tile does, on which no promise of equal bits could be kept.
-    """
-    device = model.head_weight.device
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.config.vocab_size, (MAX_ROWS,), generator=generator).to(device)
-    state: ModelState = tuple(
-        {
-            n: torch.randn(t.shape, generator=generator).to(device, t.dtype)
-            if t.is_floating_point()
-            else t
-            for n, t in layer.items()
-        }
-        for layer in model.empty_state(MAX_ROWS)
-    )
-    wanted = _step(model, tokens, state, torch.arange(MAX_ROWS, device=device))
-    for tile in _TILES:
-        if all(
-            torch.equal(_step(model, tokens, state, rows), wanted[rows])
-            for size in range(tile, MAX_ROWS, tile)
-            for rows in (torch.arange(MAX_ROWS - size, MAX_ROWS, device=device),)
-        ):
-            return tile
-    raise RuntimeError("the matrix library gives a row other bits at other places in a batch")
-
-
-def _step(model: LanguageModel, tokens: Tensor, state: ModelState, rows: Tensor) -> Tensor:
-    part = tuple({n: t[rows] for n, t in layer.items()} for layer in state)
-    logits, after = model.step(tokens[rows], part, torch.zeros_like(rows))
-    flat = [t.reshape(len(rows), -1).float() for layer in after for t in layer.values()]
-    return torch.cat([logits.float(), *flat], dim=1)
+def _padded(values: Sequence[object], tile: int, model: LanguageModel) -> Tensor:
+    """The values as a tensor, the first one repeated up to a whole number of tiles."""
+    padding = [values[0]] * (-len(values) % tile)
+    return torch.tensor([*values, *padding], device=model.head_weight.device)

@@ -1,14 +1,14 @@
 """What runs in the next step: a decision over counts and positions, without tensors.
 
-Every running request gets one token per step: its next one to decode, or the
-next one of its prompt where that is off the grid. Beside them at most
-`CHUNKS_PER_STEP` whole chunks of prompts run, taken in turn. So a long prompt
-delays each token of another stream by no more than one chunk, and two long
-prompts advance alike.
+A prompt is fed in chunks on a fixed grid: a chunk of size s starts at a multiple
+of s, counted from position 0 of the session, and the largest size that fits is
+taken, whatever else is running. The grid is part of the definition of a
+session's bits. What fits no chunk goes token by token.
 
-Chunks start at multiples of ``chunk_size`` counted from position 0 of the
-session, whatever else is running: the grid is part of the definition of a
-session's bits.
+Every running request gets one token per step: its next one to decode, or of its
+prompt where that is off the grid. Beside them at most `PREFILL_TOKENS` tokens of
+chunks run, taken in turn. So prompts, however long or many, delay each token of
+another stream by no more than that, and long prompts advance alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-CHUNKS_PER_STEP = 1
+#: Tokens of prompts that one step feeds in chunks; no chunk is larger.
+PREFILL_TOKENS = 128
 
 
 class Schedulable(Hashable, Protocol):
@@ -40,15 +41,20 @@ R = TypeVar("R", bound=Schedulable)
 class Plan(Generic[R]):
     """One step: ``chunks`` feed ``chunk_size`` tokens each, ``steps`` one token each."""
 
+    chunk_size: int
     chunks: list[R]
     steps: list[R]
 
 
 class Scheduler(Generic[R]):
-    """First come, first served up to ``max_running`` requests; in turn for chunks."""
+    """First come, first served up to ``max_running`` requests; in turn for chunks.
 
-    def __init__(self, chunk_size: int, max_running: int, max_waiting: int) -> None:
-        self.chunk_size = chunk_size
+    ``chunk_sizes`` are in descending order, each a multiple of the next.
+    """
+
+    def __init__(self, chunk_sizes: tuple[int, ...], max_running: int, max_waiting: int) -> None:
+        assert chunk_sizes[0] <= PREFILL_TOKENS, chunk_sizes
+        self.chunk_sizes = chunk_sizes
         self.max_running = max_running
         self.max_waiting = max_waiting
         self.waiting: deque[R] = deque()
@@ -80,12 +86,17 @@ class Scheduler(Generic[R]):
 
     def plan(self) -> Plan[R]:
         """The next step for the running requests."""
-        on_grid = [r for r in self.running if self._fits_chunk(r)]
-        chunks, held = on_grid[:CHUNKS_PER_STEP], set(on_grid)
+        sizes = {request: self._chunk_size(request) for request in self.running}
+        size = next((size for size in sizes.values() if size), 1)
+        chunks = [r for r in self.running if sizes[r] == size > 1][: PREFILL_TOKENS // size]
         for request in chunks:  # to the back of the queue
             del self.running[request]
             self.running[request] = None
-        return Plan(chunks, [r for r in self.running if r not in held])
+        return Plan(size, chunks, [r for r in self.running if not sizes[r]])
 
-    def _fits_chunk(self, request: R) -> bool:
-        return request.position % self.chunk_size == 0 and request.num_unfed >= self.chunk_size
+    def _chunk_size(self, request: R) -> int:
+        """The size of the chunk that the request's next tokens make; 0 for none."""
+        for size in self.chunk_sizes:
+            if request.position % size == 0 and request.num_unfed >= size:
+                return size
+        return 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.scheduler import CHUNKS_PER_STEP, Scheduler
+from server.engine.scheduler import PREFILL_TOKENS, Scheduler
 from tests.tiny import request, tiny_engine, tokens_of
 
 
@@ -18,7 +18,7 @@ class Job:
 
 
 def scheduler(*jobs: Job, max_running: int = 100) -> Scheduler[Job]:
-    result: Scheduler[Job] = Scheduler(chunk_size=64, max_running=max_running, max_waiting=100)
+    result: Scheduler[Job] = Scheduler((64, 16), max_running=max_running, max_waiting=100)
     for job in jobs:
         result.add(job)
     result.admit()
@@ -26,40 +26,52 @@ def scheduler(*jobs: Job, max_running: int = 100) -> Scheduler[Job]:
 
 
 @pytest.mark.parametrize(
-    ("position", "num_unfed", "chunk"),
+    ("position", "num_unfed", "size"),
     [
-        (0, 64, True),
-        (0, 63, False),
-        (64, 200, True),
-        (1, 200, False),
-        (63, 1, False),
-        (128, 64, True),
+        (0, 200, 64),
+        (0, 63, 16),
+        (0, 15, 0),
+        (64, 64, 64),
+        (64, 20, 16),
+        (16, 200, 16),
+        (48, 200, 16),
+        (1, 200, 0),
+        (63, 200, 0),
+        (128, 1, 0),
     ],
 )
-def test_chunks_lie_on_the_grid(position: int, num_unfed: int, chunk: bool) -> None:
+def test_chunks_lie_on_the_grid(position: int, num_unfed: int, size: int) -> None:
     job = Job(position, num_unfed)
     plan = scheduler(job).plan()
-    assert (plan.chunks, plan.steps) == (([job], []) if chunk else ([], [job]))
+    assert (plan.chunks, plan.steps) == (([job], []) if size else ([], [job]))
+    assert plan.chunk_size == (size or 1)
 
 
-def test_one_chunk_beside_all_steps() -> None:
+def test_bounded_chunks_beside_all_steps() -> None:
     decoding = [Job(i, 1) for i in range(10)]
-    prompts = [Job(0, 1000) for _ in range(3)]
-    plan = scheduler(*prompts, *decoding).plan()
-    assert len(plan.chunks) == CHUNKS_PER_STEP == 1
-    assert plan.steps == decoding
+    prompts = [Job(0, 1000) for _ in range(5)]
+    short = [Job(0, 20) for _ in range(12)]
+    schedule = scheduler(*prompts, *short, *decoding)
+    for size in (64, 64, 64, 16, 16, 64):
+        plan = schedule.plan()
+        assert plan.steps == decoding
+        assert plan.chunk_size == size
+        assert len(plan.chunks) * size <= PREFILL_TOKENS
+        for job in plan.chunks:
+            job.position, job.num_unfed = job.position + size, job.num_unfed - size
+        decoding += [job for job in plan.chunks if job in short]
 
 
 def test_long_prompts_take_turns() -> None:
     jobs = [Job(0, 64 * 50, name) for name in "abc"]
     schedule = scheduler(*jobs)
     order = ""
-    for _ in range(9):
-        (job,) = schedule.plan().chunks
-        job.position += 64
-        job.num_unfed -= 64
-        order += job.name
-    assert order == "abcabcabc"
+    for _ in range(6):
+        for job in schedule.plan().chunks:
+            job.position += 64
+            job.num_unfed -= 64
+            order += job.name
+    assert order == "abcabcabcabc"
 
 
 def test_first_come_first_served_up_to_the_bound() -> None:
@@ -83,8 +95,9 @@ def test_everybody_gets_through(prompts: list[tuple[int, int]]) -> None:
             break
         plan = schedule.plan()
         for job in plan.chunks:
-            assert job.position % 64 == 0
-            job.position, job.num_unfed = job.position + 64, job.num_unfed - 64
+            assert job.position % plan.chunk_size == 0
+            job.position += plan.chunk_size
+            job.num_unfed -= plan.chunk_size
         for job in plan.steps:
             job.position, job.num_unfed = job.position + 1, job.num_unfed - 1
         assert plan.chunks or plan.steps
@@ -101,7 +114,7 @@ def test_long_prompt_never_stalls_the_streams_of_others() -> None:
         pass
     for i in range(4):
         engine.submit(request(f"long-{i}", [7] * 2000, max_tokens=1), 0.0)
-    for _ in range(90):
+    for _ in range(60):
         assert tokens_of(e for e in engine.step(0.0) if e.request_id == "stream")
     assert engine.stats().num_running == 5
     first = {e.request_id for _ in range(400) for e in engine.step(0.0) if tokens_of([e])}
@@ -116,4 +129,4 @@ def test_short_prompt_is_not_stuck_behind_a_long_one() -> None:
     steps = 0
     while not tokens_of(e for e in engine.step(0.0) if e.request_id == "short"):
         steps += 1
-    assert steps <= 2 + 64  # a chunk in turn, then the rest token by token
+    assert steps <= 2 + 4 + 16  # its chunks in turn, then the rest token by token
