@@ -82,10 +82,7 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     """The folder of ``source``, fetched from the hub where it is no local folder."""
     folder = Path(source)
     if folder.is_dir():
-        for name in FILES:
-            if not (folder / name).is_file():
-                raise CheckpointError(f"{folder} has no {name}")
-        return folder
+        return _complete(folder)
     if str(source).count("/") != 1 or str(source).startswith((".", "/")):
         raise CheckpointError(f"{source} is no folder")
     try:
@@ -94,7 +91,18 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
         raise CheckpointError(
             f"{source} is no folder; to load it from the hub: pip install 'everstream[hub]'"
         ) from error
-    return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FILES)))
+    try:
+        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FILES)))
+    except Exception as error:  # HTTP, cache and name errors, which share no base class
+        raise CheckpointError(f"{source} cannot be had from the hub: {error}") from error
+    return _complete(folder)
+
+
+def _complete(folder: Path) -> Path:
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} has no {name}")
+    return folder
 
 
 def _load_weights(model: LanguageModel, path: Path) -> None:

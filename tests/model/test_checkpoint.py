@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,34 @@ def test_foreign_config_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="llama"):
         load_checkpoint(folder)
+
+
+def load_from_hub(cache: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, since the hub's library reads its settings when imported."""
+    code = (
+        f"from model.checkpoint import load_checkpoint; print(load_checkpoint({source!r}).digest)"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_hub_id_is_loaded_through_the_hubs_cache(tmp_path: Path) -> None:
+    repository = tmp_path / "models--somebody--stories"
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = repository / "snapshots" / revision
+    save_checkpoint(snapshot, tiny_checkpoint().model, tiny_checkpoint().tokenizer)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    loaded = load_from_hub(tmp_path, "somebody/stories")
+    assert loaded.stdout.strip() == load_checkpoint(snapshot).digest, loaded.stderr
+
+
+def test_hub_that_cannot_be_reached_is_a_checkpoint_error(tmp_path: Path) -> None:
+    loaded = load_from_hub(tmp_path, "somebody/unknown")
+    assert loaded.returncode == 1
+    assert "CheckpointError: somebody/unknown cannot be had from the hub" in loaded.stderr
 
 
 def test_path_that_is_no_folder_is_refused_without_the_hub() -> None:
