@@ -1,0 +1,197 @@
+"""The page at `/`: its text, its one session and its memory."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import ServerProcess, Visit
+from tests.browser.reading import (
+    ENDLESS,
+    begin,
+    decode,
+    open_page,
+    position_of,
+    story_of,
+    wait_until_ended,
+)
+from tests.fakes import MODEL, STORY
+
+pytestmark = pytest.mark.browser
+
+
+def test_streams_the_text_after_the_prompt(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", 120)
+    assert wait_until_ended(page) == "120 tokens, seed 0"
+    # The fake engine reads its story from the position, which the prompt has moved.
+    assert story_of(page) == "Hello" + decode(STORY[5:125])
+    assert page.locator("#story .prompt").text_content() == "Hello"
+    assert position_of(page) == 125
+    expect(page.locator("#first-token")).to_have_text(re.compile(r"^[\d.]+\s(ms|s)$"))
+    expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.,]+$"))
+
+
+def test_text_grows_while_the_request_runs(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", ENDLESS)
+    expect(page.locator("#story")).to_contain_text("little fox who lived")
+    expect(page.locator("#story")).to_have_attribute("aria-busy", "true")
+    page.get_by_role("button", name="Stop").click()
+    assert wait_until_ended(page).startswith("Stopped, ")
+    expect(page.locator("#story")).to_have_attribute("aria-busy", "false")
+
+
+@pytest.mark.parametrize("how", ["button", "escape"])
+def test_stop_ends_the_stream_and_keeps_text(visit: Visit, server: ServerProcess, how: str) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", ENDLESS)
+    expect(page.locator("#story .answer").first).to_be_visible()
+    if how == "button":
+        page.get_by_role("button", name="Stop").click()
+    else:
+        page.keyboard.press("Escape")
+    num_tokens = int(re.findall(r"[\d,]+(?= token)", wait_until_ended(page))[0].replace(",", ""))
+    assert position_of(page) == len("Hello") + num_tokens
+    expect(page.get_by_role("button", name="Continue")).to_be_enabled()
+    expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+
+
+def test_continue_goes_on_in_the_same_session(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", 40)
+    wait_until_ended(page)
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator("#position")).to_have_text("85")
+    assert story_of(page) == "Hello" + decode(STORY[5:85])
+    first, second = visit.messages("started")
+    assert first["session"] == second["session"]
+    assert second["position"] == 45
+
+
+def test_words_added_later_join_the_same_session(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", 10)
+    wait_until_ended(page)
+    page.fill("#prompt", " and more ")
+    page.press("#prompt", "Enter")
+    expect(page.locator("#position")).to_have_text("35")
+    assert story_of(page) == f"Hello{decode(STORY[5:15])} and more {decode(STORY[25:35])}"
+    assert len({started["session"] for started in visit.messages("started")}) == 1
+
+
+def test_new_frees_the_session_and_begins_again(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", 10)
+    wait_until_ended(page)
+    page.get_by_role("button", name="New").click()
+    expect(page.locator("#position")).to_have_text("0")
+    assert story_of(page) == ""
+    assert page.locator("#prompt").input_value() == "Hello"
+    begin(page, "Again!", 10)
+    wait_until_ended(page)
+    assert position_of(page) == 16
+    first, second = visit.messages("started")
+    assert first["session"] != second["session"]
+    assert [deleted["session"] for deleted in visit.messages("deleted")] == [first["session"]]
+
+
+def test_new_in_the_middle_of_a_stream_shows_nothing_of_it(
+    visit: Visit, server: ServerProcess
+) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", ENDLESS)
+    expect(page.locator("#story .answer").first).to_be_visible()
+    page.get_by_role("button", name="New").click()
+    begin(page, "Again", 20)
+    assert wait_until_ended(page) == "20 tokens, seed 0"
+    assert story_of(page) == "Again" + decode(STORY[5:25])
+
+
+def test_text_that_has_ended_is_set_apart_from_the_next(
+    visit: Visit, server: ServerProcess
+) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "The END", 50)
+    assert wait_until_ended(page) == "End of the text, 1 token, seed 0"
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator("#story hr")).to_have_count(1)
+    expect(page.locator("#story .answer").first).to_be_visible()
+
+
+def test_memory_is_constant_while_the_cache_would_grow(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    state, cache = page.locator("#state-bytes"), page.locator("#cache-bytes")
+    expect(state).to_have_text("438\u00a0KiB")
+    expect(cache).to_have_text("0")
+    line = page.locator("#chart .state-line").get_attribute("d") or ""
+    begin(page, "Hello", 251)
+    wait_until_ended(page)
+    assert MODEL.kv_cache_bytes_per_token * 256 == 3 * 1024**2
+    expect(cache).to_have_text("3\u00a0MiB")
+    expect(state).to_have_text("438\u00a0KiB")
+    expect(page.locator("#verdict")).to_contain_text("7.0\u00a0times as much")
+    assert page.locator("#chart .state-line").get_attribute("d") != line
+
+
+def test_sampling_controls_are_sent(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    page.locator("#temperature").fill("0.5")
+    page.locator("#top-p").fill("0.9")
+    page.locator("#min-p").fill("0.05")
+    page.locator("#repetition-penalty").fill("1.1")
+    page.fill("#top-k", "40")
+    begin(page, "Hello", 3)
+    wait_until_ended(page)
+    message = {k: v for k, v in visit.sent[0].items() if k not in {"type", "request_id"}}
+    assert message == {
+        "prompt": "Hello",
+        "keep": True,
+        "max_tokens": 3,
+        "seed": 0,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "top_k": 40,
+    }
+
+
+def test_seed_left_empty_is_drawn_by_the_server(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    page.fill("#max-tokens", "3")
+    page.press("#prompt", "Enter")
+    summary = wait_until_ended(page)
+    assert "seed" not in visit.sent[0]
+    assert summary == f"3 tokens, seed {visit.messages('started')[0]['seed']}"
+
+
+def test_value_out_of_range_is_not_sent(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", 0)
+    expect(page.locator("#max-tokens:invalid")).to_be_focused()
+    assert visit.sent == []
+
+
+def test_prompt_is_shown_as_text_never_as_html(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    markup = "<b>bold</b><img src=x>&amp;"
+    begin(page, markup, 5)
+    wait_until_ended(page)
+    assert story_of(page).startswith(markup)
+    expect(page.locator("#story b, #story img")).to_have_count(0)
