@@ -71,7 +71,9 @@ class Tokenizer:
         # The library matches special names anywhere, so a name is cut before it can match.
         ids: list[int] = []
         for piece in _cut_names(text):
-            ids.extend(self._backend.encode(piece, add_special_tokens=False).ids)
+            # The batch form lets go of the GIL, so that a long text stalls no other thread.
+            (encoding,) = self._backend.encode_batch_fast([piece], add_special_tokens=False)
+            ids.extend(encoding.ids)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

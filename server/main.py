@@ -81,7 +81,7 @@ def serve(
         float | None, typer.Option(help="Seconds that running requests get at the end [10].")
     ] = None,
 ) -> None:
-    """Serve a model over HTTP and WebSockets. Every flag is also EVERSTREAM_<FLAG>."""
+    """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
     from server.config import ConfigError, ServerConfig
     from server.serving import bind
     from server.serving import serve as serve_app

@@ -1,0 +1,155 @@
+"""Errors of the wire itself, beside the engine's, and the one table code -> status and type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from server.engine.errors import EngineError, InvalidRequest
+
+
+class InvalidApiKey(EngineError):
+    """No key, or none that this server knows."""
+
+    code = "invalid_api_key"
+
+    def __init__(self) -> None:
+        super().__init__("this server wants an API key: Authorization: Bearer KEY")
+
+
+class ForeignOrigin(EngineError):
+    """A page from elsewhere that the operator has not allowed."""
+
+    code = "foreign_origin"
+
+    def __init__(self) -> None:
+        super().__init__("pages of this origin may not call this server")
+
+
+class ModelNotFound(EngineError):
+    """A name that is not the served model's."""
+
+    code = "model_not_found"
+
+    def __init__(self) -> None:
+        super().__init__("model: this server does not serve it; see /v1/models", "model")
+
+
+class RouteNotFound(EngineError):
+    """No such path."""
+
+    code = "not_found"
+
+    def __init__(self) -> None:
+        super().__init__("no such route; see /docs")
+
+
+class MethodNotAllowed(EngineError):
+    """The path is right and the method is not."""
+
+    code = "method_not_allowed"
+
+    def __init__(self) -> None:
+        super().__init__("this route has other methods; see /docs")
+
+
+class RequestTimeout(EngineError):
+    """The client sends its body too slowly."""
+
+    code = "request_timeout"
+
+    def __init__(self) -> None:
+        super().__init__("the body did not arrive in time")
+
+
+class BodyTooLarge(EngineError):
+    """More bytes than the operator allows."""
+
+    code = "body_too_large"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the body is larger than {max_bytes} bytes")
+
+
+class HeadTooLarge(EngineError):
+    """More bytes of headers than any client needs."""
+
+    code = "head_too_large"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the headers are larger than {max_bytes} bytes")
+
+
+class TooManyConnections(EngineError):
+    """The bound on requests and sockets is reached."""
+
+    code = "too_many_connections"
+
+    def __init__(self) -> None:
+        super().__init__("the server has as many connections as it takes")
+
+
+def invalid(param: str, message: str) -> InvalidRequest:
+    """A bad value of ``param``, named in the message as well."""
+    return InvalidRequest(f"{param}: {message}", param)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a code shows: HTTP status, OpenAI's error type, seconds for ``Retry-After``."""
+
+    status: int
+    type: str
+    retry_after_s: int | None = None
+
+
+OUTCOMES = {
+    "invalid_value": Outcome(400, "invalid_request_error"),
+    "invalid_api_key": Outcome(401, "authentication_error"),
+    "foreign_origin": Outcome(403, "permission_error"),
+    "session_not_found": Outcome(404, "invalid_request_error"),
+    "model_not_found": Outcome(404, "invalid_request_error"),
+    "not_found": Outcome(404, "invalid_request_error"),
+    "method_not_allowed": Outcome(405, "invalid_request_error"),
+    "request_timeout": Outcome(408, "invalid_request_error"),
+    "reader_too_slow": Outcome(408, "invalid_request_error"),
+    "session_busy": Outcome(409, "invalid_request_error"),
+    "body_too_large": Outcome(413, "invalid_request_error"),
+    "queue_full": Outcome(429, "rate_limit_error", retry_after_s=1),
+    "head_too_large": Outcome(431, "invalid_request_error"),
+    "internal_error": Outcome(500, "server_error"),
+    "capacity_exhausted": Outcome(503, "server_error", retry_after_s=5),
+    "draining": Outcome(503, "server_error", retry_after_s=5),
+    "too_many_connections": Outcome(503, "server_error", retry_after_s=5),
+}
+
+
+def outcome(error: EngineError) -> Outcome:
+    """The row of ``error``; a code without one is our own mistake and says so."""
+    return OUTCOMES.get(error.code, OUTCOMES["internal_error"])
+
+
+def error_object(error: EngineError) -> dict[str, str | None]:
+    """The value of ``error`` in every answer that carries one."""
+    return {
+        "message": error.message,
+        "type": outcome(error).type,
+        "param": error.param,
+        "code": error.code,
+    }
+
+
+def error_body(error: EngineError) -> bytes:
+    """The body of an answer that is an error."""
+    return orjson.dumps({"error": error_object(error)})
+
+
+def error_headers(error: EngineError) -> dict[str, str]:
+    """Headers that belong to the status of ``error``."""
+    headers = {"content-type": "application/json"}
+    if (retry_after_s := outcome(error).retry_after_s) is not None:
+        headers["retry-after"] = str(retry_after_s)
+    if outcome(error).status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return headers

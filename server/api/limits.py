@@ -1,0 +1,88 @@
+"""Bounds on what a peer may make the server hold: connections, bytes and time of a body."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.api.auth import OPEN_PATHS, SUBPROTOCOL
+from server.api.errors import BodyTooLarge, RequestTimeout, TooManyConnections
+from server.api.refuse import close_websocket, refuse
+
+BODY_TIMEOUT_S = 10.0
+
+
+class ConnectionLimit:
+    """At most ``max_connections`` requests and sockets at once; the excess is told so.
+
+    `/health` and `/ready` always answer: an overload must not look like a death.
+    """
+
+    def __init__(self, app: ASGIApp, max_connections: int) -> None:
+        self._app = app
+        self._max = max_connections
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        if self._open >= self._max:
+            await _refuse_connection(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open -= 1
+
+
+class BodyLimit:
+    """Makes reading a body raise `BodyTooLarge` or `RequestTimeout`; the app answers with them."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        if int(declared) > self._max_bytes:
+            await refuse(scope, receive, send, BodyTooLarge(self._max_bytes))
+            return
+        await self._app(scope, self._bounded(receive), send)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        num_bytes = 0
+        complete = False
+
+        async def bounded() -> Message:
+            nonlocal num_bytes, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTimeout from None
+            num_bytes += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if num_bytes > self._max_bytes:
+                raise BodyTooLarge(self._max_bytes)
+            return message
+
+        return bounded
+
+
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        offered = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
+        await close_websocket(receive, send, 1013, "too many connections", offered)
+    else:
+        await refuse(scope, receive, send, TooManyConnections())

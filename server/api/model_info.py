@@ -1,0 +1,26 @@
+"""What a client may know of the model that is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One entry of `/v1/models`.
+
+    ``kv_cache_bytes_per_token`` is what a softmax model of the same shape would
+    cache for every token: float32 K and V of all layers,
+    ``2 * layers * heads * head_dim * 4``. ``created_s`` is a Unix time.
+    """
+
+    name: str
+    digest: str
+    attention: str
+    dtype: str
+    parameters: int
+    vocab_size: int
+    state_bytes_per_session: int
+    kv_cache_bytes_per_token: int
+    max_sessions: int
+    created_s: int

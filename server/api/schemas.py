@@ -1,0 +1,117 @@
+"""What may come over the wire, strictly: no unknown fields, no coercion, no NaN.
+
+Bodies are parsed from JSON bytes, so that Python's own idea of JSON never comes
+in. Null is accepted where OpenAI accepts it and means the default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
+RequestId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
+class Wire(BaseModel):
+    """Base of all messages from a client."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sampling(Wire):
+    """How to generate; shared by HTTP and WebSocket."""
+
+    max_tokens: int | None = Field(None, ge=1, le=2**53)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    stop: Stop | Stops | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+
+
+class Continuation(Wire):
+    """Which session to run in, and whether it stays."""
+
+    prompt: str | TokenIds | None = None
+    session: SessionId | None = None
+    keep: bool | None = None
+
+
+class StreamOptions(Wire):
+    """OpenAI's options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class CompletionBody(Sampling, Continuation):
+    """`POST /v1/completions`."""
+
+    model: str | None = Field(None, max_length=256)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=256)
+
+
+class CreateSessionBody(Wire):
+    """`POST /v1/sessions`."""
+
+
+class AppendBody(Wire):
+    """`POST /v1/sessions/{id}/append`: one of the two."""
+
+    text: str | None = None
+    tokens: TokenIds | None = None
+
+
+class Create(Wire):
+    """Asks for a kept, empty session."""
+
+    type: Literal["create"]
+    request_id: RequestId
+
+
+class Generate(Sampling, Continuation):
+    """Asks for tokens."""
+
+    type: Literal["generate"]
+    request_id: RequestId
+
+
+class Append(AppendBody):
+    """Feeds a session without generating."""
+
+    type: Literal["append"]
+    request_id: RequestId
+    session: SessionId
+
+
+class Cancel(Wire):
+    """Ends a live request of the same socket."""
+
+    type: Literal["cancel"]
+    request_id: RequestId
+
+
+class Delete(Wire):
+    """Frees a session."""
+
+    type: Literal["delete"]
+    request_id: RequestId
+    session: SessionId
+
+
+Message = Annotated[Create | Generate | Append | Cancel | Delete, Field(discriminator="type")]

@@ -1,0 +1,123 @@
+"""The server's configuration: flags over environment over defaults, read here and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+MIB = 1 << 20
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be; the message names its flag and its variable."""
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in ``"2GiB"``, ``"500MB"`` or ``"1048576"``; raises `ValueError` for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError("must be a size such as 512MiB or 2GiB")
+    return int(float(match[1]) * unit)
+
+
+class ServerConfig(BaseSettings):
+    """Everything an operator may choose. Frozen; build it with `load`.
+
+    At most one of ``max_sessions`` and ``state_memory`` (bytes) is set: they are two
+    ways to fix the size of the state pool. ``max_waiting`` bounds the requests
+    that are admitted and not yet running, ``outbox_events`` the events that wait
+    for one slow reader, ``allowed_origins`` the foreign pages that may call in.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="EVERSTREAM_", frozen=True, extra="forbid", populate_by_name=True
+    )
+
+    model: str | None = None
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    max_sessions: int | None = Field(default=None, ge=1)
+    state_memory: Annotated[int | None, NoDecode] = Field(default=None, ge=1)
+    max_waiting: int = Field(default=256, ge=0)
+    session_ttl_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
+
+    max_prompt_tokens: int = Field(default=32_768, ge=1)
+    max_tokens_limit: int = Field(default=1_000_000, ge=1)
+    max_body_bytes: int = Field(default=MIB, ge=1024)
+    max_message_bytes: int = Field(default=MIB, ge=1024)
+    max_connections: int = Field(default=4096, ge=1)
+    max_socket_requests: int = Field(default=64, ge=1)
+    outbox_events: int = Field(default=2048, ge=16)
+
+    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("state_memory", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> object:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    @field_validator("api_keys", "allowed_origins", mode="before")
+    @classmethod
+    def _commas(cls, value: object) -> object:
+        """A variable holds several values with commas between them."""
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _printable_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not key or not key.isascii() or not key.isprintable() for key in value):
+            raise ValueError("a key must be printable ASCII and not empty")
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _bare_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not re.fullmatch(r"\*|https?://[^/\s]+", origin) for origin in value):
+            raise ValueError("an origin is scheme://host[:port] without a path, or *")
+        return value
+
+    @model_validator(mode="after")
+    def _one_capacity(self) -> Self:
+        if self.max_sessions is not None and self.state_memory is not None:
+            raise ValueError("--max-sessions and --state-memory exclude each other")
+        return self
+
+    @classmethod
+    def load(cls, **flags: Any) -> ServerConfig:
+        """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``.
+
+        Raises `ConfigError` with one line per bad setting. A value is never
+        repeated in the message: it may be a key.
+        """
+        try:
+            return cls(**{name: value for name, value in flags.items() if value is not None})
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def flag_of(field: str) -> str:
+    """The command line flag of a field: ``session_ttl_s`` is ``--session-ttl``."""
+    name = {"api_keys": "api_key", "allowed_origins": "allow_origin"}.get(field, field)
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def _explain(item: Any) -> str:
+    message = item["msg"].removeprefix("Value error, ")
+    if not item["loc"]:
+        return str(message)
+    field = str(item["loc"][0])
+    return f"{flag_of(field)} (EVERSTREAM_{field.upper()}): {message[0].lower()}{message[1:]}"

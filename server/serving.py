@@ -1,0 +1,149 @@
+"""The process around the app: the listening socket, signals, and an orderly end.
+
+On SIGTERM or SIGINT `/ready` turns red and new work is refused; running requests
+go on up to the drain timeout and are cancelled then; sockets get 1012 after their
+last event; the process exits 0. A second signal cuts it short. If the engine's
+thread dies, the process exits 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from server.api.service import Service
+from server.api.wellformed import MAX_HEAD_BYTES
+from server.config import ServerConfig
+from server.protocol import HttpProtocol, WebSocketProtocol
+
+logger = logging.getLogger("everstream.serving")
+
+# How long the kernel keeps a connection whose peer does not take its data.
+TCP_USER_TIMEOUT_MS = 20_000
+# The kernel doubles it. Small, so that a peer that stops reading is noticed early.
+SEND_BUFFER_BYTES = 64 * 1024
+PING_INTERVAL_S = 20.0
+BACKLOG = 1024
+CLOSE_TIMEOUT_S = 2
+# After a cancel each request still ends at the boundary of a step.
+CANCEL_TIMEOUT_S = 2.0
+
+
+def bind(host: str, port: int, user_timeout_ms: int = TCP_USER_TIMEOUT_MS) -> socket.socket:
+    """A listening socket whose connections cannot be held by a peer that never reads.
+
+    Raises `OSError` where the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    # asyncio sets it only where the listener names its protocol, and a token must not wait 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_ms)
+    return listener
+
+
+def serve(app: FastAPI, config: ServerConfig, listener: socket.socket) -> int:
+    """Serves until a signal or the engine's death; returns the exit code of the process."""
+    server = Server(app, config)
+    with asyncio.Runner() as runner:
+        runner.run(server.serve(sockets=[listener]))
+    return server.exit_code
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server under our own signals. Take ``exit_code`` after `serve`."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        config: ServerConfig,
+        ping_interval_s: float = PING_INTERVAL_S,
+        http: type[HttpProtocol] = HttpProtocol,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=http,
+                ws=WebSocketProtocol,
+                ws_max_size=config.max_message_bytes,
+                ws_per_message_deflate=False,
+                ws_ping_interval=ping_interval_s,
+                ws_ping_timeout=ping_interval_s,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_keep_alive=5,
+                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                server_header=False,
+                proxy_headers=False,
+                access_log=False,
+                log_config=None,
+                lifespan="on",
+                workers=1,
+            )
+        )
+        self.exit_code = 0
+        self._service: Service = app.state.service
+        self._drain_timeout_s = config.drain_timeout_s
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begins the drain; the second call ends it."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT call `stop`; unlike uvicorn's, they are not raised again."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def main_loop(self) -> None:
+        """Until a signal or the engine's death. The date header is why it wakes each second."""
+        died = asyncio.ensure_future(self._service.driver.died.wait())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        watched = {died, stopped}
+        while not died.done() and not stopped.done():
+            await self.on_tick(0)
+            await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for task in watched:
+            task.cancel()
+        if self._service.driver.died.is_set():
+            self.exit_code = 1
+            logger.error("the engine has died; leaving")
+        else:
+            await self._drain()
+
+    async def _drain(self) -> None:
+        driver = self._service.driver
+        logger.info("draining for up to %g s", self._drain_timeout_s)
+        driver.begin_drain()
+        if not await self._wait_drained(self._drain_timeout_s):
+            driver.cancel_all()
+            if not await self._wait_drained(CANCEL_TIMEOUT_S):
+                self.exit_code = 1
+                logger.error("the engine did not end its requests")
+        await self._service.close_streams(CLOSE_TIMEOUT_S)
+
+    async def _wait_drained(self, timeout_s: float) -> bool:
+        drained = asyncio.ensure_future(self._service.driver.drained())
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({drained, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finished = drained.done()
+        drained.cancel()
+        hurry.cancel()
+        return finished

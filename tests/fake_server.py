@@ -1,0 +1,48 @@
+"""The real server over the fake engine: ``python -m tests.fake_server --port 8000``.
+
+Further settings come from ``EVERSTREAM_*`` as for the real one. It prints the
+port that it got, so that ``--port 0`` can be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import sys
+import time
+
+from server.api.app import create_app
+from server.config import ServerConfig
+from server.driver import Driver
+from server.metrics import Metrics
+from server.serving import bind, serve
+from tests.fakes import MODEL, ByteTokenizer, FakeEngine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--step-ms", type=float, default=5.0, help="how long a step pretends")
+    parser.add_argument("--user-timeout-ms", type=int, default=20_000)
+    options = parser.parse_args()
+    config = ServerConfig.load(port=options.port)
+    logging.basicConfig(level=logging.INFO)
+
+    max_sessions = config.max_sessions or MODEL.max_sessions
+    engine = FakeEngine(
+        max_sessions,
+        config.max_waiting,
+        config.session_ttl_s,
+        before_step=lambda: time.sleep(options.step_ms / 1000),
+    )
+    listener = bind(config.host, config.port, options.user_timeout_ms)
+    print(f"port {listener.getsockname()[1]}", flush=True)
+    model = dataclasses.replace(MODEL, max_sessions=max_sessions)
+    driver = Driver(engine, time.monotonic, Metrics())
+    app = create_app(driver, ByteTokenizer(), model, config, "0.0.0")
+    return serve(app, config, listener)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

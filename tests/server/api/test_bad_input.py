@@ -1,0 +1,197 @@
+"""Every bad input is a 4xx that names the field, costs the engine nothing and harms nobody."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from server.config import ServerConfig
+from tests.server.harness import Running, receive, running
+
+SAMPLING = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"),
+    *("stop", "stop_token_ids", "ignore_eos"),
+)
+NUMBERS = SAMPLING[:7]
+NOT_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "true", '"3"', "[]", "{}", "9" * 5000)
+
+BAD_VALUES = [
+    *((name, value) for name in NUMBERS for value in NOT_NUMBERS),
+    *(("max_tokens", value) for value in ("-1", "0", "9223372036854775808", "1.5", "1000001")),
+    *(("temperature", value) for value in ("-0.1", "2.1")),
+    *(("top_k", value) for value in ("-1", "1.5", "99999999999")),
+    *(("top_p", value) for value in ("0", "1.1", "-1")),
+    *(("min_p", value) for value in ("-0.1", "1.1")),
+    *(("repetition_penalty", value) for value in ("0", "-1", "11")),
+    *(("seed", value) for value in ("-1", "9223372036854775808", "1.5")),
+    ("stop", json.dumps(["x"] * 10_000)),
+    ("stop", json.dumps("x" * 900_000)),
+    ("stop", json.dumps([""])),
+    ("stop", '""'),
+    ("stop", "[1]"),
+    ("stop", "1"),
+    ("stop_token_ids", "[-1]"),
+    ("stop_token_ids", "[257]"),
+    ("stop_token_ids", "[true]"),
+    ("stop_token_ids", json.dumps([1] * 65)),
+    ("ignore_eos", "1"),
+    ("ignore_eos", '"true"'),
+    ("stream", "1"),
+    ("keep", '"yes"'),
+    ("session", "5"),
+    ("session", json.dumps("s" * 65)),
+    ("model", "5"),
+    ("user", "5"),
+    ("stream_options", '{"include_usage": 1}'),
+    ("stream_options", '{"other": true}'),
+    ("stream_options", '{"include_usage": true}'),
+    ("n", "1000000000"),
+    ("logprobs", "1"),
+    ("unknown", "null"),
+    ("k" * 100_000, "null"),
+]
+
+BAD_PROMPTS = (
+    *("1", "true", "{}", '""', "[]", "null", "[-1]", "[257]", "[2147483648]", "[1.5]", "[true]"),
+    *('["a"]', "[[1]]", '["1"]', f"[{'9' * 5000}]", json.dumps([65] * 33_000), "[NaN]"),
+    json.dumps("a" * 40_000),
+)
+
+NOT_OBJECTS = (
+    *("", "nonsense", "[]", "null", '"text"', "{", '{"prompt": "hi"} x', "[" * 100_000),
+    *('{"prompt": ' + "[" * 100_000, "\ufeff{}"),
+)
+
+
+async def post(server: Running, body: str | bytes) -> httpx.Response:
+    return await server.http.post("/v1/completions", content=body)
+
+
+async def assert_unharmed(server: Running) -> None:
+    stats = await server.stats()
+    assert (stats.prompt_tokens_total, stats.held_slots) == (0, 0)
+    assert (await server.generate(prompt="hi", max_tokens=1)).status_code == 200
+
+
+def problem(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == "invalid_value"
+    assert len(error["message"]) < 500
+    return error
+
+
+async def test_bad_value_is_a_400_that_names_its_field(server: Running) -> None:
+    for name, value in BAD_VALUES:
+        error = problem(await post(server, f'{{"prompt": "hi", "{name}": {value}}}'))
+        too_long = value == "9" * 5000  # not JSON to the parser, which does not say where
+        name = name[:64]
+        assert too_long or (error["param"] == name and name in error["message"]), (name, value)
+    await assert_unharmed(server)
+
+
+async def test_bad_prompt_is_a_400_that_names_the_prompt(server: Running) -> None:
+    for value in BAD_PROMPTS:
+        error = problem(await post(server, f'{{"prompt": {value}}}'))
+        assert error["param"] == "prompt" or "9" * 5000 in value, (value[:50], error)
+    assert problem(await post(server, "{}"))["param"] == "prompt"
+    await assert_unharmed(server)
+
+
+async def test_body_that_is_no_json_object_is_a_400(server: Running) -> None:
+    for body in NOT_OBJECTS:
+        problem(await post(server, body))
+    await assert_unharmed(server)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "\\udc00\\ud800"}']
+)
+async def test_text_that_is_no_unicode_is_a_400(server: Running, body: bytes) -> None:
+    problem(await post(server, body))
+    await assert_unharmed(server)
+
+
+async def test_nul_is_a_character_like_any_other(server: Running) -> None:
+    response = await post(server, b'{"prompt": "a\\u0000b", "max_tokens": 1}')
+    assert response.json()["usage"]["prompt_tokens"] == 3
+
+
+async def test_error_does_not_repeat_what_the_client_sent(server: Running) -> None:
+    body = '{"prompt": "hi", "temperature": "my secret"}'
+    assert "secret" not in (await post(server, body)).text
+
+
+async def test_body_over_the_limit_is_a_413_declared_or_not(server: Running) -> None:
+    body = b'{"prompt": "' + b"a" * ServerConfig().max_body_bytes + b'"}'
+
+    async def chunks():  # type: ignore[no-untyped-def]
+        for start in range(0, len(body), 1 << 16):
+            yield body[start : start + (1 << 16)]
+
+    for content in (body, chunks()):
+        response = await server.http.post("/v1/completions", content=content)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "body_too_large"
+    await assert_unharmed(server)
+
+
+async def test_unknown_route_and_method_have_the_one_error_shape(server: Running) -> None:
+    missing = await server.http.get("/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    wrong = await server.http.get("/v1/completions")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    for path in ("/static/../config.py", "/static/%2e%2e/config.py", "/static/nothing"):
+        response = await server.http.get(path)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_session_routes_refuse_bad_bodies(server: Running) -> None:
+    problem(await server.http.post("/v1/sessions", json={"keep": True}))
+    problem(await server.http.post("/v1/sessions", content="[]"))
+    session = (await server.http.post("/v1/sessions")).json()["session"]
+    for body in ('{"text": 5}', '{"tokens": [257]}', '{"tokens": "a"}', '{"other": 1}', "[]"):
+        problem(await server.http.post(f"/v1/sessions/{session}/append", content=body))
+
+
+async def test_bad_frame_gets_an_error_and_the_socket_lives_on(server: Running) -> None:
+    frames: list[tuple[str | bytes, str | None, str | None]] = [
+        ("nonsense", None, None),
+        ("[]", None, None),
+        ("{}", "type", None),
+        ('{"type": "generate"}', "request_id", None),
+        ('{"type": "other", "request_id": "a"}', "type", "a"),
+        ('{"type": "create", "request_id": ""}', "request_id", None),
+        ('{"type": "create", "request_id": 5}', "request_id", None),
+        (json.dumps({"type": "create", "request_id": "r" * 65}), "request_id", None),
+        ('{"type": "create", "request_id": "a", "x": 1}', "x", "a"),
+        ('{"type": "append", "request_id": "a", "text": "b"}', "session", "a"),
+        ("[" * 100_000, None, None),
+        ('{"type": "create", "request_id": "\\ud800"}', None, None),
+        (b"\x00\x01", None, None),
+    ]
+    frames += [
+        (f'{{"type": "generate", "request_id": "a", "prompt": "hi", "{name}": {value}}}', name, "a")
+        for name, value in BAD_VALUES
+        if name in SAMPLING and "9" * 5000 not in value and value not in ("NaN", "Infinity")
+    ]
+    async with server.socket() as socket:
+        for frame, param, request_id in frames:
+            await socket.send(frame)
+            answer = await receive(socket)
+            assert answer["type"] == "error", frame[:80]
+            assert (answer["status"], answer["error"]["param"]) == (400, param), frame[:80]
+            if "1e999" not in str(frame) and "-Infinity" not in str(frame):
+                assert answer["request_id"] == request_id, frame[:80]
+    await assert_unharmed(server)
+
+
+async def test_limits_of_the_operator_hold() -> None:
+    async with running(max_prompt_tokens=4, max_tokens_limit=8) as server:
+        assert problem(await server.generate(prompt="hello"))["param"] == "prompt"
+        assert problem(await server.generate(prompt="hi", max_tokens=9))["param"] == "max_tokens"
+        assert (await server.generate(prompt="four", max_tokens=8)).status_code == 200

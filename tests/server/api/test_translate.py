@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from server.api.errors import OUTCOMES, error_object, outcome
+from server.api.schemas import AppendBody, CompletionBody
+from server.api.translate import Limits, Translator, parse_body, parse_message, request_id_of
+from server.engine import errors
+from server.engine.errors import EngineError, InvalidRequest
+from server.engine.types import SamplingParams
+from tests.fakes import ByteTokenizer
+
+TRANSLATOR = Translator(ByteTokenizer(), Limits(max_prompt_tokens=100, max_tokens=1000))
+
+
+def body(text: str) -> CompletionBody:
+    return parse_body(CompletionBody, text.encode())
+
+
+async def test_what_is_not_given_has_the_engine_s_default() -> None:
+    wire = body('{"prompt": "hi", "seed": 5}')
+    request = await TRANSLATOR.generate("r", "me", wire, wire)
+    assert request.sampling == SamplingParams(seed=5)
+    assert (request.tokens, request.session, request.keep) == ((104, 105), None, False)
+
+
+async def test_everything_given_arrives() -> None:
+    wire = body(
+        '{"prompt": [1, 2], "session": "s", "keep": true, "max_tokens": 9, "temperature": 0,'
+        '"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 7,'
+        '"stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": true}'
+    )
+    request = await TRANSLATOR.generate("r", "me", wire, wire)
+    assert request.sampling == SamplingParams(
+        0, 3, 0.5, 0.1, 1.5, 7, 9, ("a", "b"), (4,), ignore_eos=True
+    )
+    assert (request.tokens, request.session, request.keep) == ((1, 2), "s", True)
+
+
+async def test_text_starts_a_session_and_token_ids_are_taken_as_they_are() -> None:
+    text, ids = body('{"prompt": "hi"}'), body('{"prompt": [104]}')
+    assert (await TRANSLATOR.generate("r", "me", text, text)).start
+    assert not (await TRANSLATOR.generate("r", "me", ids, ids)).start
+    fed = parse_body(AppendBody, b'{"text": "hi"}')
+    assert (await TRANSLATOR.append("r", "me", "s", fed)).start
+
+
+async def test_drawn_seeds_differ_and_survive_javascript() -> None:
+    wire = body('{"prompt": "hi"}')
+    requests = [await TRANSLATOR.generate("r", "me", wire, wire) for _ in range(20)]
+    seeds = {request.sampling.seed for request in requests if request.sampling}
+    assert len(seeds) > 15
+    assert max(seeds) < 2**53
+
+
+async def test_long_text_is_encoded_all_the_same() -> None:
+    translator = Translator(ByteTokenizer(), Limits(10**6, 10))
+    wire = body('{"prompt": "' + "a" * 100_000 + '"}')
+    assert len((await translator.generate("r", "me", wire, wire)).tokens) == 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" + ",".join(f'"k{n}": 1' for n in range(90_000)) + "}",
+        '{"prompt": [' + "true," * 200_000 + "true]}",
+        '{"prompt": "hi", "stop": [' + '"",' * 200_000 + '""]}',
+        "[" * 1_000_000,
+    ],
+    ids=["unknown fields", "bad ids", "bad stops", "depth"],
+)
+def test_a_megabyte_of_mistakes_is_refused_in_no_time(text: str) -> None:
+    start = time.process_time()
+    with pytest.raises(InvalidRequest):
+        body(text)
+    with pytest.raises(InvalidRequest):
+        parse_message(text)
+    assert time.process_time() - start < 0.2  # both; one look at each unknown field took 0.5
+
+
+def test_every_error_of_the_engine_has_a_row_in_the_table() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = {kind.code for kind in kinds if issubclass(kind, EngineError)} - {"engine_error"}
+    assert len(codes) >= 6
+    assert codes <= OUTCOMES.keys()
+
+
+def test_unknown_code_is_our_own_failure() -> None:
+    assert outcome(EngineError("odd")).status == 500
+    assert error_object(EngineError("odd"))["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"request_id": "a", "type": 5}', "a"),
+        ('{"request_id": ""}', None),
+        ('{"request_id": 5}', None),
+        ('["request_id"]', None),
+        ("{", None),
+    ],
+)
+def test_request_id_is_found_in_what_is_not_a_message(text: str, found: str | None) -> None:
+    assert request_id_of(text) == found

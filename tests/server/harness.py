@@ -1,0 +1,127 @@
+"""The real server on a real port in the test's own event loop, over a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+
+from server.api.app import create_app
+from server.config import ServerConfig
+from server.driver import Driver
+from server.engine.types import EngineStats
+from server.metrics import Metrics
+from server.protocol import HttpProtocol
+from server.serving import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
+from tests.fakes import MODEL, ByteTokenizer, FakeEngine
+
+
+class Gate:
+    """Holds an engine before each step until the test lets it go."""
+
+    def __init__(self) -> None:
+        self._steps = threading.Semaphore(0)
+        self._reached = threading.Event()
+        self._open = False
+
+    def __call__(self) -> None:
+        self._reached.set()
+        if not self._open:
+            self._steps.acquire()
+
+    async def reached(self) -> None:
+        """Returns when the engine stands before its first step, or has passed it."""
+        assert await asyncio.to_thread(self._reached.wait, 10)
+
+    def allow(self, num_steps: int = 1) -> None:
+        self._steps.release(num_steps)
+
+    def open(self) -> None:
+        self._open = True
+        self._steps.release()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server at work. Ends with ``http`` closed and the engine's thread joined."""
+
+    server: Server
+    driver: Driver
+    http: httpx.AsyncClient
+    port: int
+    done: asyncio.Task[None]
+
+    def socket(self, **options: Any) -> connect:
+        """A socket that always reads, so that closing it never waits for the test to."""
+        url = f"ws://127.0.0.1:{self.port}/v1/stream"
+        return connect(url, **{"compression": None, "max_queue": None, **options})
+
+    async def generate(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json=body)
+
+    async def stats(self) -> EngineStats:
+        return await self.driver.stats()
+
+    async def until_disconnected(self) -> None:
+        """Returns when the server has no connection left, with or without the client's help."""
+        async with asyncio.timeout(15):
+            while self.server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
+                await asyncio.sleep(0.01)
+
+    async def exchange(self, data: bytes) -> bytes:
+        """Sends ``data`` as it is, and reads until the server closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        try:
+            async with asyncio.timeout(10):
+                return await reader.read()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def running(
+    engine: FakeEngine | None = None,
+    ping_interval_s: float = PING_INTERVAL_S,
+    user_timeout_ms: int = TCP_USER_TIMEOUT_MS,
+    http_protocol: type[HttpProtocol] = HttpProtocol,
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    config = ServerConfig(**settings)
+    listener = bind("127.0.0.1", 0, user_timeout_ms)
+    port = listener.getsockname()[1]
+    driver = Driver(engine or FakeEngine(), time.monotonic, Metrics())
+    app = create_app(driver, ByteTokenizer(), MODEL, config, "0.0.0")
+    server = Server(app, config, ping_interval_s, http_protocol)
+    done = asyncio.create_task(server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        yield Running(server, driver, http, port, done)
+        await http.aclose()
+        server.stop()
+        server.stop()
+        await done
+
+
+async def send(socket: ClientConnection, **message: Any) -> None:
+    await socket.send(json.dumps(message))
+
+
+async def receive(socket: ClientConnection) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(await socket.recv())
+    return message
+
+
+async def receive_until(socket: ClientConnection, type: str) -> list[dict[str, Any]]:
+    """All messages up to the first one of ``type``, with it."""
+    messages = [await receive(socket)]
+    while messages[-1]["type"] != type:
+        messages.append(await receive(socket))
+    return messages

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from server.config import ConfigError, ServerConfig, flag_of, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("512MiB", 512 << 20), ("2GiB", 2 << 30), ("1.5 kb", 1500), ("3 TB", 3 * 10**12)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 Gib s", "1e9", "2XB", "nan"])
+def test_what_is_not_a_size(text: str) -> None:
+    with pytest.raises(ValueError, match="2GiB"):
+        parse_bytes(text)
+
+
+def test_flags_win_over_environment_and_that_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTREAM_PORT", "9000")
+    monkeypatch.setenv("EVERSTREAM_HOST", "0.0.0.0")
+    config = ServerConfig.load(port=7000, host=None)
+    assert (config.port, config.host, config.drain_timeout_s) == (7000, "0.0.0.0", 10.0)
+
+
+def test_lists_come_from_the_environment_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTREAM_API_KEYS", "one, two,")
+    monkeypatch.setenv("EVERSTREAM_ALLOWED_ORIGINS", "https://a.example")
+    monkeypatch.setenv("EVERSTREAM_STATE_MEMORY", "2GiB")
+    config = ServerConfig.load()
+    assert config.api_keys == ("one", "two")
+    assert config.allowed_origins == ("https://a.example",)
+    assert config.state_memory == 2 << 30
+
+
+def test_keys_do_not_show() -> None:
+    assert "hush" not in repr(ServerConfig(api_keys=("hush",)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"port": 70_000}, "--port"),
+        ({"threads": 0}, "--threads"),
+        ({"max_sessions": 0}, "--max-sessions"),
+        ({"state_memory": "lots"}, "--state-memory"),
+        ({"session_ttl_s": 0}, "--session-ttl "),
+        ({"session_ttl_s": float("nan")}, "--session-ttl "),
+        ({"drain_timeout_s": -1}, "--drain-timeout "),
+        ({"max_sessions": 1, "state_memory": "1GiB"}, "--max-sessions and --state-memory"),
+        ({"allowed_origins": "example.com"}, "--allow-origin"),
+        ({"api_keys": ("",)}, "--api-key"),
+        ({"dtype": "int4"}, "--dtype"),
+    ],
+)
+def test_bad_setting_is_named_by_its_flag(flags: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ServerConfig.load(**flags)
+
+
+def test_bad_key_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as error:
+        ServerConfig.load(api_keys="hush\x00hush")
+    assert "hush" not in str(error.value)
+
+
+def test_config_is_frozen() -> None:
+    config = ServerConfig()
+    with pytest.raises(ValueError, match="frozen"):
+        config.port = 1  # type: ignore[misc]
+
+
+def test_flags() -> None:
+    assert [flag_of(name) for name in ("api_keys", "max_sessions", "session_ttl_s")] == [
+        "--api-key",
+        "--max-sessions",
+        "--session-ttl",
+    ]
