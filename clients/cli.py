@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from clients.python import Client, EverstreamError, Session
+from clients.python import Client, ConnectionLost, EverstreamError, Session, SessionNotFound
 from clients.python.protocol import Sampling
 
 HELP = """\
@@ -52,7 +53,7 @@ class Chat:
         self._client = client
         self._console = console
         self._model = client.models()[0]
-        self._session: Session = client.create_session()
+        self.session: Session = client.create_session()
         self._sampling: Sampling = {"max_tokens": 120, "temperature": 0.8, "top_p": 0.95}
 
     def run(self, lines: Iterator[str]) -> None:
@@ -61,17 +62,29 @@ class Chat:
         for line in lines:
             if line.strip() == "/quit":
                 break
-            if line.startswith("/"):
-                self._command(line.split())
-            else:
-                self._answer(line)
-        self._session.delete()
+            try:
+                if line.startswith("/"):
+                    self._command(line.split())
+                else:
+                    self._answer(line)
+            except SessionNotFound:
+                self._console.print("the session has expired; /new begins another", style="red")
+            except ConnectionLost:
+                raise
+            except EverstreamError as error:
+                self._console.print(f"{error}", style="red", markup=False)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Frees the session's slot, unless it has expired."""
+        with contextlib.suppress(SessionNotFound):
+            self.session.delete()
 
     def _command(self, words: list[str]) -> None:
         name, *arguments = words
         if name == "/new":
-            self._session.delete()
-            self._session = self._client.create_session()
+            self._forget()
+            self.session = self._client.create_session()
             self._console.print("a new session", style="dim")
         elif name in _SETTINGS and self._set(name, arguments):
             self._console.print(f"{dict(self._sampling)}", style="dim")
@@ -91,28 +104,27 @@ class Chat:
         return True
 
     def _answer(self, prompt: str) -> None:
-        started, num_tokens = time.perf_counter(), 0
-        try:
-            with self._session.generate(prompt, **self._sampling) as generation:
-                try:
-                    for event in generation:
-                        num_tokens += 1
-                        self._console.print(event.text, end="", markup=False)
-                except KeyboardInterrupt:
-                    pass  # leaving the block cancels
-        except EverstreamError as error:
-            self._console.print(f"{error}", style="red")
-            return
-        elapsed = time.perf_counter() - started
+        started_s = time.perf_counter()
+        generation = self.session.generate(prompt, **self._sampling)
+        with contextlib.suppress(KeyboardInterrupt), generation:  # leaving the block cancels
+            for event in generation:
+                self._console.out(printable(event.text), end="", highlight=False)
+        elapsed_s = time.perf_counter() - started_s
         finished = generation.finished
         assert finished is not None
         state_kib = self._model["everstream"]["state_bytes_per_session"] / 1024
         cache_kib = self._model["everstream"]["kv_cache_bytes_per_token"] * finished.position / 1024
         self._console.print(
-            f"\n{num_tokens / elapsed:.0f} tokens/s, position {finished.position},"
+            f"\n{finished.usage.completion_tokens / elapsed_s:.0f} tokens/s,"
+            f" position {finished.position},"
             f" state {state_kib:.0f} KiB (a KV cache: {cache_kib:,.0f} KiB)",
             style="dim",
         )
+
+
+def printable(text: str) -> str:
+    """``text`` without what would steer the terminal."""
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")
 
 
 def _lines(console: Console) -> Iterator[str]:

@@ -40,7 +40,7 @@ def _model_table(checkpoint: Checkpoint) -> Table:
         ("layers x width", f"{config.num_hidden_layers} x {config.hidden_size}"),
         ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
-        ("digest", checkpoint.digest),
+        ("digest", checkpoint.digest[:16]),
     ):
         table.add_row(name, value)
     if config.attention_options:

@@ -89,6 +89,7 @@ def serve(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it writes two lines per WebSocket
     try:
         config = ServerConfig.load(
             model=model,
@@ -108,7 +109,8 @@ def serve(
     except ConfigError as error:
         raise _fail(error) from error
     except OSError as error:
-        raise _fail(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        address = f"{config.host}:{config.port}"
+        raise _fail(f"cannot listen on {address}: {error.strerror}") from error
     with listener:
         fastapi_app, info = build_app(config)
         _greet(config, info, listener.getsockname()[1])

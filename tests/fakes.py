@@ -51,7 +51,7 @@ MODEL = ModelInfo(
     parameters=5_000_000,
     vocab_size=257,
     state_bytes_per_session=STATE_BYTES,
-    kv_cache_bytes_per_token=2 * 6 * 4 * 64 * 4,
+    kv_cache_bytes_per_token=2 * 6 * 4 * 64 * 2,
     max_sessions=16,
     created_s=1_700_000_000,
 )

@@ -8,13 +8,17 @@ with Client("http://127.0.0.1:8000") as client:
 from clients.python.asynchronous import AsyncClient, AsyncGeneration, AsyncSession
 from clients.python.errors import (
     AuthenticationError,
+    Cancelled,
     CapacityExhausted,
     ConnectionLost,
     EverstreamError,
     InternalServerError,
     InvalidRequest,
     NotFound,
+    ProtocolError,
+    ReaderTooSlow,
     SessionBusy,
+    SessionNotFound,
 )
 from clients.python.events import Appended, Created, Deleted, Finished, Started, Token, Usage
 from clients.python.protocol import Completion, Sampling, SessionInfo
@@ -26,6 +30,7 @@ __all__ = [
     "AsyncGeneration",
     "AsyncSession",
     "AuthenticationError",
+    "Cancelled",
     "CapacityExhausted",
     "Client",
     "Completion",
@@ -38,10 +43,13 @@ __all__ = [
     "InternalServerError",
     "InvalidRequest",
     "NotFound",
+    "ProtocolError",
+    "ReaderTooSlow",
     "Sampling",
     "Session",
     "SessionBusy",
     "SessionInfo",
+    "SessionNotFound",
     "Started",
     "Token",
     "Usage",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 
@@ -27,7 +28,7 @@ class EverstreamError(Exception):
 
 
 class InvalidRequest(EverstreamError):
-    """The server refused a value (400, 413)."""
+    """A value that the server refuses (400, 413), or that no JSON can carry."""
 
 
 class AuthenticationError(EverstreamError):
@@ -35,7 +36,11 @@ class AuthenticationError(EverstreamError):
 
 
 class NotFound(EverstreamError):
-    """No such session, model or route (404)."""
+    """No such model or route (404, 405)."""
+
+
+class SessionNotFound(NotFound):
+    """No such session: never there, deleted, expired, or another key's."""
 
 
 class SessionBusy(EverstreamError):
@@ -52,18 +57,32 @@ class InternalServerError(EverstreamError):
     """The server failed (500), or this request failed in it."""
 
 
+class Cancelled(EverstreamError):
+    """The request was ended before it was done, as when its session is deleted."""
+
+
 class ConnectionLost(EverstreamError):
-    """The connection ended before the answer did, or could not be made."""
+    """The connection ended before the answer did, gave no event in time, or could not be made."""
 
 
+class ReaderTooSlow(EverstreamError):
+    """Events were left unread for so long that the request was given up."""
+
+
+class ProtocolError(EverstreamError):
+    """What answered is not an Everstream server, or not of this protocol."""
+
+
+_BY_CODE: dict[str | None, type[EverstreamError]] = {
+    "session_not_found": SessionNotFound,
+    "reader_too_slow": ReaderTooSlow,
+}
 _BY_STATUS: dict[int, type[EverstreamError]] = {
-    400: InvalidRequest,
     401: AuthenticationError,
     403: AuthenticationError,
     404: NotFound,
     405: NotFound,
     409: SessionBusy,
-    413: InvalidRequest,
     429: CapacityExhausted,
     503: CapacityExhausted,
 }
@@ -74,8 +93,11 @@ def error_of(status: int, body: Any, retry_after: str | None = None) -> Everstre
     details = body.get("error") if isinstance(body, dict) else None
     if not isinstance(details, dict):
         details = {"message": f"the server answered {status}"}
-    kind = _BY_STATUS.get(status, InternalServerError)
-    error = kind(str(details.get("message")), details.get("code"), details.get("param"), status)
+    code = details.get("code")
+    by_class = InvalidRequest if 400 <= status < 500 else InternalServerError
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, by_class)
+    error = kind(str(details.get("message")), code, details.get("param"), status)
     if isinstance(error, CapacityExhausted) and retry_after is not None:
-        error.retry_after_s = float(retry_after)
+        with contextlib.suppress(ValueError):  # a proxy may name a date
+            error.retry_after_s = float(retry_after)
     return error

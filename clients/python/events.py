@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from clients.python.errors import EverstreamError, error_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +104,18 @@ _TYPES: dict[str, type[Any]] = {
 
 def parse_event(frame: dict[str, Any]) -> Event | None:
     """The event of a frame; None for a type that a later server may have added."""
-    kind = frame.get("type")
+    kind = frame["type"]
     if kind == "error":
-        return Refused(frame.get("request_id"), error_of(frame["status"], frame))
+        return Refused(frame["request_id"], error_of(frame["status"], frame))
     if kind not in _TYPES:
         return None
-    event_type = _TYPES[kind]
-    known = {name: frame[name] for name in event_type.__slots__ if name in frame}
-    if "usage" in known:
-        known["usage"] = Usage(**known["usage"])
-    event: Event = event_type(**known)
+    event: Event = from_fields(_TYPES[kind], frame)
     return event
+
+
+def from_fields(kind: type[T], fields: dict[str, Any]) -> T:
+    """A ``kind`` of what ``fields`` has of it; what a later server may have added is left out."""
+    known = {name: fields[name] for name in kind.__slots__ if name in fields}  # type: ignore[attr-defined]
+    if "usage" in known:
+        known["usage"] = from_fields(Usage, known["usage"])
+    return kind(**known)

@@ -10,8 +10,8 @@ class ModelInfo:
     """One entry of `/v1/models`.
 
     ``kv_cache_bytes_per_token`` is what a softmax model of the same shape would
-    cache for every token: float32 K and V of all layers,
-    ``2 * layers * heads * head_dim * 4``. ``created_s`` is a Unix time.
+    cache for every token, in 16 bits: see `model.state.kv_cache_bytes_per_token`.
+    ``created_s`` is a Unix time.
     """
 
     name: str

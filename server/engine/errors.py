@@ -1,6 +1,6 @@
 """Errors that a client's request can cause, each with a stable code.
 
-The engine raises them; ``server.api.translate`` maps each code to a status in one table.
+The engine raises them; ``server.api.errors`` maps each code to a status in one table.
 """
 
 from __future__ import annotations

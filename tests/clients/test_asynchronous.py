@@ -53,6 +53,44 @@ async def test_leaving_the_block_cancels(client: AsyncClient) -> None:
     assert generation.finished.finish_reason == "cancelled"
 
 
+async def test_generation_need_not_be_awaited(client: AsyncClient) -> None:
+    options = {"max_tokens": 10, "seed": 1, "ignore_eos": True}
+    awaited = await (await client.generate("Once", **options)).text()  # type: ignore[arg-type]
+    looped = [e.text async for e in client.generate("Once", **options)]  # type: ignore[arg-type]
+    assert "".join(looped) == awaited
+    async with client.generate("Once", **options) as generation:  # type: ignore[arg-type]
+        assert await generation.text() == awaited
+
+
+async def test_leaving_a_loop_cancels(client: AsyncClient) -> None:
+    session = await client.create_session()
+    async for _ in session.generate("Once", max_tokens=1_000_000, ignore_eos=True):
+        break
+    async with asyncio.timeout(60):
+        while (await session.info()).busy:
+            pass
+    await session.delete()
+
+
+async def test_task_that_is_cancelled_cancels_its_generation(client: AsyncClient) -> None:
+    session = await client.create_session()
+    runs = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in session.generate("Once", max_tokens=1_000_000, ignore_eos=True):
+            runs.set()
+
+    task = asyncio.create_task(read())
+    await runs.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    del task  # its error holds the frames that hold the generation
+    async with asyncio.timeout(60):
+        while (await session.info()).busy:
+            pass
+    await session.delete()
+
+
 async def test_errors_are_typed(client: AsyncClient) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await (await client.generate("x", min_p=2.0)).text()

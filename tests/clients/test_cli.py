@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
+
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from clients.cli import Chat, printable
+from clients.python import Client
 from server.main import app
 
 
@@ -37,6 +43,24 @@ def test_mistakes_are_answered_and_survived(server_url: str) -> None:
     assert output.count("start afresh") == 2
     assert "temperature" in output
     assert "position" in output
+
+
+def test_session_that_expired_is_a_message(server_url: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Client(server_url) as client:
+        chat = Chat(client, console)
+
+        def lines() -> Iterator[str]:
+            client.session(chat.session.id).delete()
+            yield from ("/tokens 3", "Once", "/new", "Once")
+
+        chat.run(lines())
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert output.index("the session has expired") < output.index("position")
+
+
+def test_text_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2J\u202eb\n\té\r") == "a[2Jb\n\té"
 
 
 def test_no_server_is_a_message() -> None:

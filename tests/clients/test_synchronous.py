@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,9 +13,17 @@ from clients.python import (
     ConnectionLost,
     InvalidRequest,
     NotFound,
+    Session,
     SessionBusy,
+    SessionNotFound,
     Token,
 )
+
+
+def becomes_idle(session: Session) -> None:
+    deadline = time.monotonic() + 60
+    while session.info().busy:
+        assert time.monotonic() < deadline, "it still runs"
 
 
 @pytest.fixture
@@ -86,6 +96,34 @@ def test_leaving_the_block_cancels(client: Client) -> None:
     session.delete()
 
 
+def test_leaving_a_loop_cancels(client: Client) -> None:
+    session = client.create_session()
+    for _ in session.generate("Once", max_tokens=1_000_000, ignore_eos=True):
+        break
+    becomes_idle(session)
+    assert session.generate(max_tokens=1, ignore_eos=True).text() is not None
+    session.delete()
+
+
+def test_value_that_json_cannot_carry_is_refused_at_once(client: Client) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        client.generate("\ud800")
+    assert caught.value.param == "prompt"
+    with pytest.raises(InvalidRequest) as caught:
+        client.complete("x", temperature=math.nan)
+    assert caught.value.param == "temperature"
+
+
+def test_closed_client_says_so(server_url: str) -> None:
+    with Client(server_url, timeout_s=30) as client:
+        generation = client.generate("Once", max_tokens=1_000_000, ignore_eos=True)
+        next(generation)
+    with pytest.raises(ConnectionLost, match="client was closed"):
+        list(generation)
+    with pytest.raises(ConnectionLost, match="client was closed"):
+        client.generate("x")
+
+
 def test_errors_are_typed_and_name_the_field(client: Client) -> None:
     with pytest.raises(InvalidRequest) as caught:
         list(client.generate("x", temperature=-1.0))
@@ -93,7 +131,7 @@ def test_errors_are_typed_and_name_the_field(client: Client) -> None:
     with pytest.raises(InvalidRequest) as caught:
         client.complete("x", top_p=7.0)
     assert caught.value.param == "top_p"
-    with pytest.raises(NotFound):
+    with pytest.raises(SessionNotFound):
         client.session("sess_unknown").append("x")
     assert client.generate("x", max_tokens=2).text() is not None  # the socket lives on
 

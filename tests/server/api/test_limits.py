@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import httpx
 import pytest
@@ -110,3 +111,16 @@ async def test_docs_page_is_ours_and_under_the_policy(server: Running) -> None:
         assert response.status_code == 200
         assert "default-src 'self'" in response.headers["content-security-policy"]
         assert "https://" not in response.text
+
+
+async def test_client_that_leaves_within_its_body_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running() as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as peer:
+            peer.sendall(
+                b'POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"prompt":'
+            )
+        assert (await server.generate(prompt="a", max_tokens=1)).status_code == 200
+    assert "Traceback" not in caplog.text
+    assert "Exception in ASGI application" not in caplog.text

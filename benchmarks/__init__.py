@@ -1,0 +1,1 @@
+"""Measurements, for ``make bench`` and ``make soak``: each ends with one line of JSON."""

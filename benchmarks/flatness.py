@@ -1,0 +1,244 @@
+"""Is a token as cheap at position 100,000 as at 1,000? Time and memory of one session, and peers.
+
+One stream through the engine, greedily. Every position has a session of its own;
+they take turns, a block of tokens each, in one process, so that the machine's
+noise falls on all alike. Memory is that of the process while one session grows
+from the first position to the last. Beside it: softmax models of the same size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import os
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+from benchmarks.harness import Figures, machine, print_result, resident_bytes, show, table
+from benchmarks.peers import Peer, peers
+from model.checkpoint import Checkpoint
+from model.state import kv_cache_bytes_per_token
+from server.engine.engine import Engine, EngineConfig
+from server.engine.types import Request, SamplingParams, TokenEvent
+from server.inspection import format_bytes
+from server.main import load_model
+
+OWNER = "benchmark"
+APPEND_TOKENS = 1024
+WARM_UP_TOKENS = 4096
+SETTLE_TOKENS = 50
+PEER_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model at one position."""
+
+    name: str
+    position: int
+    ms_per_token: float
+    memory_bytes: int
+
+
+class Probe:
+    """An engine whose sessions are fed and timed one at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, num_sessions: int) -> None:
+        numbers = itertools.count()
+        self._numbers = itertools.count()
+        self._engine = Engine(
+            checkpoint,
+            EngineConfig(max_sessions=num_sessions, new_id=lambda: f"session-{next(numbers)}"),
+        )
+        vocabulary = range(checkpoint.tokenizer.vocab_size)
+        self._text = tuple(random.Random(0).choices(vocabulary, k=APPEND_TOKENS))
+
+    def open(self) -> str:
+        return self._engine.create_session(OWNER, now=0.0).session
+
+    def close(self, session: str) -> None:
+        self._engine.delete_session(session, OWNER)
+
+    def feed(self, session: str, position: int) -> None:
+        """Appends text until the session is ``position`` tokens long."""
+        length = self._engine.session_info(session, OWNER, now=0.0).position
+        while length < position:
+            tokens = self._text[: min(APPEND_TOKENS, position - length)]
+            self._submit(session, tokens, None)
+            while self._engine.has_work():
+                self._engine.step(now=0.0)
+            length += len(tokens)
+
+    def decode(self, session: str, num_tokens: int) -> list[float]:
+        """Milliseconds of each of ``num_tokens`` steps that make one token."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        self._submit(session, (), sampling)
+        times = []
+        for _ in range(num_tokens):
+            start = time.perf_counter()
+            events = self._engine.step(now=0.0)
+            times.append((time.perf_counter() - start) * 1e3)
+            assert sum(isinstance(event, TokenEvent) for event in events) == 1, events
+        assert not self._engine.has_work()
+        return times
+
+    @property
+    def state_bytes(self) -> int:
+        return self._engine.stats().state_bytes_per_session
+
+    def _submit(
+        self, session: str, tokens: tuple[int, ...], sampling: SamplingParams | None
+    ) -> None:
+        request_id = f"request-{next(self._numbers)}"
+        request = Request(request_id, OWNER, tokens, sampling, session, keep=True, start=False)
+        self._engine.submit(request, now=0.0)
+
+
+def measure(
+    checkpoint: Checkpoint, positions: list[int], num_tokens: int, rounds: int
+) -> tuple[list[Row], list[int]]:
+    """Our rows, and resident bytes as one session passes each of ``positions``."""
+    probe = Probe(checkpoint, num_sessions=len(positions))
+    first = probe.open()
+    probe.feed(first, WARM_UP_TOKENS)
+    probe.decode(first, 4 * SETTLE_TOKENS)
+    probe.close(first)
+
+    sessions = [probe.open() for _ in positions]
+    half = num_tokens // 2
+    for session, position in zip(sessions[:-1], positions[:-1], strict=True):
+        probe.feed(session, max(1, position - half))
+    resident = []
+    for position in positions:
+        probe.feed(sessions[-1], max(1, position - half - SETTLE_TOKENS))
+        probe.decode(sessions[-1], SETTLE_TOKENS)
+        gc.collect()
+        resident.append(resident_bytes(os.getpid()))
+
+    times = in_turn(probe, sessions, max(1, num_tokens // rounds), rounds)
+    rows = [
+        Row(checkpoint.config.attention, position, statistics.median(t), probe.state_bytes)
+        for position, t in zip(positions, times, strict=True)
+    ]
+    return rows, resident
+
+
+def in_turn(probe: Probe, sessions: list[str], block_tokens: int, rounds: int) -> list[list[float]]:
+    """Milliseconds of the tokens of each session; there and back again, so that drift cancels."""
+    times: list[list[float]] = [[] for _ in sessions]
+    for number in range(rounds):
+        order = range(len(sessions)) if number % 2 == 0 else reversed(range(len(sessions)))
+        for index in order:
+            times[index] += probe.decode(sessions[index], block_tokens)
+    return times
+
+
+def measure_peer(peer: Peer, position: int, num_tokens: int) -> Row:
+    """One softmax model with ``position`` tokens in its cache."""
+    peer.fill(position, num_tokens + PEER_WARM_UP)
+    times = []
+    for _ in range(num_tokens + PEER_WARM_UP):
+        start = time.perf_counter()
+        peer.step()
+        times.append((time.perf_counter() - start) * 1e3)
+    return Row(peer.name, position, statistics.median(times[PEER_WARM_UP:]), peer.cache_bytes())
+
+
+def print_rows(title: str, groups: list[list[Row]]) -> None:
+    """A table in which each model is compared with itself at its first position."""
+    result = table(title, ("model", "position", "ms/token", "ratio", "state or cache", "ratio"))
+    for rows in groups:
+        for row in rows:
+            result.add_row(
+                row.name,
+                f"{row.position:,}",
+                f"{row.ms_per_token:.3f}",
+                f"{row.ms_per_token / rows[0].ms_per_token:.3f}",
+                format_bytes(row.memory_bytes),
+                f"{row.memory_bytes / rows[0].memory_bytes:.1f}",
+            )
+        result.add_section()
+    show(result)
+
+
+def print_memory(positions: list[int], resident: list[int], cache_bytes_per_token: int) -> None:
+    """A table of what the process holds while its session grows."""
+    result = table(
+        "one session grows; memory of the whole process",
+        ("position", "resident", "growth in KiB", "a KV cache in 16 bits would be"),
+    )
+    for position, size in zip(positions, resident, strict=True):
+        cache = format_bytes(cache_bytes_per_token * position)
+        growth = (size - resident[0]) // 1024
+        result.add_row(f"{position:,}", format_bytes(size), f"{growth:,}", cache)
+    show(result)
+
+
+def figures_of(rows: list[Row]) -> list[Figures]:
+    """The rows of one model, for the line of JSON."""
+    return [
+        {
+            "position": row.position,
+            "ms_per_token": round(row.ms_per_token, 4),
+            "ratio": round(row.ms_per_token / rows[0].ms_per_token, 4),
+            "memory_bytes": row.memory_bytes,
+        }
+        for row in rows
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--positions", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--tokens", type=int, default=500, help="timed at each position")
+    parser.add_argument("--rounds", type=int, default=10, help="turns in which they are timed")
+    parser.add_argument(
+        "--peer-positions", type=int, nargs="*", default=[1_000, 8_000, 32_000, 100_000]
+    )
+    parser.add_argument("--peer-tokens", type=int, default=30, help="timed at each position")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, prints, and ends with the line of JSON."""
+    options = arguments()
+    on = machine()
+    positions = sorted(options.positions)
+    checkpoint = load_model(options.model, options.dtype, options.threads)
+    config, dtype = checkpoint.config, checkpoint.model.head_weight.dtype
+    num_parameters = checkpoint.model.num_parameters()
+
+    rows, resident = measure(checkpoint, positions, options.tokens, options.rounds)
+    title = f"{dtype}, {options.threads} thread(s), one stream, {num_parameters:,} parameters"
+    print_memory(positions, resident, kv_cache_bytes_per_token(config))
+    groups, sizes = [rows], {config.attention: num_parameters}
+    if options.peer_positions:
+        for peer in peers(config, num_parameters, dtype):
+            sizes[peer.name] = peer.num_parameters
+            spots = sorted(options.peer_positions)
+            groups.append([measure_peer(peer, spot, options.peer_tokens) for spot in spots])
+    print_rows(title, groups)
+    print_result(
+        "flatness",
+        on,
+        {
+            "threads": options.threads,
+            "dtype": str(dtype).removeprefix("torch."),
+            "digest": checkpoint.digest,
+            "time_ratio": round(rows[-1].ms_per_token / rows[0].ms_per_token, 4),
+            "rss_growth_kib": (resident[-1] - resident[0]) // 1024,
+            "parameters": sizes,
+            "models": {group[0].name: figures_of(group) for group in groups},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

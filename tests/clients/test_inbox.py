@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from clients.python.errors import ConnectionLost, InvalidRequest, ReaderTooSlow
+from clients.python.events import Event, Finished, Refused, Token, Usage
+from clients.python.inbox import Inboxes
+
+
+def token(request_id: str, seq: int) -> Token:
+    return Token(request_id, seq, position=seq, token_id=0, text="")
+
+
+def end(request_id: str) -> Finished:
+    return Finished(request_id, None, 1, 1, "", "length", Usage(1, 1, 2))
+
+
+def opened(*request_ids: str, max_unread: int = 8) -> Inboxes:
+    inboxes = Inboxes(max_unread)
+    for request_id in request_ids:
+        inboxes.open(request_id)
+    return inboxes
+
+
+def test_each_request_gets_its_own_events_in_order() -> None:
+    inboxes = opened("a", "b")
+    events: list[Event] = [token("a", 1), token("b", 1), token("a", 2)]
+    for event in events:
+        inboxes.deliver(event)
+    assert [inboxes.take("a"), inboxes.take("a")] == [events[0], events[2]]
+    assert inboxes.take("a") is None
+    assert inboxes.take("b") == events[1]
+
+
+def test_last_event_closes_the_request() -> None:
+    inboxes = opened("a")
+    inboxes.deliver(end("a"))
+    assert inboxes.is_open("a")
+    assert inboxes.take("a") == end("a")
+    assert not inboxes.is_open("a")
+
+
+def test_arrival_and_failure_wake_the_reader() -> None:
+    inboxes, woken = Inboxes(), list[str]()
+    inboxes.open("a", lambda: woken.append("a"))
+    inboxes.open("b", lambda: woken.append("b"))
+    inboxes.deliver(token("b", 1))
+    assert woken == ["b"]
+    inboxes.fail(ConnectionLost("gone"))
+    assert woken == ["b", "a", "b"]
+
+
+def test_failure_comes_after_what_had_arrived_and_reaches_everyone() -> None:
+    inboxes = opened("a", "b")
+    inboxes.deliver(token("a", 1))
+    inboxes.fail(ConnectionLost("gone"))
+    assert inboxes.take("a") == token("a", 1)
+    for request_id in "ab":
+        with pytest.raises(ConnectionLost, match="gone"):
+            inboxes.take(request_id)
+        assert not inboxes.is_open(request_id)
+
+
+def test_unread_events_are_bounded_and_harm_no_other_request() -> None:
+    inboxes = opened("slow", "other", max_unread=3)
+    for seq in range(1, 6):
+        inboxes.deliver(token("slow", seq))
+    inboxes.deliver(token("other", 1))
+    assert list(inboxes.abandoned) == ["slow"]
+    assert [inboxes.take("slow") for _ in range(3)] == [token("slow", seq) for seq in (1, 2, 3)]
+    with pytest.raises(ReaderTooSlow):
+        inboxes.take("slow")
+    assert inboxes.take("other") == token("other", 1)
+
+
+def test_full_inbox_still_takes_the_end() -> None:
+    inboxes = opened("a", max_unread=1)
+    inboxes.deliver(token("a", 1))
+    inboxes.deliver(end("a"))
+    assert [inboxes.take("a"), inboxes.take("a")] == [token("a", 1), end("a")]
+
+
+def test_abandoned_request_is_to_be_cancelled_once_and_its_events_dropped() -> None:
+    inboxes = opened("a")
+    inboxes.abandon("a")
+    inboxes.abandon("a")
+    inboxes.deliver(token("a", 1))
+    assert list(inboxes.abandoned) == ["a"]
+    assert not inboxes.is_open("a")
+
+
+def test_request_that_has_ended_needs_no_cancel() -> None:
+    inboxes = opened("a")
+    inboxes.fail(ConnectionLost("gone"))
+    inboxes.abandon("a")
+    assert not inboxes.abandoned
+
+
+def test_refusal_of_an_unreadable_frame_leaves_nobody_waiting() -> None:
+    inboxes = opened("a", "b")
+    inboxes.deliver(Refused(None, InvalidRequest("not JSON")))
+    assert sorted(inboxes.abandoned) == ["a", "b"]
+    for request_id in "ab":
+        with pytest.raises(InvalidRequest):
+            inboxes.take(request_id)

@@ -1,0 +1,90 @@
+"""docs/model.md has every field, option and column, and its bytes and commands are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+
+import pytest
+
+from model.attention import MECHANISMS, mechanism
+from model.config import ModelConfig
+from model.state import StateLayout, kv_cache_bytes_per_token
+from model.training.loop import _INDIFFERENT
+from model.training.report import COLUMNS
+from server.main import BUNDLED_MODEL
+from tests.docs.pages import flags, names, page, rows, section
+
+TEXT = page("model.md")
+BUNDLED = ModelConfig.load(BUNDLED_MODEL / "config.json")
+COMMANDS = [
+    shlex.split(line.replace("\\\n", ""))
+    for block in re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    for line in re.findall(r"^everstream (?:.*\\\n)*.*$", block, re.MULTILINE)
+]
+
+
+def test_table_has_every_field_and_default() -> None:
+    table = {name: row[1] for row in rows(section(TEXT, "ModelConfig")) for name in names(row[0])}
+    fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
+    assert table.keys() == fields.keys()
+    for name in ("hidden_size", "num_hidden_layers", "head_dim", "intermediate_size"):
+        assert table[name] == str(fields[name].default)
+
+
+def test_every_mechanism_and_option_is_described() -> None:
+    text = section(TEXT, "Mechanisms")
+    for name in MECHANISMS:
+        assert f"**`{name}`**" in text
+        for option, default in mechanism(name).options.items():
+            assert f"`{option}` (default {default}" in text
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("dim", [16, 64])
+def test_bytes_of_state_follow_the_formulas(heads: int, dim: int) -> None:
+    def num_bytes(attention: str, **options: object) -> int:
+        config = dataclasses.replace(
+            BUNDLED,
+            num_attention_heads=heads,
+            head_dim=dim,
+            num_hidden_layers=1,
+            attention=attention,
+            attention_options=options,
+        )
+        return StateLayout.of(config).num_bytes
+
+    unit = 4 * heads * dim
+    assert "| 4 H K (K + 1) |" in TEXT
+    assert num_bytes("elu") == unit * (dim + 1)
+    assert "| 4 H K (K + 3 (W - 1)), with W = `conv_size` |" in TEXT
+    assert num_bytes("gated", conv_size=3) == unit * (dim + 3 * 2)
+    assert "| 4 H K K |" in TEXT
+    assert num_bytes("gated", conv_size=0) == unit * dim
+
+
+def test_figures_of_the_bundled_model_are_right() -> None:
+    state, cache = StateLayout.of(BUNDLED).num_bytes, kv_cache_bytes_per_token(BUNDLED)
+    assert f"= {state:,} bytes\n" in TEXT
+    assert f"= {cache:,} bytes for each token, and so is past that after {state // cache} " in TEXT
+
+
+def test_table_has_every_column_of_the_log() -> None:
+    table = {names(row[0])[0]: names(row[1]) for row in rows(section(TEXT, "Train your own"))}
+    assert table["log.csv"] == list(COLUMNS)
+
+
+def test_every_option_that_may_change_is_named() -> None:
+    (sentence,) = re.findall(r"the folder, (.*?) may change", TEXT, re.DOTALL)
+    options = {f"--{name.replace('_', '-')}" for name in _INDIFFERENT - {"out"}}
+    assert set(names(sentence)) == options
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[1])
+def test_commands_take_what_the_page_gives_them(words: list[str]) -> None:
+    assert {word for word in words if word.startswith("--")} <= flags(words[1])
+
+
+def test_every_training_command_has_an_example() -> None:
+    assert {words[1] for words in COMMANDS} >= {"tokenizer", "train", "eval", "export", "serve"}

@@ -1,0 +1,88 @@
+"""docs/operations.md has every setting, its flag and default, and every metric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import get_args
+
+from model.config import ModelConfig
+from model.state import StateLayout
+from server.config import ServerConfig, flag_of, parse_bytes
+from server.engine.types import EngineStats, Finished, FinishReason, Usage
+from server.main import BUNDLED_MODEL, DEFAULT_STATE_MEMORY_BYTES
+from server.metrics import Metrics
+from tests.docs.pages import flags, names, page, rows, section
+
+TEXT = page("operations.md")
+SETTINGS = {names(row[1])[0]: row for row in rows(section(TEXT, "Settings"))}
+FIELDS = ServerConfig.model_fields
+
+
+def variable(field: str) -> str:
+    return f"EVERSTREAM_{field.upper()}"
+
+
+def test_table_has_every_setting() -> None:
+    assert list(SETTINGS) == [variable(field) for field in sorted(FIELDS, key=order)]
+
+
+def test_table_has_every_flag_beside_its_variable() -> None:
+    shown = {names(row[0])[0] for row in SETTINGS.values() if row[0]}
+    assert shown == flags("serve")
+    for field in FIELDS:
+        flag = SETTINGS[variable(field)][0]
+        assert flag in ("", f"`{flag_of(field)}`"), field
+
+
+def test_table_has_every_default() -> None:
+    for field, info in FIELDS.items():
+        shown = SETTINGS[variable(field)][2]
+        if isinstance(info.default, int | float):
+            assert shown == f"`{info.default:.0f}`", field
+        elif isinstance(info.default, str):
+            assert shown == f"`{info.default}`", field
+        elif info.default == ():
+            assert shown == "none", field
+    assert (
+        parse_bytes(names(SETTINGS["EVERSTREAM_STATE_MEMORY"][2])[0]) == DEFAULT_STATE_MEMORY_BYTES
+    )
+
+
+def test_capacity_of_the_bundled_model_is_as_stated() -> None:
+    size = StateLayout.of(ModelConfig.load(BUNDLED_MODEL / "config.json")).num_bytes
+    counts = [f"{memory // size:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
+    stated = f"{size:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions"
+    assert f"{stated}, and 2 GiB hold {counts[1]}." in TEXT
+
+
+def test_table_has_every_metric_with_its_type() -> None:
+    table = {names(row[0])[0]: row[1] for row in rows(section(TEXT, "Metrics"))}
+    assert table == dict(metrics())
+
+
+def test_no_metric_is_named_that_does_not_exist() -> None:
+    mentioned = set(re.findall(r"\beverstream_\w+", TEXT))
+    assert mentioned <= {name for name, _ in metrics()}
+
+
+def test_table_has_every_finish_reason() -> None:
+    shown = {names(row[0])[0]: names(row[2]) for row in rows(section(TEXT, "Metrics"))}
+    reasons = {"finish_reason", *get_args(FinishReason), "appended"}
+    assert set(shown["everstream_requests_total"]) == reasons
+
+
+def order(field: str) -> tuple[bool, int]:
+    """Settings with a flag first, each part in the order of the class."""
+    return flag_of(field) not in flags("serve"), list(FIELDS).index(field)
+
+
+def metrics() -> Iterator[tuple[str, str]]:
+    """Name and type of everything that a scrape of a used server shows."""
+    counters = Metrics()
+    counters.ttft.observe(0.1)
+    counters.request_finished(Finished("r", None, 1, 2, "", "stop", Usage(1, 1)))
+    text = counters.render(EngineStats(4, 1, 1, 1, 0, 64, 1, 1, 0)).decode()
+    found = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
+    assert found
+    yield from found

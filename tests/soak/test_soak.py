@@ -1,0 +1,33 @@
+"""The soak in its short form, against a real server process with a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import Options, soak
+from model.checkpoint import save_checkpoint
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_server_comes_to_rest_after_everything_that_clients_do(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint()
+    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
+    options = Options(
+        seconds=12,
+        warm_up_s=6,
+        streams=16,
+        max_sessions=16,
+        session_ttl_s=4,
+        threads=1,
+        model=str(tmp_path),
+    )
+    report = soak(options)
+    assert not report.failures, "\n".join(report.failures)
+    assert report.tally.refused["capacity_exhausted"] > 0
+    for visit in ("stream", "same_tokens", "kept_session", "cancel", "cut_socket", "bad_body"):
+        assert report.tally.done[visit] > 0, report.tally.done
+    assert report.tally.done["fill_and_empty"] == 1
