@@ -43,7 +43,7 @@ class ServerConfig(BaseSettings):
     model: str | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    threads: int | None = Field(default=None, ge=1)
+    threads: int = Field(default=1, ge=1)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     max_sessions: int | None = Field(default=None, ge=1)

@@ -61,7 +61,7 @@ def serve(
     model: Model = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of the matrix library.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of the matrix library [1].")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16 [auto].")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions that fit the pool.")] = None,
     state_memory: Annotated[
@@ -128,7 +128,7 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    threads: int | None = None,
+    threads: Annotated[int, typer.Option(help="Threads of the matrix library.")] = 1,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
 ) -> None:
     """Generate in the terminal, without a server."""
@@ -192,14 +192,15 @@ def build_app(config: ServerConfig) -> tuple[FastAPI, ModelInfo]:
     return create_app(driver, checkpoint.tokenizer, info, config, _version()), info
 
 
-def load_model(source: str | None, dtype: str, threads: int | None) -> Checkpoint:
+def load_model(source: str | None, dtype: str, threads: int) -> Checkpoint:
     """The checkpoint, on ``threads`` threads; leaves with a message where it cannot be had."""
     import torch
 
     from model.checkpoint import load_checkpoint
+    from server.memory import keep_freed_memory
 
-    if threads:
-        torch.set_num_threads(threads)
+    keep_freed_memory()
+    torch.set_num_threads(threads)
     with _clear_errors():
         return load_checkpoint(source or BUNDLED_MODEL, _torch_dtype(dtype))
 
