@@ -14,6 +14,20 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
+# Bounds that hardly anybody changes: these have no flag.
+_VARIABLE_ONLY = frozenset(
+    {
+        "max_prompt_tokens",
+        "max_tokens_limit",
+        "max_body_bytes",
+        "max_message_bytes",
+        "max_connections",
+        "max_socket_requests",
+        "outbox_events",
+    }
+)
+
+
 class ConfigError(ValueError):
     """A setting that cannot be; the message names its flag and its variable."""
 
@@ -120,4 +134,6 @@ def _explain(item: Any) -> str:
     if not item["loc"]:
         return str(message)
     field = str(item["loc"][0])
-    return f"{flag_of(field)} (EVERSTREAM_{field.upper()}): {message[0].lower()}{message[1:]}"
+    variable = f"EVERSTREAM_{field.upper()}"
+    name = variable if field in _VARIABLE_ONLY else f"{flag_of(field)} ({variable})"
+    return f"{name}: {message[0].lower()}{message[1:]}"

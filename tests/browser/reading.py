@@ -36,5 +36,10 @@ def decode(tokens: bytes) -> str:
     return tokens.decode()
 
 
+def expect_position(page: Page, position: int) -> None:
+    """Waits for the position to be shown: the page draws its figures once a frame."""
+    expect(page.locator("#position")).to_have_text(f"{position:,}")
+
+
 def position_of(page: Page) -> int:
     return int(page.locator("#position").inner_text().replace(",", ""))

@@ -12,8 +12,8 @@ from tests.browser.reading import (
     ENDLESS,
     begin,
     decode,
+    expect_position,
     open_page,
-    position_of,
     story_of,
     wait_until_ended,
 )
@@ -30,7 +30,7 @@ def test_streams_the_text_after_the_prompt(visit: Visit, server: ServerProcess) 
     # The fake engine reads its story from the position, which the prompt has moved.
     assert story_of(page) == "Hello" + decode(STORY[5:125])
     assert page.locator("#story .prompt").text_content() == "Hello"
-    assert position_of(page) == 125
+    expect_position(page, 125)
     expect(page.locator("#first-token")).to_have_text(re.compile(r"^[\d.]+\s(ms|s)$"))
     expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.,]+$"))
 
@@ -57,7 +57,7 @@ def test_stop_ends_the_stream_and_keeps_text(visit: Visit, server: ServerProcess
     else:
         page.keyboard.press("Escape")
     num_tokens = int(re.findall(r"[\d,]+(?= token)", wait_until_ended(page))[0].replace(",", ""))
-    assert position_of(page) == len("Hello") + num_tokens
+    expect_position(page, len("Hello") + num_tokens)
     expect(page.get_by_role("button", name="Continue")).to_be_enabled()
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 
@@ -98,7 +98,7 @@ def test_new_frees_the_session_and_begins_again(visit: Visit, server: ServerProc
     assert page.locator("#prompt").input_value() == "Hello"
     begin(page, "Again!", 10)
     wait_until_ended(page)
-    assert position_of(page) == 16
+    expect_position(page, 16)
     first, second = visit.messages("started")
     assert first["session"] != second["session"]
     assert [deleted["session"] for deleted in visit.messages("deleted")] == [first["session"]]
@@ -138,10 +138,10 @@ def test_memory_is_constant_while_the_cache_would_grow(visit: Visit, server: Ser
     line = page.locator("#chart .state-line").get_attribute("d") or ""
     begin(page, "Hello", 251)
     wait_until_ended(page)
-    assert MODEL.kv_cache_bytes_per_token * 256 == 3 * 1024**2
-    expect(cache).to_have_text("3\u00a0MiB")
+    assert MODEL.kv_cache_bytes_per_token * 256 == 1.5 * 1024**2
+    expect(cache).to_have_text("1.50\u00a0MiB")
     expect(state).to_have_text("438\u00a0KiB")
-    expect(page.locator("#verdict")).to_contain_text("7.0\u00a0times as much")
+    expect(page.locator("#verdict")).to_contain_text("3.5\u00a0times as much")
     assert page.locator("#chart .state-line").get_attribute("d") != line
 
 

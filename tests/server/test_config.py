@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
-from server.config import ConfigError, ServerConfig, flag_of, parse_bytes
+from server.config import _VARIABLE_ONLY, ConfigError, ServerConfig, flag_of, parse_bytes
+from server.main import app
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,24 @@ def test_keys_do_not_show() -> None:
 def test_bad_setting_is_named_by_its_flag(flags: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         ServerConfig.load(**flags)
+
+
+def test_setting_without_a_flag_is_named_by_its_variable() -> None:
+    with pytest.raises(ConfigError, match=r"^EVERSTREAM_MAX_BODY_BYTES: ") as error:
+        ServerConfig.load(max_body_bytes=1)
+    assert "--" not in str(error.value)
+
+
+def test_every_named_flag_exists() -> None:
+    serve = next(
+        c for c in app.registered_commands if c.callback and c.callback.__name__ == "serve"
+    )
+    parameters = typer.main.get_command_from_info(
+        serve, pretty_exceptions_short=True, rich_markup_mode=None
+    ).params
+    flags = {option for parameter in parameters for option in parameter.opts}
+    fields = ServerConfig.model_fields.keys() - _VARIABLE_ONLY
+    assert {flag_of(field) for field in fields} <= flags
 
 
 def test_bad_key_is_not_repeated() -> None:
