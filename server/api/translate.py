@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -150,13 +151,19 @@ def _refuse_unknown_fields(text: bytes | str, known: frozenset[str]) -> None:
 
 
 def request_id_of(text: str) -> str | None:
-    """The ``request_id`` of a frame that is not a message, to answer it by."""
+    """The ``request_id`` of a frame that is not a message, to answer it by.
+
+    Read by Python's lenient parser: a NaN or a lone surrogate elsewhere in the
+    frame is no reason to leave its sender without an answer.
+    """
     try:
-        frame = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    found = frame.get("request_id") if isinstance(frame, dict) else None
-    return found if isinstance(found, str) and 1 <= len(found) <= 64 else None
+        frame = json.loads(text)
+        found = frame.get("request_id") if isinstance(frame, dict) else None
+        if isinstance(found, str) and len(found) <= 64 and found.encode():
+            return found
+    except (ValueError, RecursionError):  # no JSON, or an id that is no Unicode text
+        pass
+    return None
 
 
 def usage_object(usage: Usage) -> dict[str, int]:

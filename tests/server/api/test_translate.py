@@ -104,3 +104,23 @@ def test_unknown_code_is_our_own_failure() -> None:
 )
 def test_request_id_is_found_in_what_is_not_a_message(text: str, found: str | None) -> None:
     assert request_id_of(text) == found
+
+
+@pytest.mark.parametrize(
+    ("frame", "request_id"),
+    [
+        ('{"request_id": "a", "temperature": NaN}', "a"),
+        ('{"request_id": "a", "prompt": "\\ud800"}', "a"),
+        ('{"request_id": "a", "seed": 1e999}', "a"),
+        ('{"request_id": "\\ud800"}', None),
+        ('{"request_id": ""}', None),
+        ('{"request_id": "' + "a" * 65 + '"}', None),
+        ('{"request_id": 7}', None),
+        ("[" * 100_000, None),
+        ('{"request_id": "a", "seed": ' + "9" * 5000 + "}", None),
+        ("nonsense", None),
+        ('["request_id"]', None),
+    ],
+)
+def test_request_id_of_a_frame_that_is_no_message(frame: str, request_id: str | None) -> None:
+    assert request_id_of(frame) == request_id
