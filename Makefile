@@ -61,9 +61,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt | $(BIN)/python
 	@echo "Installing Everstream and its test tools into $(VENV) (minutes the first time) ..."
 	@$(INSTALL) '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-deps --requirement tests/oracle-packages.txt
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python

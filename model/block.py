@@ -1,4 +1,4 @@
-"""One layer: attention and a gated MLP, each behind a norm and beside a residual path."""
+"""One layer: attention and an MLP, each behind a norm and beside a residual path."""
 
 from __future__ import annotations
 
@@ -23,28 +23,48 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(gate) * value)  # type: ignore[no-any-return]
 
 
+class GeluMLP(nn.Module):
+    """``gelu(x W_1 + b_1) W_2 + b_2`` with the tanh form of the gelu, as in GPT-2."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """A norm over the model's width, as ``config.norm`` names it."""
+    if config.norm == "layer":
+        return nn.LayerNorm(config.hidden_size, config.rms_norm_eps)
+    return nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
 class Block(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; the three forms share the weights."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention_norm = make_norm(config)
         self.attention = mechanism(config.attention)(config)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = SwiGLU(config)
+        self.mlp_norm = make_norm(config)
+        self.mlp = {"swiglu": SwiGLU, "gelu": GeluMLP}[config.mlp](config)
 
     def parallel(self, x: Tensor, losses: Losses = None) -> Tensor:
-        return self._mlp(x + self.attention.parallel(self.attention_norm(x), losses))
+        return self.with_mlp(x + self.attention.parallel(self.attention_norm(x), losses))
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
         y, state = self.attention.chunk(self.attention_norm(x), state, position, losses)
-        return self._mlp(x + y), state
+        return self.with_mlp(x + y), state
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.attention.step(self.attention_norm(x), state, position)
-        return self._mlp(x + y), state
+        return self.with_mlp(x + y), state
 
-    def _mlp(self, x: Tensor) -> Tensor:
+    def with_mlp(self, x: Tensor) -> Tensor:
+        """``x`` after attention to the block's output."""
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]

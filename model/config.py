@@ -14,6 +14,11 @@ from typing import Any
 
 MODEL_TYPE = "everstream"
 
+_CHOICES = {"norm": ("rms", "layer"), "mlp": ("swiglu", "gelu")}
+
+#: Written only where they are not the default: a file from before them keeps its bytes and digest.
+_ADDED_LATER = ("attention_bias", "norm", "mlp", "max_position_embeddings")
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be a model. The message names the field."""
@@ -22,6 +27,13 @@ class ConfigError(ValueError):
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything that decides the shapes of weights and state.
+
+    The defaults of the last four fields are the project's own models; the other
+    values are there for checkpoints of other families (`model.convert`):
+    ``norm`` "layer" and ``mlp`` "gelu" have biases as in GPT-2, and
+    ``max_position_embeddings`` above 0 is the length of a table of learned
+    positions that is added to the embeddings. A stream that is longer keeps
+    the table's last row. ``rms_norm_eps`` is the epsilon of either norm.
 
     ``attention_options`` holds what only one mechanism understands (``gated``
     reads ``conv_size``, for example); the mechanism validates it and refuses
@@ -40,6 +52,10 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     bos_token_id: int = 0
     eos_token_id: int = 0
+    attention_bias: bool = False
+    norm: str = "rms"
+    mlp: str = "swiglu"
+    max_position_embeddings: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -59,10 +75,17 @@ class ModelConfig:
                 raise ConfigError(f"{name} must be in 0..{self.vocab_size - 1}, not {value!r}")
         if type(self.rms_norm_eps) is not float or not 0.0 < self.rms_norm_eps < 1.0:
             raise ConfigError(f"rms_norm_eps must be in (0, 1), not {self.rms_norm_eps!r}")
-        if type(self.tie_word_embeddings) is not bool:
-            raise ConfigError(
-                f"tie_word_embeddings must be a boolean, not {self.tie_word_embeddings!r}"
-            )
+        for name in ("tie_word_embeddings", "attention_bias"):
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}"
+                )
+        value = self.max_position_embeddings
+        if type(value) is not int or value < 0:
+            raise ConfigError(f"max_position_embeddings must be 0 or more, not {value!r}")
         if type(self.attention_options) is not dict:
             raise ConfigError(
                 f"attention_options must be an object, not {self.attention_options!r}"
@@ -74,7 +97,11 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields plus ``model_type``, ready for JSON."""
-        return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
+        values = dataclasses.asdict(self)
+        for added in dataclasses.fields(self):
+            if added.name in _ADDED_LATER and values[added.name] == added.default:
+                del values[added.name]
+        return {"model_type": MODEL_TYPE, **values}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
@@ -100,10 +127,15 @@ class ModelConfig:
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
         """Reads ``config.json``; raises `ConfigError` where it is not one."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path} is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} holds no JSON object")
-        return cls.from_dict(values)
+        return cls.from_dict(read_json(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises `ConfigError` where there is none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return values

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.base import Losses, State
-from model.block import Block
+from model.block import Block, make_norm
 from model.config import ModelConfig
 
 #: One `State` per layer.
@@ -23,8 +24,12 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.max_position_embeddings:
+            self.position_embedding = nn.Embedding(
+                config.max_position_embeddings, config.hidden_size
+            )
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = make_norm(config)
         if not config.tie_word_embeddings:
             self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -43,7 +48,7 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, state: ModelState, position: Tensor
     ) -> tuple[Tensor, ModelState]:
         """One token each, [B] int64; logits [B, vocabulary] and the new state."""
-        x, new_state = self.embedding(tokens), []
+        x, new_state = self._embed(tokens, position), []
         for block, layer_state in zip(self._blocks(), state, strict=True):
             x, layer_state = block.step(x, layer_state, position)
             new_state.append(layer_state)
@@ -51,7 +56,7 @@ class LanguageModel(nn.Module):
 
     def hidden_parallel(self, tokens: Tensor, losses: Losses = None) -> Tensor:
         """`parallel` without the head: the normed output of the last block, [B, T, D]."""
-        x = self.embedding(tokens)
+        x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
         for block in self._blocks():
             x = block.parallel(x, losses)
         return self.norm(x)  # type: ignore[no-any-return]
@@ -60,11 +65,22 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, ModelState]:
         """`chunk` without the head."""
-        x, new_state = self.embedding(tokens), []
+        positions = position.unsqueeze(1) + torch.arange(tokens.shape[1], device=tokens.device)
+        x, new_state = self._embed(tokens, positions), []
         for block, layer_state in zip(self._blocks(), state, strict=True):
             x, layer_state = block.chunk(x, layer_state, position, losses)
             new_state.append(layer_state)
         return self.norm(x), tuple(new_state)
+
+    @torch.no_grad()
+    def attention_pairs(self, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What goes into each layer's attention and what comes out, [B, T, D] each, in order."""
+        x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self._blocks():
+            inputs = block.attention_norm(x)
+            outputs = block.attention.parallel(inputs)
+            yield inputs, outputs
+            x = block.with_mlp(x + outputs)
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., D] from `hidden_parallel` or `hidden_chunk` to [..., vocabulary]."""
@@ -92,7 +108,7 @@ class LanguageModel(nn.Module):
                     parameter.fill_(1.0)
                 elif parameter.dim() < 2 or name.endswith(("attention.out.weight", "down.weight")):
                     parameter.zero_()
-                elif name == "embedding.weight":
+                elif name.endswith("embedding.weight"):
                     parameter.normal_(0.0, 0.02, generator=generator)
                 else:
                     parameter.normal_(0.0, 1 / math.sqrt(parameter.shape[1]), generator=generator)
@@ -101,6 +117,14 @@ class LanguageModel(nn.Module):
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The embeddings of ``tokens``, plus those of ``positions`` where there is a table."""
+        x = self.embedding(tokens)
+        if self.config.max_position_embeddings:
+            last = self.config.max_position_embeddings - 1
+            x = x + self.position_embedding(positions.clamp_max(last))
+        return x  # type: ignore[no-any-return]
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

@@ -14,8 +14,9 @@ V value features per head. A mechanism owns its projections: it maps
 State is a flat ``dict`` of named tensors per layer, each ``[B, *shape]`` as
 its `TensorSpec` says. **All zeros is the empty state**, for every tensor of
 every mechanism; one that needs another start (a running maximum, say) encodes
-it so that zero means "nothing yet". State is never stored below float32;
-counters are integers, because a float32 count stops at 2**24.
+it so that zero means "nothing yet". State is never stored below float32. Sums
+that nothing decays are float64 and counters are integers, because a float32
+sum stops taking in new tokens after 2**24 of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,8 @@ class Attention(nn.Module, ABC):
     constant_state: ClassVar[bool] = True
     #: Names that ``config.attention_options`` may hold, with their defaults.
     options: ClassVar[dict[str, object]] = {}
+    #: What an option may be: for numbers the smallest and the largest value, for names a choice.
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,13 +80,23 @@ class Attention(nn.Module, ABC):
                     f"attention_options.{name} must be"
                     f" {type(cls.options[name]).__name__}, not {value!r}"
                 )
+            if isinstance(value, str):
+                if value not in cls.allowed[name]:
+                    raise ConfigError(
+                        f"attention_options.{name} must be"
+                        f" {' or '.join(map(repr, cls.allowed[name]))}, not {value!r}"
+                    )
+            elif name in cls.allowed:
+                low, high = cls.allowed[name]
+                if not low <= value <= high:  # type: ignore[operator]
+                    raise ConfigError(
+                        f"attention_options.{name} must be in {low}..{high}, not {value!r}"
+                    )
 
     @classmethod
-    def integer_option(cls, config: ModelConfig, name: str) -> int:
+    def option(cls, config: ModelConfig, name: str) -> Any:
         """The option as the config has it, else its default."""
-        value = config.attention_options.get(name, cls.options[name])
-        assert isinstance(value, int), (name, value)
-        return value
+        return config.attention_options.get(name, cls.options[name])
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Sets what should not start as `LanguageModel.init_weights` leaves it."""

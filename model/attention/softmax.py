@@ -1,6 +1,9 @@
 """The baseline: causal softmax attention with rotary positions and a cache that grows.
 
-    o_t = sum_{j <= t} softmax_j(q_t . k_j / sqrt(K)) v_j
+    o_t = sum_{j <= t} softmax_j(R_t q_t . R_j k_j / sqrt(K)) v_j
+
+R_t is the rotation of `model.ops.rotary` with base ``rope_theta``; with
+``rotary`` "none" there is none, for checkpoints with learned positions.
 
 Here to be measured against. Its state, the keys and values of all tokens so
 far, is not constant, so the server refuses it; `state_spec` gives the cache of
@@ -21,21 +24,31 @@ from model.ops.rotary import rotate
 
 
 class SoftmaxAttention(Attention):
-    """See the module's docstring. All sessions of one batch have texts of one length."""
+    """See the module's docstring. All sessions of one batch have texts of one length.
+
+    Options: ``rotary`` ("before" or "none"), ``rope_theta``.
+    """
 
     constant_state: ClassVar[bool] = False
+    options: ClassVar[dict[str, object]] = {"rotary": "before", "rope_theta": 10_000.0}
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
+        "rotary": ("before", "none"),
+        "rope_theta": (2.0, 1e12),
+    }
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.heads = (config.num_attention_heads, config.head_dim)
         width = config.num_attention_heads * config.head_dim
-        self.qkv = nn.Linear(config.hidden_size, 3 * width, bias=False)
-        self.out = nn.Linear(width, config.hidden_size, bias=False)
+        self.rotary = self.option(config, "rotary") != "none"
+        self.rope_theta: float = self.option(config, "rope_theta")
+        self.qkv = nn.Linear(config.hidden_size, 3 * width, bias=config.attention_bias)
+        self.out = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
 
     @classmethod
     def check_options(cls, config: ModelConfig) -> None:
         super().check_options(config)
-        if config.head_dim % 2:
+        if config.head_dim % 2 and cls.option(config, "rotary") != "none":
             raise ConfigError(f"head_dim must be even for rotary positions, not {config.head_dim}")
 
     @classmethod
@@ -67,7 +80,8 @@ class SoftmaxAttention(Attention):
         """q, k, v as [B, H, T, K], q and k rotated."""
         positions = position.unsqueeze(1) + torch.arange(x.shape[1], device=x.device)
         q, k, v = self.qkv(x).unflatten(-1, (3, *self.heads)).unbind(-3)
-        q, k = rotate(q, positions), rotate(k, positions)
+        if self.rotary:
+            q, k = (rotate(t, positions, self.rope_theta) for t in (q, k))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _output(self, o: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotates ``x`` [B, T, H, K] by its ``positions`` [B, T] (int64); K is even."""
+    """Rotates ``x`` [..., H, K] by its ``positions`` [...] (int64); K is even."""
     half = x.shape[-1] // 2
     frequency = base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
-    angle = positions.to(torch.float64).unsqueeze(-1) * frequency  # [B, T, K/2]
-    cos, sin = (f(angle).to(x.dtype).unsqueeze(2) for f in (torch.cos, torch.sin))
+    angle = positions.to(torch.float64).unsqueeze(-1) * frequency  # [..., K/2]
+    cos, sin = (f(angle).to(x.dtype).unsqueeze(-2) for f in (torch.cos, torch.sin))
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

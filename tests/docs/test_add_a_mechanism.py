@@ -40,7 +40,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Does what the page says, for the length of a test."""
     entry = ast.literal_eval("{" + code_after("In `model/attention/__init__.py`") + "}")
     ((name, (module_name, _)),) = entry.items()
-    module = load(tmp_path / "relu.py", code_after("`model/attention/relu.py`:"))
+    module = load(tmp_path / "squared_relu.py", code_after("`model/attention/squared_relu.py`:"))
     oracles = load(
         tmp_path / "oracles.py",
         ORACLE_IMPORTS + code_after("`tests/model/attention/oracles.py`:"),
@@ -53,9 +53,9 @@ def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def layer() -> Attention:
     config = ModelConfig(
-        vocab_size=257, hidden_size=24, num_attention_heads=2, head_dim=8, attention="relu"
+        vocab_size=257, hidden_size=24, num_attention_heads=2, head_dim=8, attention="squared_relu"
     )
-    layer = mechanism("relu")(config)
+    layer = mechanism("squared_relu")(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -121,13 +121,13 @@ def test_mechanism_is_served() -> None:
         num_attention_heads=2,
         head_dim=16,
         intermediate_size=48,
-        attention="relu",
+        attention="squared_relu",
     )
     model = LanguageModel(config)
     model.init_weights(torch.Generator().manual_seed(0))
-    checkpoint = Checkpoint(model.eval().requires_grad_(False), tokenizer, digest="relu")
+    checkpoint = Checkpoint(model.eval().requires_grad_(False), tokenizer, digest="squared_relu")
     engine = Engine(checkpoint, EngineConfig(max_sessions=2, new_id=lambda: "session"))
-    assert engine.stats().state_bytes_per_session == 2 * 2 * (16 * 16 + 16) * 4
+    assert engine.stats().state_bytes_per_session == 2 * 2 * (16 * 16 + 16) * 8
     assert len(tokens_of(solo(engine, request(max_tokens=5)))) == 5
 
 

@@ -8,7 +8,6 @@ import shlex
 
 import pytest
 
-from model.attention import MECHANISMS, mechanism
 from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.training.loop import _INDIFFERENT
@@ -31,37 +30,6 @@ def test_table_has_every_field_and_default() -> None:
     assert table.keys() == fields.keys()
     for name in ("hidden_size", "num_hidden_layers", "head_dim", "intermediate_size"):
         assert table[name] == str(fields[name].default)
-
-
-def test_every_mechanism_and_option_is_described() -> None:
-    text = section(TEXT, "Mechanisms")
-    for name in MECHANISMS:
-        assert f"**`{name}`**" in text
-        for option, default in mechanism(name).options.items():
-            assert f"`{option}` (default {default}" in text
-
-
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("dim", [16, 64])
-def test_bytes_of_state_follow_the_formulas(heads: int, dim: int) -> None:
-    def num_bytes(attention: str, **options: object) -> int:
-        config = dataclasses.replace(
-            BUNDLED,
-            num_attention_heads=heads,
-            head_dim=dim,
-            num_hidden_layers=1,
-            attention=attention,
-            attention_options=options,
-        )
-        return StateLayout.of(config).num_bytes
-
-    unit = 4 * heads * dim
-    assert "| 4 H K (K + 1) |" in TEXT
-    assert num_bytes("elu") == unit * (dim + 1)
-    assert "| 4 H K (K + 3 (W - 1)), with W = `conv_size` |" in TEXT
-    assert num_bytes("gated", conv_size=3) == unit * (dim + 3 * 2)
-    assert "| 4 H K K |" in TEXT
-    assert num_bytes("gated", conv_size=0) == unit * dim
 
 
 def test_figures_of_the_bundled_model_are_right() -> None:

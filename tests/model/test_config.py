@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -17,6 +18,16 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert values["num_hidden_layers"] == 6
 
 
+def test_file_of_an_own_model_has_no_fields_of_other_families() -> None:
+    """So that a file from before them keeps its bytes, and its model its digest."""
+    bundled = Path(__file__).parents[2] / "model" / "bundled" / "config.json"
+    config = ModelConfig.load(bundled)
+    assert config.to_dict() == json.loads(bundled.read_text())
+    other = dataclasses.replace(config, attention_bias=True, norm="layer", mlp="gelu")
+    assert ModelConfig.from_dict(other.to_dict()) == other
+    assert other.to_dict().keys() - config.to_dict().keys() == {"attention_bias", "norm", "mlp"}
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -31,6 +42,13 @@ def test_json_round_trip(tmp_path: Path) -> None:
         ("eos_token_id", 300),
         ("bos_token_id", -1),
         ("attention", "fourier"),
+        ("attention_bias", 1),
+        ("norm", "batch"),
+        ("mlp", "relu"),
+        ("mlp", None),
+        ("max_position_embeddings", -1),
+        ("max_position_embeddings", True),
+        ("max_position_embeddings", 8.0),
         ("attention_options", []),
         ("attention_options", {"conv_width": 4}),
         ("attention_options", {"conv_size": "4"}),
@@ -67,3 +85,21 @@ def test_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
 def test_softmax_needs_an_even_head() -> None:
     with pytest.raises(ConfigError, match="head_dim"):
         ModelConfig(vocab_size=300, attention="softmax", head_dim=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rotary": "after"}, "rotary"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"rope_theta": 10_000}, "rope_theta"),
+    ],
+)
+def test_bad_option_of_softmax_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"attention_options.{message}"):
+        ModelConfig(vocab_size=300, attention="softmax", attention_options=options)
+
+
+def test_softmax_without_rotary_takes_an_odd_head() -> None:
+    options: dict[str, object] = {"rotary": "none"}
+    ModelConfig(vocab_size=300, attention="softmax", head_dim=7, attention_options=options)

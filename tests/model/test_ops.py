@@ -4,32 +4,71 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.ops.recurrence import MIN_LOG_DECAY, recurrence_chunk, recurrence_step
+from model.ops.decayed_scores import MIN_LOG_DECAY
+from model.ops.recurrence import recurrence_chunk, recurrence_step
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("log_decay", [0.0, -1e-4, -0.5, MIN_LOG_DECAY])
-def test_chunk_equals_steps_at_every_strength_of_decay(log_decay: float) -> None:
-    q, k, v = (random(1, 200, 2, 8, seed=i) for i in range(3))
-    decay = torch.full_like(q, log_decay)
-    num, state = recurrence_chunk(q, k, v, torch.zeros(1, 2, 8, 8), decay)
+STRENGTHS = [
+    (0.0, True),
+    (-1e-4, True),
+    (-0.5, True),
+    (MIN_LOG_DECAY, True),
+    (0.0, False),
+    (-0.5, False),
+    (MIN_LOG_DECAY, False),
+    (-100.0, False),
+    (-1e4, False),
+]
+
+
+@pytest.mark.parametrize(("log_decay", "bounded"), STRENGTHS)
+@pytest.mark.parametrize("num_tokens", [1, 5, 16, 200])
+def test_chunk_equals_steps_at_every_strength_of_decay(
+    log_decay: float, bounded: bool, num_tokens: int
+) -> None:
+    q, k, v = (random(1, num_tokens, 2, 8, seed=i) for i in range(3))
+    decay = log_decay * torch.rand(q.shape, generator=torch.Generator().manual_seed(3))
+    num, state = recurrence_chunk(q, k, v, torch.zeros(1, 2, 8, 8), decay, bounded)
     stepped = torch.zeros(1, 2, 8, 8)
-    for t in range(200):
-        o, stepped = recurrence_step(q[:, t], k[:, t], v[:, t], stepped, decay[:, t].exp())
+    for t in range(num_tokens):
+        o, stepped = recurrence_step(q[:, t], k[:, t], v[:, t], stepped, decay[:, t])
         torch.testing.assert_close(num[:, t], o, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(state, stepped, rtol=1e-4, atol=1e-4)
 
 
-def test_strongest_decay_gives_finite_gradients() -> None:
-    q, k, v = (random(1, 128, 1, 4, seed=i).requires_grad_() for i in range(3))
-    decay = torch.full((1, 128, 1, 4), MIN_LOG_DECAY, requires_grad=True)
-    recurrence_chunk(q, k, v, torch.zeros(1, 1, 4, 4), decay)[0].sum().backward()
-    for tensor in (q, k, v, decay):
-        assert tensor.grad is not None
-        assert tensor.grad.isfinite().all()
+@pytest.mark.parametrize(("log_decay", "bounded"), STRENGTHS)
+def test_gradients_are_those_of_the_quadratic_sum(log_decay: float, bounded: bool) -> None:
+    q, k, v = (random(1, 64, 1, 4, seed=i).double().requires_grad_() for i in range(3))
+    decay = random(1, 64, 1, 4, seed=3).double().abs() * log_decay / 4
+    decay = decay.clamp_min(MIN_LOG_DECAY if bounded else -1e9).requires_grad_()
+    weight = random(1, 64, 1, 4, seed=4).double()
+    empty = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
+    num, _ = recurrence_chunk(q, k, v, empty, decay, bounded)
+    actual = torch.autograd.grad((num * weight).sum(), (q, k, v, decay))
+
+    b = decay.cumsum(dim=1)[0, :, 0]
+    pairs = (b.unsqueeze(1) - b.unsqueeze(0)).clamp_max(0.0).exp()
+    scores = torch.einsum("if,jf,ijf->ij", q[0, :, 0], k[0, :, 0], pairs).tril()
+    wanted = torch.autograd.grad(((scores @ v[0, :, 0]) * weight[0, :, 0]).sum(), (q, k, v, decay))
+    for a, w in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(a, w, rtol=1e-9, atol=1e-9)
+
+
+def test_sums_in_float64_take_in_tokens_where_float32_no_longer_does() -> None:
+    """After 2^25 tokens of weight one: 64 more, in one chunk and in steps."""
+    one = torch.ones(1, 64, 1, 1)
+    for dtype, grows in ((torch.float32, False), (torch.float64, True)):
+        start = torch.full((1, 1, 1, 1), 2.0**25, dtype=dtype)
+        state = start
+        for t in range(64):
+            _, state = recurrence_step(one[:, t], one[:, t], one[:, t], state)
+        assert (state - start == 64).all() == grows
+    _, state = recurrence_chunk(one, one, one, start)
+    assert (state - start == 64).all()
 
 
 def test_state_stays_float32_under_autocast() -> None:

@@ -1,83 +1,137 @@
 """The definition of each mechanism as a plain quadratic sum in float64.
 
 Written from the formulas in the mechanisms' docstrings, with no code shared
-with `model`, and on purpose without any chunk, scan or cache.
+with `model`, and on purpose without any chunk, scan or cache. An oracle takes
+the layer (for its configuration alone), its parameters and buffers in float64,
+and x [B, T, D]; it returns the output and the state after T tokens.
+
+Here are the mechanisms with positive features and one denominator, and the
+softmax baseline; `oracles_exponential` has those with exponential features,
+`oracles_decay` those with a decay and an output norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from model.attention.base import Attention, State
+from tests.model.attention.oracles_decay import delta, dijiang, gated, normed, retnet
+from tests.model.attention.oracles_exponential import (
+    efficient,
+    performer,
+    rbf,
+    soft_vq,
+    vq,
+    window_linear,
+)
+from tests.model.attention.projections import (
+    Oracle,
+    Weights,
+    distance,
+    future,
+    heads,
+    linear,
+    option,
+    projected,
+    rotary,
+)
 
-Oracle = Callable[[Attention, dict[str, Tensor], Tensor], tuple[Tensor, State]]
+__all__ = ["ORACLES", "Oracle", "heads"]
 
 
-def elu(layer: Attention, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, State]:
-    q, k, v = heads(x @ weights["qkv.weight"].T, layer)
-    phi_q, phi_k = F.elu(q) + 1, F.elu(k) + 1
-    scores = torch.einsum("bihk,bjhk->bhij", phi_q, phi_k).tril()
-    num = torch.einsum("bhij,bjhv->bihv", scores, v)
+def elu(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
+    q, k, v = projected(layer, weights, x)
+    num, den, state = positive(layer, F.elu(q) + 1, F.elu(k) + 1, v)
+    return linear(weights, "out", (num / (den + 1e-6)).flatten(2)), state
+
+
+def relu(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
+    q, k, v = projected(layer, weights, x)
+    num, den, state = positive(layer, q.relu(), k.relu(), v)
+    return linear(weights, "out", (num / den.clamp_min(1e-6)).flatten(2)), state
+
+
+def softmax_map(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
+    q, k, v = projected(layer, weights, x)
+    num, den, state = positive(layer, q.softmax(-1), k.softmax(-1), v)
+    return linear(weights, "out", (num / den.clamp_min(1e-6)).flatten(2)), state
+
+
+def cosine(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
+    q, k, v = projected(layer, weights, x)
+    q = q / q.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    k = k / k.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    phi_q, phi_k = F.pad(q, (1, 0), value=1.0), F.pad(k, (1, 0), value=1.0)
+    num, den, state = positive(layer, phi_q, phi_k, v)
+    return linear(weights, "out", (num / den.clamp_min(1e-6)).flatten(2)), state
+
+
+def positive(
+    layer: Attention, phi_q: Tensor, phi_k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, State]:
+    """Numerator, denominator and state; the numerator's features may be rotated "after"."""
+    scores = torch.einsum("bihf,bjhf->bhij", phi_q, phi_k).tril()
     den = scores.sum(-1).transpose(1, 2).unsqueeze(-1)
-    y = (num / (den + 1e-6)).flatten(2) @ weights["out.weight"].T
-    return y, {"S": torch.einsum("bjhk,bjhv->bhkv", phi_k, v), "z": phi_k.sum(1)}
+    state = {"z": phi_k.sum(1)}
+    if option(layer, "rotary", "none") == "after":
+        phi_q, phi_k = rotary(phi_q), rotary(phi_k)
+        scores = torch.einsum("bihf,bjhf->bhij", phi_q, phi_k).tril()
+    state["S"] = torch.einsum("bjhf,bjhv->bhfv", phi_k, v)
+    return torch.einsum("bhij,bjhv->bihv", scores, v), den, state
 
 
-def gated(layer: Attention, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, State]:
-    config, state = layer.config, {}
-    qkv = x @ weights["qkv.weight"].T
-    conv_size = int(str(config.attention_options.get("conv_size", 4)))
-    if conv_size:
-        before = torch.zeros(x.shape[0], conv_size - 1, qkv.shape[2], dtype=x.dtype)
-        padded = torch.cat([before, qkv], dim=1)
-        state["conv"] = padded[:, padded.shape[1] - conv_size + 1 :]
-        qkv = sum(
-            padded[:, i : i + x.shape[1]] * weights["conv_weight"][:, i] for i in range(conv_size)
-        )
-        qkv = qkv * torch.sigmoid(qkv)
-    q, k, v = heads(qkv, layer)
-    logit = x @ weights["decay_down.weight"].T @ weights["decay_up.weight"].T
-    logit = logit + weights["decay_up.bias"]
-    log_a = (-torch.log1p(torch.exp(-logit)) / 16).clamp_min(-2.5)
-    b = log_a.unflatten(-1, q.shape[2:]).cumsum(1)
-    decay = torch.exp(b.unsqueeze(2) - b.unsqueeze(1)).clamp_max(1.0)  # [B, i, j, H, K]
-    scores = torch.einsum("bihk,bjhk,bijhk->bhij", q, k, decay).tril() / math.sqrt(config.head_dim)
-    o = torch.einsum("bhij,bjhv->bihv", scores, v)
-    o = o / (o.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
-    o = (o * weights["norm_weight"]).flatten(2)
-    gate = x @ weights["gate.weight"].T
-    state["S"] = torch.einsum("bjhk,bjhv->bhkv", k * torch.exp(b[:, -1:] - b), v)
-    return (o * gate * torch.sigmoid(gate)) @ weights["out.weight"].T, state
+def cosformer(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
+    """Keys of the query's own epoch of M/2 tokens and of the one before it, older ones dropped."""
+    horizon, length = option(layer, "horizon", 4096), x.shape[1]
+    q, k, v = heads(linear(weights, "qkv", x), layer)
+    q, k = q.relu(), k.relu()
+    epoch = torch.arange(length) // (horizon // 2)
+    age = epoch.unsqueeze(1) - epoch  # of key j's epoch, seen from query i
+    seen = (distance(length) >= 0) & (age <= 1)
+    weight = torch.cos(math.pi / 2 * distance(length).double() / horizon) * seen
+    scores = torch.einsum("bihk,bjhk,ij->bhij", q, k, weight)
+    num = torch.einsum("bhij,bjhv->bihv", scores, v)
+    den = scores.sum(-1).transpose(1, 2).unsqueeze(-1).clamp_min(1e-6)
+
+    angle = math.pi / 2 * (torch.arange(length) % (4 * horizon)).double() / horizon
+    angle = angle.view(-1, 1, 1)
+    phi = torch.cat([k * angle.cos(), k * angle.sin()], dim=-1)
+    state = {}
+    for suffix, rows in (("", age[-1] == 0), ("_before", age[-1] == 1)):
+        state["S" + suffix] = torch.einsum("bjhf,bjhv->bhfv", phi[:, rows], v[:, rows])
+        state["z" + suffix] = phi[:, rows].sum(1)
+    return linear(weights, "out", (num / den).flatten(2)), state
 
 
-def softmax(layer: Attention, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, State]:
-    q, k, v = heads(x @ weights["qkv.weight"].T, layer)
+def softmax(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
+    q, k, v = heads(linear(weights, "qkv", x), layer)
     q, k = rotary(q), rotary(k)
     scores = torch.einsum("bihk,bjhk->bhij", q, k) / math.sqrt(q.shape[-1])
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    p = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1)
-    y = torch.einsum("bhij,bjhv->bihv", p, v).flatten(2) @ weights["out.weight"].T
+    p = torch.softmax(scores.masked_fill(future(x.shape[1]), -math.inf), dim=-1)
+    y = linear(weights, "out", torch.einsum("bhij,bjhv->bihv", p, v).flatten(2))
     return y, {"k": k.transpose(1, 2), "v": v.transpose(1, 2)}
 
 
-def heads(qkv: Tensor, layer: Attention) -> tuple[Tensor, Tensor, Tensor]:
-    config = layer.config
-    parts = qkv.unflatten(-1, (3, config.num_attention_heads, config.head_dim))
-    return parts[:, :, 0], parts[:, :, 1], parts[:, :, 2]
-
-
-def rotary(x: Tensor) -> Tensor:
-    """Each pair (x_i, x_{i + K/2}) as a complex number times exp(i t theta)."""
-    half = x.shape[-1] // 2
-    theta = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.arange(x.shape[1], dtype=torch.float64).unsqueeze(1) * theta
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angle).unsqueeze(1)
-    return torch.cat([turned.real, turned.imag], dim=-1)
-
-
-ORACLES: dict[str, Oracle] = {"elu": elu, "gated": gated, "softmax": softmax}
+ORACLES: dict[str, Oracle] = {
+    "cosformer": cosformer,
+    "cosine": cosine,
+    "delta": delta,
+    "dijiang": dijiang,
+    "efficient": efficient,
+    "elu": elu,
+    "gated": gated,
+    "normed": normed,
+    "performer": performer,
+    "rbf": rbf,
+    "relu": relu,
+    "retnet": retnet,
+    "soft_vq": soft_vq,
+    "softmax": softmax,
+    "softmax_map": softmax_map,
+    "vq": vq,
+    "window_linear": window_linear,
+}

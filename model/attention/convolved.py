@@ -1,0 +1,66 @@
+"""Gated output attention whose q, k and v pass a short causal convolution and a silu first."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.attention.base import State, TensorSpec
+from model.attention.heads import GatedOutputAttention
+from model.config import ConfigError, ModelConfig
+from model.ops.convolution import convolution_chunk, convolution_step
+
+
+class ConvolvedAttention(GatedOutputAttention):
+    """Option ``conv_size`` W: the last W tokens, 0 for neither convolution nor silu.
+
+    State: S [H, K, V] and, with a convolution, conv [W - 1, H (2 K + V)].
+    """
+
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"conv_size": (0, 1024)}
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.conv_size = self.option(config, "conv_size")
+        if self.conv_size:
+            width = self.qkv.out_features
+            self.conv_weight = nn.Parameter(torch.zeros(width, self.conv_size))
+
+    @classmethod
+    def check_options(cls, config: ModelConfig) -> None:
+        super().check_options(config)
+        if cls.option(config, "conv_size") == 1:
+            raise ConfigError("attention_options.conv_size must be 0 or at least 2, not 1")
+
+    @classmethod
+    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
+        heads, keys, values = config.num_attention_heads, cls.key_dim(config), config.head_dim
+        spec = {"S": TensorSpec((heads, keys, values))}
+        if conv_size := cls.option(config, "conv_size"):
+            spec["conv"] = TensorSpec((conv_size - 1, heads * (2 * keys + values)))
+        return spec
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Convolutions start as the identity."""
+        super().reset_parameters(generator)
+        if self.conv_size:
+            with torch.no_grad():
+                self.conv_weight.zero_()
+                self.conv_weight[:, -1] = 1.0
+
+    def _convolved_chunk(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
+        qkv, new_state = self.qkv(x), {}
+        if self.conv_size:
+            qkv, new_state["conv"] = convolution_chunk(qkv, self.conv_weight, state["conv"])
+            qkv = F.silu(qkv)
+        return *self._heads(qkv), new_state
+
+    def _convolved_step(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
+        qkv, new_state = self.qkv(x), {}
+        if self.conv_size:
+            qkv, new_state["conv"] = convolution_step(qkv, self.conv_weight, state["conv"])
+            qkv = F.silu(qkv)
+        return *self._heads(qkv), new_state

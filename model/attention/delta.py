@@ -1,0 +1,78 @@
+"""The gated delta rule: a key's old value is taken out before the new one goes in.
+
+After Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta
+Rule", eq. 10.
+
+    S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T
+    o_t = rms_norm(q_t^T S_t) * silu(x_t W_g)
+    beta_t = sigmoid(x_t W_b),   a_t = exp(-exp(A) softplus(x_t W_a + b_a))   per head
+
+q and k have unit length (q then times K^-1/2), after a short convolution and a
+silu as in `gated`. Without option ``decay`` a = 1 (Schlag et al. 2021, "Linear
+Transformers Are Secretly Fast Weight Programmers", eq. 24).
+
+State per layer: S [H, K, V]; with a convolution also conv [W - 1, 3 H K].
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.attention.base import Losses, State
+from model.attention.convolved import ConvolvedAttention
+from model.config import ModelConfig
+from model.ops.delta import delta_chunk, delta_step
+
+NORM_EPSILON = 1e-6
+
+
+class DeltaAttention(ConvolvedAttention):
+    """See the module's docstring. Options: ``conv_size`` (0 for none), ``decay``."""
+
+    options: ClassVar[dict[str, object]] = {"conv_size": 4, "decay": True}
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.beta = nn.Linear(config.hidden_size, self.num_heads, bias=False)
+        if self.option(config, "decay"):
+            self.decay = nn.Linear(config.hidden_size, self.num_heads, bias=True)
+            self.decay_log = nn.Parameter(torch.zeros(self.num_heads))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Heads start with decays of about 1e-3 to 1e-1 per token, evenly in the logarithm."""
+        super().reset_parameters(generator)
+        if self.option(self.config, "decay"):
+            with torch.no_grad():
+                rate = torch.logspace(-3, -1, self.num_heads)
+                self.decay.bias.copy_(rate.expm1().log())  # softplus's inverse
+                self.decay_log.zero_()
+
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
+        q, k, v, new_state = self._convolved_chunk(x, state)
+        beta, log_decay = self._gates(x)
+        num, new_state["S"] = delta_chunk(*_unit(q, k), v, beta, log_decay, state["S"])
+        return self._gated_output(num, x), new_state
+
+    def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+        q, k, v, new_state = self._convolved_step(x, state)
+        beta, log_decay = self._gates(x)
+        num, new_state["S"] = delta_step(*_unit(q, k), v, beta, log_decay, state["S"])
+        return self._gated_output(num, x), new_state
+
+    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The gates beta and log a, [..., H] each."""
+        beta = self.beta(x).float().sigmoid()
+        if not self.option(self.config, "decay"):
+            return beta, torch.zeros_like(beta)
+        return beta, -self.decay_log.float().exp() * F.softplus(self.decay(x).float())
+
+
+def _unit(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    q, k = (t * (t.square().sum(dim=-1, keepdim=True) + NORM_EPSILON).rsqrt() for t in (q, k))
+    return q * q.shape[-1] ** -0.5, k

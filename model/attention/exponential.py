@@ -1,0 +1,72 @@
+"""Attention by exponential features; a mechanism gives the logarithms of its features.
+
+    o_t = sum_f exp(lq_tf) S_f / sum_f exp(lq_tf) z_f
+
+with S and z relative to a running maximum per feature (`model.ops.exponential`).
+Nothing decays, so S and z are float64. State per layer: S [H, F, V], z [H, F],
+max [H, F].
+
+Queries and keys are scaled by K^-1/4 each, so that q . k is what softmax
+attention divides by sqrt(K).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from model.attention.base import Losses, State, TensorSpec
+from model.attention.heads import ROTARY, HeadsAttention, token_positions
+from model.config import ModelConfig
+from model.ops.exponential import exponential_chunk, exponential_step
+
+
+class ExponentialAttention(HeadsAttention):
+    """See the module's docstring. Subclasses give `num_features` and `log_features`."""
+
+    options: ClassVar[dict[str, object]] = {"rotary": "none"}
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"rotary": ROTARY}
+
+    @classmethod
+    @abstractmethod
+    def num_features(cls, config: ModelConfig) -> int:
+        """F."""
+
+    @classmethod
+    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
+        return exponential_spec(config, cls.num_features(config))
+
+    @abstractmethod
+    def log_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled q and k [..., H, K] float32 to lq and lk [..., H, F]."""
+
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
+        log_q, log_k, v = self._log_features(x, token_positions(position, x.shape[1]))
+        num, den, _, state = exponential_chunk(log_q, log_k, v, state)
+        return self._merge(num / den.unsqueeze(-1), x.dtype), state
+
+    def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+        log_q, log_k, v = self._log_features(x, position)
+        num, den, state = exponential_step(log_q, log_k, v, state)
+        return self._merge(num / den.unsqueeze(-1), x.dtype), state
+
+    def _log_features(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self._project(x, positions)
+        scale: float = self.config.head_dim**-0.25
+        with torch.autocast(x.device.type, enabled=False):
+            return *self.log_features(q * scale, k * scale), v
+
+
+def exponential_spec(config: ModelConfig, num_features: int) -> dict[str, TensorSpec]:
+    """The state of exponential features."""
+    heads = config.num_attention_heads
+    return {
+        "S": TensorSpec((heads, num_features, config.head_dim), torch.float64),
+        "z": TensorSpec((heads, num_features), torch.float64),
+        "max": TensorSpec((heads, num_features)),
+    }

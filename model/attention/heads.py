@@ -1,0 +1,100 @@
+"""What most mechanisms share: q, k and v of H heads from one matrix, and one matrix after them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.attention.base import Attention
+from model.config import ConfigError, ModelConfig
+from model.ops.rotary import rotate
+
+
+class HeadsAttention(Attention):
+    """An attention with weights ``qkv`` [H (2 K + V), D] and ``out`` [D, H V].
+
+    K is `key_dim`, V is ``config.head_dim``. Option ``rotary``, where a
+    mechanism has it: "before" rotates q and k before any feature map.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.num_heads, self.key_width = config.num_attention_heads, self.key_dim(config)
+        width = self.num_heads * config.head_dim
+        self.qkv = nn.Linear(
+            config.hidden_size,
+            2 * self.num_heads * self.key_width + width,
+            bias=config.attention_bias,
+        )
+        self.out = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
+        self.rotary = self.option(config, "rotary") if "rotary" in self.options else "none"
+
+    @classmethod
+    def check_options(cls, config: ModelConfig) -> None:
+        super().check_options(config)
+        if "rotary" in cls.options and cls.option(config, "rotary") != "none":
+            check_rotary(cls.key_dim(config))
+
+    @classmethod
+    def key_dim(cls, config: ModelConfig) -> int:
+        """Width of q and k per head: option ``key_dim``, where there is one and it is not zero."""
+        chosen: int = cls.option(config, "key_dim") if "key_dim" in cls.options else 0
+        return chosen or config.head_dim
+
+    def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., D] and [...] to q, k [..., H, K] and v [..., H, V] in float32."""
+        q, k, v = self._heads(self.qkv(x))
+        if self.rotary == "before":
+            q, k = rotate(q, positions), rotate(k, positions)
+        return q, k, v
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = self.num_heads * self.key_width, self.num_heads * self.config.head_dim
+        q, k, v = qkv.float().split([keys, keys, values], dim=-1)
+        return (
+            q.unflatten(-1, (self.num_heads, -1)),
+            k.unflatten(-1, (self.num_heads, -1)),
+            v.unflatten(-1, (self.num_heads, -1)),
+        )
+
+    def _merge(self, o: Tensor, dtype: torch.dtype) -> Tensor:
+        """The heads' outputs [..., H, V] to [..., D]."""
+        return self.out(o.flatten(-2).to(dtype))  # type: ignore[no-any-return]
+
+
+class GatedOutputAttention(HeadsAttention):
+    """Instead of a denominator: ``out(rms_norm(num) * norm_weight * silu(gate(x)))``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        width = config.num_attention_heads * config.head_dim
+        self.gate = nn.Linear(config.hidden_size, width, bias=False)
+        self.norm_weight = nn.Parameter(torch.ones(config.head_dim))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        with torch.no_grad():
+            self.norm_weight.fill_(1.0)
+
+    def _gated_output(self, num: Tensor, x: Tensor) -> Tensor:
+        """The sums [..., H, V] and the layer's input [..., D] to [..., D]."""
+        o = self._norm(num) * self.norm_weight.float()
+        return self.out(o.flatten(-2).to(x.dtype) * F.silu(self.gate(x)))  # type: ignore[no-any-return]
+
+    def _norm(self, num: Tensor) -> Tensor:
+        return F.rms_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
+
+
+#: The values of option ``rotary``: not at all, or q and k before the feature map.
+ROTARY = ("none", "before")
+
+
+def token_positions(position: Tensor, num_tokens: int) -> Tensor:
+    """The positions [B, T] of T tokens after ``position`` [B] tokens."""
+    return position.unsqueeze(1) + torch.arange(num_tokens, device=position.device)
+
+
+def check_rotary(dim: int) -> None:
+    """Raises `ConfigError` where ``dim`` cannot be rotated in pairs."""
+    if dim % 2:
+        raise ConfigError(f"head_dim must be even for rotary positions, not {dim}")

@@ -1,0 +1,89 @@
+"""Linear attention with a positive feature map and one denominator.
+
+    S_t = S_{t-1} + phi(k_t) v_t^T               S: [H, F, V]
+    z_t = z_{t-1} + phi(k_t)                     z: [H, F]
+    o_t = phi(q_t)^T S_t / phi(q_t)^T z_t
+
+after Katharopoulos et al. 2020 ("Transformers are RNNs", eq. 7-12). Nothing
+decays, so S and z are float64. A mechanism is a feature map; see `elu`.
+
+Option ``rotary``: "before" rotates q and k before the feature map; "after"
+rotates the features in the numerator and leaves the denominator as it is,
+positive (Su et al. 2021, RoFormer, eq. 19). Only "after" makes the weight of a
+pair depend on nothing but the two features and the distance, that is, relative.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from model.attention.base import Losses, State, TensorSpec
+from model.attention.heads import ROTARY, HeadsAttention, token_positions
+from model.config import ModelConfig
+from model.ops.recurrence import (
+    normalizer_chunk,
+    normalizer_step,
+    recurrence_chunk,
+    recurrence_step,
+)
+from model.ops.rotary import rotate
+
+EPSILON = 1e-6
+
+
+class LinearAttention(HeadsAttention):
+    """See the module's docstring. Subclasses give `features`."""
+
+    options: ClassVar[dict[str, object]] = {"rotary": "none"}
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"rotary": (*ROTARY, "after")}
+
+    @classmethod
+    def num_features(cls, config: ModelConfig) -> int:
+        return config.head_dim
+
+    @classmethod
+    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
+        heads, features = config.num_attention_heads, cls.num_features(config)
+        return {
+            "S": TensorSpec((heads, features, config.head_dim), torch.float64),
+            "z": TensorSpec((heads, features), torch.float64),
+        }
+
+    @abstractmethod
+    def features(self, x: Tensor) -> Tensor:
+        """From q or k, [..., H, K] float32, the features, of at least zero, [..., H, F]."""
+
+    def denominator(self, den: Tensor) -> Tensor:
+        """Where no feature of the query met one of a key, 0 / 0 must read zero."""
+        return den.clamp_min(EPSILON)
+
+    def chunk(
+        self, x: Tensor, state: State, position: Tensor, losses: Losses = None
+    ) -> tuple[Tensor, State]:
+        positions = token_positions(position, x.shape[1])
+        q, k, v = self._features(x, positions)
+        den, z = normalizer_chunk(q, k, state["z"])
+        num, s = recurrence_chunk(*self._rotated(q, k, positions), v, state["S"])
+        return self._read(num, den, x.dtype), {"S": s, "z": z}
+
+    def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
+        q, k, v = self._features(x, position)
+        den, z = normalizer_step(q, k, state["z"])
+        num, s = recurrence_step(*self._rotated(q, k, position), v, state["S"])
+        return self._read(num, den, x.dtype), {"S": s, "z": z}
+
+    def _features(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self._project(x, positions)
+        return self.features(q), self.features(k), v
+
+    def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self.rotary != "after":
+            return q, k
+        return rotate(q, positions), rotate(k, positions)
+
+    def _read(self, num: Tensor, den: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._merge(num / self.denominator(den).unsqueeze(-1), dtype)

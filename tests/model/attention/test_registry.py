@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from model.attention import MECHANISMS, REFUSED, mechanism
+from model.config import ConfigError, ModelConfig
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_have_a_constant_state_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' cannot be autoregressive") as refused:
+        ModelConfig(vocab_size=10, attention=name)
+    assert REFUSED[name] in str(refused.value)
+
+
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'elo' is unknown \(known: elu, relu"):
+        ModelConfig(vocab_size=10, attention="elo")
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_option_refuses_what_it_cannot_be(name: str) -> None:
+    for option, default in mechanism(name).options.items():
+        for wrong in (None, [], -1, "sideways"):
+            with pytest.raises(ConfigError, match=f"attention_options.{option} must be"):
+                ModelConfig(vocab_size=10, attention=name, attention_options={option: wrong})
+        ModelConfig(vocab_size=10, attention=name, attention_options={option: default})
+    with pytest.raises(ConfigError, match=r"attention_options\.colour is unknown"):
+        ModelConfig(vocab_size=10, attention=name, attention_options={"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "message"),
+    [
+        ("cosformer", {"horizon": 31}, "horizon must be even, not 31"),
+        ("gated", {"conv_size": 1}, "conv_size must be 0 or at least 2"),
+        ("vq", {"window": 0}, "window must be in 1..65536, not 0"),
+        ("soft_vq", {"beta": -0.5}, "beta must be in 0.0"),
+        ("performer", {"map": "trig"}, "map must be 'favor' or 'simplified', not 'trig'"),
+    ],
+)
+def test_options_out_of_range_are_named(
+    attention: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(vocab_size=10, attention=attention, attention_options=options)
+
+
+@pytest.mark.parametrize("attention", ["elu", "performer", "retnet", "window_linear", "softmax"])
+def test_rotary_positions_need_pairs(attention: str) -> None:
+    options = {"rotary": "before"} if attention in ("elu", "performer") else {}
+    with pytest.raises(ConfigError, match="must be even for rotary positions, not 5"):
+        ModelConfig(vocab_size=10, attention=attention, head_dim=5, attention_options=options)
