@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clients.cli import chat
+from model.convert import cli as convert_cli
 from model.training import cli as training_cli
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 training_cli.register(app)
+convert_cli.register(app)
 app.command()(chat)
 
 Model = Annotated[

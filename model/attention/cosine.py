@@ -25,7 +25,7 @@ from model.config import ModelConfig
 class CosineAttention(LinearAttention):
     """See the module's docstring. Option: ``rotary``."""
 
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"rotary": ROTARY}
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
 
     @classmethod
     def num_features(cls, config: ModelConfig) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from model.attention.base import Losses, State, TensorSpec
 from model.attention.exponential import exponential_spec
-from model.attention.heads import ROTARY, HeadsAttention, token_positions
+from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
 from model.config import ModelConfig
 from model.ops.exponential import LOG_ZERO, key_step, running_max
 from model.ops.recurrence import decayed, recurrence_chunk, recurrence_step
@@ -32,8 +32,8 @@ from model.ops.recurrence import decayed, recurrence_chunk, recurrence_step
 class EfficientAttention(HeadsAttention):
     """See the module's docstring. Option: ``rotary``."""
 
-    options: ClassVar[dict[str, object]] = {"rotary": "none"}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"rotary": ROTARY}
+    options: ClassVar[dict[str, object]] = ROTARY_OPTIONS
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
 
     @classmethod
     def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:

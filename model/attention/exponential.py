@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Losses, State, TensorSpec
-from model.attention.heads import ROTARY, HeadsAttention, token_positions
+from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
 from model.config import ModelConfig
 from model.ops.exponential import exponential_chunk, exponential_step
 
@@ -27,8 +27,8 @@ from model.ops.exponential import exponential_chunk, exponential_step
 class ExponentialAttention(HeadsAttention):
     """See the module's docstring. Subclasses give `num_features` and `log_features`."""
 
-    options: ClassVar[dict[str, object]] = {"rotary": "none"}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"rotary": ROTARY}
+    options: ClassVar[dict[str, object]] = ROTARY_OPTIONS
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
 
     @classmethod
     @abstractmethod

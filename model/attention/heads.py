@@ -14,8 +14,9 @@ from model.ops.rotary import rotate
 class HeadsAttention(Attention):
     """An attention with weights ``qkv`` [H (2 K + V), D] and ``out`` [D, H V].
 
-    K is `key_dim`, V is ``config.head_dim``. Option ``rotary``, where a
-    mechanism has it: "before" rotates q and k before any feature map.
+    K is `key_dim`, V is ``config.head_dim``. Options where a mechanism has
+    them: ``rotary``, of which "before" rotates q and k before any feature map,
+    and ``rope_theta``, the base of the rotation's frequencies.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -29,6 +30,8 @@ class HeadsAttention(Attention):
         )
         self.out = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
         self.rotary = self.option(config, "rotary") if "rotary" in self.options else "none"
+        if "rope_theta" in self.options:
+            self.rope_theta: float = self.option(config, "rope_theta")
 
     @classmethod
     def check_options(cls, config: ModelConfig) -> None:
@@ -46,8 +49,11 @@ class HeadsAttention(Attention):
         """[..., D] and [...] to q, k [..., H, K] and v [..., H, V] in float32."""
         q, k, v = self._heads(self.qkv(x))
         if self.rotary == "before":
-            q, k = rotate(q, positions), rotate(k, positions)
+            q, k = self._rotate(q, k, positions)
         return q, k, v
+
+    def _rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate(q, positions, self.rope_theta), rotate(k, positions, self.rope_theta)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = self.num_heads * self.key_width, self.num_heads * self.config.head_dim
@@ -85,8 +91,12 @@ class GatedOutputAttention(HeadsAttention):
         return F.rms_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
 
 
-#: The values of option ``rotary``: not at all, or q and k before the feature map.
-ROTARY = ("none", "before")
+#: The options of a mechanism with rotary positions, and what they may be.
+ROTARY_OPTIONS: dict[str, object] = {"rotary": "none", "rope_theta": 10_000.0}
+ROTARY: dict[str, tuple[object, ...]] = {
+    "rotary": ("none", "before"),
+    "rope_theta": (2.0, 1e12),
+}
 
 
 def token_positions(position: Tensor, num_tokens: int) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Losses, State, TensorSpec
-from model.attention.heads import ROTARY, HeadsAttention, token_positions
+from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
 from model.config import ModelConfig
 from model.ops.recurrence import (
     normalizer_chunk,
@@ -30,7 +30,6 @@ from model.ops.recurrence import (
     recurrence_chunk,
     recurrence_step,
 )
-from model.ops.rotary import rotate
 
 EPSILON = 1e-6
 
@@ -38,8 +37,11 @@ EPSILON = 1e-6
 class LinearAttention(HeadsAttention):
     """See the module's docstring. Subclasses give `features`."""
 
-    options: ClassVar[dict[str, object]] = {"rotary": "none"}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"rotary": (*ROTARY, "after")}
+    options: ClassVar[dict[str, object]] = ROTARY_OPTIONS
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
+        **ROTARY,
+        "rotary": ("none", "before", "after"),
+    }
 
     @classmethod
     def num_features(cls, config: ModelConfig) -> int:
@@ -83,7 +85,7 @@ class LinearAttention(HeadsAttention):
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self.rotary != "after":
             return q, k
-        return rotate(q, positions), rotate(k, positions)
+        return self._rotate(q, k, positions)
 
     def _read(self, num: Tensor, den: Tensor, dtype: torch.dtype) -> Tensor:
         return self._merge(num / self.denominator(den).unsqueeze(-1), dtype)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.heads import ROTARY
+from model.attention.heads import ROTARY, ROTARY_OPTIONS
 from model.config import ModelConfig
 from model.ops.random_features import (
     gaussian_projection,
@@ -41,8 +41,12 @@ class RandomFeatureAttention(ExponentialAttention):
     """Exponential features of a fixed random matrix per head, ``projection`` [H, m, K]."""
 
     projection: Tensor
-    options: ClassVar[dict[str, object]] = {"rotary": "none", "features": 0, "orthogonal": True}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"rotary": ROTARY, "features": (0, 65536)}
+    options: ClassVar[dict[str, object]] = {
+        **ROTARY_OPTIONS,
+        "features": 0,
+        "orthogonal": True,
+    }
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {**ROTARY, "features": (0, 65536)}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

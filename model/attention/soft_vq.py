@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.heads import ROTARY
+from model.attention.heads import ROTARY, ROTARY_OPTIONS
 from model.config import ModelConfig
 from model.ops.random_features import log_softmax_of_distance, project
 
@@ -28,9 +28,13 @@ from model.ops.random_features import log_softmax_of_distance, project
 class SoftVqAttention(ExponentialAttention):
     """See the module's docstring. Options: ``codewords`` (C), ``beta``, ``rotary``."""
 
-    options: ClassVar[dict[str, object]] = {"rotary": "none", "codewords": 64, "beta": 1.0}
+    options: ClassVar[dict[str, object]] = {
+        **ROTARY_OPTIONS,
+        "codewords": 64,
+        "beta": 1.0,
+    }
     allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        "rotary": ROTARY,
+        **ROTARY,
         "codewords": (1, 65536),
         "beta": (0.0, 1e9),
     }

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from model.attention.base import Losses, State, TensorSpec
 from model.attention.exponential import exponential_spec
-from model.attention.heads import ROTARY, HeadsAttention, token_positions
+from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
 from model.attention.performer import draw_projection
 from model.config import ModelConfig
 from model.ops.exponential import exponential_chunk
@@ -36,9 +36,14 @@ from model.ops.window import enter_window, has_left, join, window_attention
 class WindowLinearAttention(HeadsAttention):
     """See the module's docstring. Options: ``window`` (W), ``features`` (m), ``rotary``."""
 
-    options: ClassVar[dict[str, object]] = {"rotary": "before", "window": 64, "features": 0}
+    options: ClassVar[dict[str, object]] = {
+        **ROTARY_OPTIONS,
+        "rotary": "before",
+        "window": 64,
+        "features": 0,
+    }
     allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        "rotary": ROTARY,
+        **ROTARY,
         "window": (1, 65536),
         "features": (0, 65536),
     }

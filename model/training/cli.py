@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 @contextmanager
-def _errors_as_lines() -> Iterator[None]:
+def errors_as_lines() -> Iterator[None]:
     """What the user can mend becomes one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
     from model.tokenizer import TokenizerError
@@ -60,7 +60,7 @@ def tokenizer_command(
     """Learn a byte-level BPE from texts."""
     from model.tokenizer import train_tokenizer
 
-    with _errors_as_lines():
+    with errors_as_lines():
         tokenizer = train_tokenizer(data, vocab_size)
     tokenizer.save(out)
     typer.echo(f"{out}: {tokenizer.vocab_size} ids")
@@ -105,7 +105,7 @@ def train_command(
     from model.tokenizer import Tokenizer, train_tokenizer
     from model.training.loop import TrainConfig, train
 
-    with _errors_as_lines():
+    with errors_as_lines():
         out.mkdir(parents=True, exist_ok=True)
         learnt = out / "tokenizer.json"
         if tokenizer is None and not learnt.is_file():
@@ -169,7 +169,7 @@ def eval_command(
 
     if threads:
         torch.set_num_threads(threads)
-    with _errors_as_lines():
+    with errors_as_lines():
         checkpoint = load_checkpoint(model, getattr(torch, dtype))
         results = [
             (path, evaluate(checkpoint.model, checkpoint.tokenizer, path, mode, window, max_bytes))
@@ -199,7 +199,7 @@ def export_command(
 
     from model.checkpoint import load_checkpoint, save_checkpoint
 
-    with _errors_as_lines():
+    with errors_as_lines():
         checkpoint = load_checkpoint(model)
     save_checkpoint(out, checkpoint.model, checkpoint.tokenizer, getattr(torch, dtype))
     typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()):,} bytes")

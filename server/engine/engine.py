@@ -226,7 +226,9 @@ class Engine:
             for live, _ in sampling
             if live.request.sampling is not None
         ]
-        tokens = sample(torch.stack([logits for _, logits in sampling]), draws)
+        logits = torch.stack([row for _, row in sampling])
+        # A model's vocabulary may be padded beyond the tokenizer's: those ids stand for nothing.
+        tokens = sample(logits[:, : self.tokenizer.vocab_size], draws)
         for (live, _), token in zip(sampling, tokens, strict=True):
             if live.phase is Phase.PREFILL:
                 self._move(live, Phase.DECODE)

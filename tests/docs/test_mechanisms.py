@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +14,18 @@ from tests.docs.pages import names, page, rows, section
 
 TEXT = page("mechanisms.md")
 FORMULAS = {name: row[2] for row in rows(section(TEXT, "Bytes of state")) for name in names(row[0])}
+#: Each formula of the table as a function of H, K, `codewords` and `window`; features are K.
+BYTES: dict[str, Callable[..., int]] = {
+    "8 H K (K + 1)": lambda h, k, c, w: 8 * h * k * (k + 1),
+    "8 H (K + 1) (K + 1)": lambda h, k, c, w: 8 * h * (k + 1) * (k + 1),
+    "16 H K (K + 1)": lambda h, k, c, w: 16 * h * k * (k + 1),
+    "8 H F (K + 1) + 4 H F": lambda h, k, c, w: (8 * (k + 1) + 4) * h * (c or k),
+    "8 H F (K + 1) + 4 H F + 8 W H K": lambda h, k, c, w: (8 * (k + 1) + 4 + 8 * w) * h * k,
+    "8 H C (K + 1) + 4 W H (K + 2)": lambda h, k, c, w: 8 * h * c * (k + 1) + 4 * w * h * (k + 2),
+    "8 H K K": lambda h, k, c, w: 8 * h * k * k,
+    "4 H K K": lambda h, k, c, w: 4 * h * k * k,
+    "4 H K (K + 3 (C - 1))": lambda h, k, c, w: 4 * h * k * (k + 3 * 3),
+}
 CONSTANT = [name for name in MECHANISMS if mechanism(name).constant_state]
 
 
@@ -37,22 +50,8 @@ def test_every_mechanism_has_its_bytes() -> None:
 @pytest.mark.parametrize("name", CONSTANT)
 @pytest.mark.parametrize(("heads", "dim"), [(1, 16), (4, 64), (3, 10)])
 def test_bytes_of_state_follow_the_formulas(name: str, heads: int, dim: int) -> None:
-    options = {
-        key: mechanism(name).options.get(key) for key in ("codewords", "window", "conv_size")
-    }
-    features = options["codewords"] if name == "soft_vq" else dim
-    symbols = {
-        "H": heads,
-        "K": dim,
-        "F": features,
-        "W": options["window"],
-        "C": options["codewords"] or options["conv_size"],
-    }
-    expression = FORMULAS[name].replace(" (", " * (")
-    for left in "HKFWC0123456789)":  # "8 H K" is a product
-        for right in "HKFWC":
-            expression = expression.replace(f"{left} {right}", f"{left} * {right}")
-    wanted = eval(expression, {"__builtins__": {}}, symbols)  # our own page
+    options = mechanism(name).options
+    wanted = BYTES[FORMULAS[name]](heads, dim, options.get("codewords"), options.get("window"))
     config = ModelConfig(
         vocab_size=10,
         num_attention_heads=heads,

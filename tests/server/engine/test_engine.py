@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
+import torch
 
-from server.engine.engine import Engine
+from model.checkpoint import Checkpoint
+from model.lm import LanguageModel
+from server.engine.engine import Engine, EngineConfig
 from server.engine.errors import (
     CapacityExhausted,
     InvalidRequest,
@@ -13,7 +17,17 @@ from server.engine.errors import (
     SessionNotFound,
 )
 from server.engine.types import Finished, Started, TokenEvent
-from tests.tiny import drain, finished, request, solo, started, text_of, tiny_tokenizer, tokens_of
+from tests.tiny import (
+    drain,
+    finished,
+    request,
+    solo,
+    started,
+    text_of,
+    tiny_checkpoint,
+    tiny_tokenizer,
+    tokens_of,
+)
 
 MakeEngine = Callable[..., Engine]
 
@@ -32,9 +46,6 @@ def test_events_come_in_order_and_numbered(engine: Engine) -> None:
 
 
 def test_greedy_is_what_the_model_says(engine: Engine) -> None:
-    import torch
-
-    from tests.tiny import tiny_checkpoint
 
     model = tiny_checkpoint().model
     ids = [0, 10, 20, 30]
@@ -299,3 +310,16 @@ def test_live_request_ids_are_unique(engine: Engine) -> None:
     engine.submit(request("a"), 0.0)
     with pytest.raises(InvalidRequest):
         engine.submit(request("a"), 0.0)
+
+
+def test_ids_beyond_the_tokenizer_are_never_sampled() -> None:
+    """A vocabulary that is padded in the model, most of it with ids that stand for nothing."""
+    known = tiny_tokenizer()
+    config = dataclasses.replace(tiny_checkpoint().model.config, vocab_size=known.vocab_size + 2000)
+    model = LanguageModel(config)
+    model.init_weights(torch.Generator().manual_seed(0))
+    checkpoint = Checkpoint(model.eval().requires_grad_(False), known, digest="padded")
+    engine = Engine(checkpoint, EngineConfig(max_sessions=1, new_id=lambda: "session"))
+    tokens = tokens_of(solo(engine, request(max_tokens=50, temperature=2.0, ignore_eos=True)))
+    assert len(tokens) == 50
+    assert max(tokens) < known.vocab_size

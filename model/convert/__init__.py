@@ -1,0 +1,1 @@
+"""A trained model gets another attention: swap, match layer by layer, fine-tune, report."""

@@ -1,0 +1,68 @@
+"""Checkpoints that others trained, read as models of ours: one file per family of layouts.
+
+A reader takes the values of ``config.json`` and the tensors of the weight
+files. It checks both strictly: what a config asks that we do not do, and a key
+that is missing or unknown, is an error that names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.foreign.config import ForeignConfig
+from model.foreign.weights import Weights
+
+Reader = Callable[[ForeignConfig, Weights], tuple[ModelConfig, dict[str, Tensor]]]
+
+#: ``model_type`` of config.json -> (module, function). Imported when asked for.
+READERS: dict[str, tuple[str, str]] = {
+    "gpt2": ("model.foreign.gpt2", "read_gpt2"),
+    "llama": ("model.foreign.llama", "read_llama"),
+    "gla": ("model.foreign.flash_linear_attention", "read_gla"),
+    "retnet": ("model.foreign.flash_linear_attention", "read_retnet"),
+    "linear_attn": ("model.foreign.flash_linear_attention", "read_linear_attn"),
+}
+
+
+def is_foreign(model_type: object) -> bool:
+    """Whether there is a reader for this ``model_type``."""
+    return model_type in READERS
+
+
+def read(
+    values: dict[str, Any], tensors: dict[str, Tensor], vocab_size: int, eos_token_id: int
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Our config and weights for a foreign config.json and the tensors of its weight files.
+
+    ``vocab_size`` is the tokenizer's: ids above it have no text, and files hold them only to
+    make a round number, so they are cut off. ``eos_token_id``, the tokenizer's too, is taken
+    where the file names none. Raises `ConfigError` or `CheckpointError`; the arguments are
+    not changed.
+    """
+    module, name = READERS[values["model_type"]]
+    reader: Reader = getattr(import_module(module), name)
+    for field in ("bos_token_id", "eos_token_id"):
+        if values.get(field) is None:
+            values = {**values, field: eos_token_id}
+    source, weights = ForeignConfig(values), Weights(tensors)
+    config, ours = reader(source, weights)
+    source.refuse_unknown()
+    weights.refuse_unknown()
+    return _without_padding(config, ours, vocab_size)
+
+
+def _without_padding(
+    config: ModelConfig, weights: dict[str, Tensor], vocab_size: int
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    if config.vocab_size <= vocab_size:
+        return config, weights
+    for name in weights.keys() & {"embedding.weight", "head.weight"}:
+        if len(weights[name]) == config.vocab_size:  # another length is refused when it is loaded
+            weights[name] = weights[name][:vocab_size]
+    return dataclasses.replace(config, vocab_size=vocab_size), weights

@@ -1,0 +1,82 @@
+"""A foreign ``config.json``, of which every field is used, refused or known to be harmless."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model.config import ConfigError
+
+#: Fields of any Hugging Face config that say nothing about what the network computes.
+HARMLESS = frozenset(
+    {
+        *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
+        *("_name_or_path", "_attn_implementation_autoset", "use_cache", "initializer_range"),
+        *("return_dict", "output_attentions", "output_hidden_states", "torchscript"),
+        *("id2label", "label2id", "problem_type", "task_specific_params", "is_encoder_decoder"),
+        *("pad_token_id", "chunk_size_feed_forward", "gradient_checkpointing"),
+    }
+)
+
+
+class ForeignConfig:
+    """The fields that are left. A reader takes what it knows; `refuse_unknown` names the rest."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._left = dict(values)
+        self.family = str(self._left.pop("model_type"))
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A field that must be a positive integer; None, which some files write, is the default."""
+        value = self._left.pop(name, None)
+        if value is None:
+            value = default
+        if value is None:
+            raise ConfigError(f"{self.family}: {name} is missing")
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{self.family}: {name} must be a positive integer, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A field that must be a number, as float."""
+        value = self._left.pop(name, default)
+        if type(value) not in (int, float):
+            raise ConfigError(f"{self.family}: {name} must be a number, not {value!r}")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """A field that must be true or false."""
+        value = self._left.pop(name, default)
+        if type(value) is not bool:
+            raise ConfigError(f"{self.family}: {name} must be a boolean, not {value!r}")
+        return value
+
+    def anything(self, name: str) -> Any:
+        """A field as it is, or None."""
+        return self._left.pop(name, None)
+
+    def choice(self, name: str, default: object, *others: object) -> object:
+        """A field of which only some values are supported; refuses the others by name."""
+        value = self._left.pop(name, default)
+        known = (default, *others)
+        if not any(type(value) is type(k) and value == k for k in known):
+            names = " or ".join(repr(k) for k in known)
+            raise ConfigError(f"{self.family}: {name} {value!r} is not supported, only {names}")
+        return value
+
+    def special_id(self, name: str, vocab_size: int) -> int:
+        """The id of a special token; the first of several, 0 where there is none."""
+        value = self._left.pop(name, None)
+        if isinstance(value, list) and value:
+            value = value[0]
+        return value if type(value) is int and 0 <= value < vocab_size else 0
+
+    def ignore(self, *names: str) -> None:
+        """Fields of this family that say nothing about what the network computes."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def refuse_unknown(self) -> None:
+        """Raises `ConfigError` for a field that no reader took."""
+        unknown = sorted(self._left.keys() - HARMLESS)
+        if unknown:
+            raise ConfigError(f"{self.family}: unknown field {unknown[0]!r}")

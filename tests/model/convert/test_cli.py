@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from transformers import GPT2Config, GPT2LMHeadModel
+from typer.testing import CliRunner
+
+from model.checkpoint import load_checkpoint
+from model.convert.cli import register
+from model.state import StateLayout
+from model.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[3]
+RUN = "--match-steps 2 --steps 2 --batch-size 2 --window 32 --threads 1 --device cpu"
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    result = typer.Typer()
+    result.callback()(lambda: None)  # one command alone would be the app itself
+    register(result)
+    return result
+
+
+def convert(source: Path | str, to: str, corpus: Path, out: Path, *more: str) -> list[str]:
+    texts = ["--data", str(corpus), "--valid", str(corpus), "--out", str(out)]
+    return ["convert", "--from", str(source), "--to", to, *texts, *RUN.split(), *more]
+
+
+def test_gpt2_folder_becomes_a_model_with_a_constant_state(
+    app: typer.Typer, corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=tokenizer.vocab_size, **sizes, **ids))
+    theirs.save_pretrained(tmp_path / "gpt2")
+    tokenizer.save(tmp_path / "gpt2" / "tokenizer.json")
+    out = tmp_path / "run"
+    result = CliRunner().invoke(app, convert(tmp_path / "gpt2", "performer", corpus, out))
+    assert result.exit_code == 0, result.output
+    for line in ("the model before", "after the bare swap", "after matching", "after fine-tuning"):
+        assert line in result.stdout
+    config = load_checkpoint(out / "model").config
+    assert (config.norm, config.mlp, config.max_position_embeddings) == ("layer", "gelu", 64)
+    assert config.attention_options == {"rotary": "none"}
+    assert StateLayout.of(config).num_bytes > 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["original_attention"] == "softmax"
+    assert report["source"] == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "message"),
+    [
+        ("softmax", [], "no constant state"),
+        ("lstm", [], "'lstm' is unknown"),
+        ("linformer", [], "linformer"),
+        ("performer", ["--attention-options", '{"features": -1}'], "features"),
+        ("performer", ["--attention-options", "{"], "error:"),
+        ("performer", ["--match-steps", "-1"], "match_steps"),
+        ("performer", ["--steps", "0"], "num_steps"),
+        ("performer", ["--from", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_mistake_is_one_line_and_status_2(
+    app: typer.Typer,
+    trained: Path,
+    corpus: Path,
+    tmp_path: Path,
+    to: str,
+    more: list[str],
+    message: str,
+) -> None:
+    result = CliRunner().invoke(app, convert(trained, to, corpus, tmp_path / "run", *more))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys, model.convert.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
