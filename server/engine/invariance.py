@@ -21,6 +21,9 @@ MAX_ROWS = 64
 #: Sequences of one `chunk`.
 MAX_CHUNKS = 8
 
+#: What the texts of a trial have before them.
+PAST_TOKENS = 100
+
 _TILES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
 #: Batches that are tried: all small ones, where kernels differ, and some on and off powers of two.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 20, 24, 31, 32, 33, 40, 48, 56, 60, 63)
@@ -64,27 +67,27 @@ def _agrees(run: Callable[[Tensor], Tensor], wanted: Tensor, size: int, batch: i
 def _trial(
     model: LanguageModel, forward: Forward, batch: int, shape: tuple[int, ...]
 ) -> Callable[[Tensor], Tensor]:
-    """A run of chosen rows of one random batch; gives all their outputs and states, flat."""
+    """A run of chosen rows of one random batch; gives all their outputs and states as bytes.
+
+    The states are those of random texts. Random numbers in their place would do
+    worse: sums of positive features, say, would have both signs, and a
+    denominator near zero drowns the differences that are looked for.
+    """
     device = model.head_weight.device
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.config.vocab_size
-    tokens = torch.randint(vocab_size, (batch, *shape), generator=generator).to(device)
-    state = tuple(
-        {name: _random(tensor, generator) for name, tensor in layer.items()}
-        for layer in model.empty_state(batch)
+    before, tokens = (
+        torch.randint(vocab_size, (batch, *size), generator=generator).to(device)
+        for size in ((PAST_TOKENS,), shape)
     )
+    start = torch.zeros(batch, dtype=torch.int64, device=device)
+    _, state = model.hidden_chunk(before, model.empty_state(batch), start)
 
     def run(rows: Tensor) -> Tensor:
         part = tuple({name: t[rows] for name, t in layer.items()} for layer in state)
-        output, after = forward(tokens[rows], part, torch.zeros_like(rows, device=device))
+        output, after = forward(tokens[rows], part, start[rows] + PAST_TOKENS)
         tensors = [output, *(t for layer in after for t in layer.values())]
-        return torch.cat([t.reshape(len(rows), -1).float() for t in tensors], dim=1)
+        flat = [t.reshape(len(rows), -1).contiguous().view(torch.uint8) for t in tensors]
+        return torch.cat(flat, dim=1)
 
     return run
-
-
-def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-    """A random tensor in place of floating-point zeros; counters stay zero."""
-    if not like.is_floating_point():
-        return like
-    return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)

@@ -6,6 +6,7 @@ import torch
 from model.lm import LanguageModel
 from server.engine import invariance
 from server.engine.invariance import MAX_CHUNKS, MAX_ROWS, chunk_batch, row_tile
+from tests.server.engine.test_same_bits import SERVED
 from tests.tiny import tiny_checkpoint
 
 
@@ -50,7 +51,7 @@ def test_finds_the_largest_batch_of_chunks(fussy: Fussy) -> None:
     assert chunk_batch(fussy, 16) == 2
 
 
-@pytest.mark.parametrize("attention", ["elu", "gated"])
+@pytest.mark.parametrize("attention", SERVED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_real_models_have_safe_shapes(attention: str, dtype: torch.dtype) -> None:
     source = tiny_checkpoint(attention).model

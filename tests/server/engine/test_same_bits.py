@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from model.attention import MECHANISMS, mechanism
 from server.engine.engine import Engine
 from tests.tiny import drain, finished, request, solo, tokens_of
 
 MakeEngine = Callable[..., Engine]
+SERVED = [name for name in MECHANISMS if mechanism(name).constant_state]
 PROMPT = tuple(range(1, 150))  # two chunks of the grid and a rest
 
 
-@pytest.fixture(params=["elu", "gated"])
+@pytest.fixture(params=SERVED)
 def attention(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
