@@ -1,0 +1,164 @@
+"""The command: ``python -m benchmarks.mechanisms train|recall|speed|report``.
+
+All three kinds of runs leave one JSON file each in ``--runs`` and skip what is there, so
+that the same command goes on after an interruption, and two processes share one list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import machine
+from benchmarks.mechanisms import language, recall, report, speed
+from benchmarks.mechanisms.folder import Folder, RunError, origin
+from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
+from model.config import ConfigError
+from server.memory import keep_freed_memory
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mechanisms", description=(__doc__ or "").partition("\n")[0]
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    train = _command(commands, "train", "language models, and bits per byte")
+    _competitors(train, seeds=True)
+    _texts(train)
+    train.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    train.add_argument("--valid", type=Path, required=True)
+    train.add_argument("--out-of-domain", type=Path, required=True)
+    train.add_argument("--steps", type=int, default=language.Recipe.num_steps)
+    train.add_argument("--warmup-steps", type=int, default=language.Recipe.warmup_steps)
+    train.add_argument(
+        "--learning-rate",
+        type=float,
+        default=language.Recipe.learning_rate,
+        help="another than the default becomes part of the run's name",
+    )
+    train.add_argument("--eval-bytes", type=int, default=language.Recipe.eval_bytes)
+    train.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+
+    recalls = _command(commands, "recall", "associative recall")
+    _competitors(recalls, seeds=True)
+    recalls.add_argument("--forms", nargs="+", choices=recall.FORMS, default=[recall.FORMS[0]])
+    recalls.add_argument("--steps", type=int, default=recall.RecallRecipe.num_steps)
+
+    speeds = _command(commands, "speed", "training and decoding speed, on a quiet machine")
+    _competitors(speeds, seeds=False)
+    _texts(speeds)
+    speeds.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    speeds.add_argument("--rounds", type=int, default=speed.SpeedRecipe.rounds)
+    speeds.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), help="of decoding; the server's if left out"
+    )
+
+    reports = _command(commands, "report", "results.json, tables and plots from all runs")
+    reports.add_argument("--json", type=Path, help="where to write all results in one file")
+    reports.add_argument("--table", type=Path, help="where to write the tables (also printed)")
+    reports.add_argument("--plot", type=Path, help="folder for the two plots")
+    return parser.parse_args(words)
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.add_argument("--runs", type=Path, required=True, help="folder of the comparison")
+    command.add_argument("--threads", type=int, default=1)
+    return command
+
+
+def _competitors(command: argparse.ArgumentParser, seeds: bool) -> None:
+    command.add_argument(
+        "mechanisms", nargs="*", help="such as elu or elu:rotary=after; all if left out"
+    )
+    if seeds:
+        command.add_argument("--seeds", type=int, nargs="+", default=[0])
+
+
+def _texts(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--data", type=Path, action="append", required=True, help="repeat")
+
+
+def main() -> None:
+    """Runs a command; ends with 1 where a run failed, with 2 where the command is wrong."""
+    options = arguments()
+    keep_freed_memory()
+    torch.set_num_threads(options.threads)
+    folder = Folder(options.runs)
+    try:
+        if options.command == "report":
+            report.write(folder, options.json, options.table, options.plot)
+            return
+        specs = [Spec.parse(text) for text in options.mechanisms] or all_specs()
+        commands = {"train": run_train, "recall": run_recall, "speed": run_speed}
+        succeeded = commands[options.command](folder, specs, options)
+    except (ConfigError, RunError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if not succeeded:
+        sys.exit(1)
+
+
+def run_train(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> bool:
+    """Every mechanism of a size and seed before the next seed."""
+    recipe = language.Recipe(
+        data=tuple(options.data),
+        valid=options.valid,
+        out_of_domain=options.out_of_domain,
+        num_steps=options.steps,
+        warmup_steps=options.warmup_steps,
+        learning_rate=options.learning_rate,
+        eval_bytes=options.eval_bytes,
+        device=options.device,
+    )
+    outcomes = [
+        folder.run_once(
+            language.run_name(size, spec, seed, recipe),
+            partial(language.run, folder, size, spec, seed, recipe),
+        )
+        for seed in options.seeds
+        for size in options.sizes
+        for spec in specs
+    ]
+    return all(outcomes)
+
+
+def run_recall(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> bool:
+    """A tiny model each."""
+    outcomes = []
+    for seed in options.seeds:
+        for form in options.forms:
+            recipe = recall.RecallRecipe(form=form, num_steps=options.steps)
+            outcomes += [
+                folder.run_once(
+                    f"recall-{form}-{spec.slug}-{seed}",
+                    partial(recall.run, spec, seed, recipe),
+                )
+                for spec in specs
+            ]
+    return all(outcomes)
+
+
+def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> bool:
+    """All together, in turn; earlier figures of the same mechanisms are replaced."""
+    on = machine()
+    recipe = language.Recipe(tuple(options.data), Path(), Path())
+    dtype = options.dtype or ("bfloat16" if language.native_bfloat16("cpu") else "float32")
+    wanted = speed.SpeedRecipe(dtype=dtype, rounds=options.rounds)
+    for size in options.sizes:
+        for spec, figures in speed.measure(folder, size, specs, recipe, wanted).items():
+            folder.write(f"speed-{size}-{spec.slug}", {**origin(on), **figures})
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The folder of a comparison: one JSON file per finished run, and what all runs share.
+
+    RUNS/tokenizer.json, RUNS/cache/      made once, by whoever comes first
+    RUNS/<size>-<mechanism>-<seed>.json   a finished run
+    RUNS/<...>.failed                     why a run could not finish; it is tried again
+    RUNS/work/<...>/                      what an interrupted run goes on from, then its model
+
+Several processes may work through the same list: each run is locked by one of them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import Figures, machine
+from model.tokenizer import Tokenizer, train_tokenizer
+from model.training.data import tokenize_files
+
+VOCAB_SIZE = 2048
+
+
+class RunError(RuntimeError):
+    """A run that gave no figures; its message goes into a file, and the others go on."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where the runs of one comparison are kept."""
+
+    path: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    def work(self, name: str) -> Path:
+        return self.path / "work" / name
+
+    def result(self, name: str) -> Path:
+        return self.path / f"{name}.json"
+
+    def prepare(self, data: list[Path], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+        """The tokenizer, learnt from ``data`` where there is none, and its tokens in the cache.
+
+        Raises `RunError` where the folder belongs to other texts.
+        """
+        self.cache.mkdir(parents=True, exist_ok=True)
+        path, digests = self.path / "tokenizer.json", _digests(data)
+        made_from = self.path / "data.json"
+        with self.locked("prepare", wait=True):
+            if not path.is_file():
+                train_tokenizer(data, vocab_size).save(path)
+                made_from.write_text(json.dumps(digests), encoding="utf-8")
+            if json.loads(made_from.read_text(encoding="utf-8")) != digests:
+                raise RunError(f"{self.path} was made from other texts than {list(digests)}")
+            tokenizer = Tokenizer.load(path)
+            tokenize_files(data, tokenizer, self.cache)
+        return tokenizer
+
+    def share_cache(self, work: Path) -> None:
+        """Lets a training run that works in ``work`` find the tokens that are there already."""
+        work.mkdir(parents=True, exist_ok=True)
+        link = work / "cache"
+        if not link.exists():
+            link.symlink_to(self.cache.resolve(), target_is_directory=True)
+
+    def run_once(self, name: str, run: Callable[[], Figures]) -> bool:
+        """Writes what ``run`` returns, unless that is done or in hand. False if it failed."""
+        with self.locked(name) as mine:
+            if not mine or self.result(name).is_file():
+                _log(f"{name}: {'done' if mine else 'another process has it'}, skipped")
+                return True
+            failed = self.path / f"{name}.failed"
+            on, started = machine(), time.monotonic()
+            try:
+                figures = run()
+            except RunError as error:
+                failed.write_text(f"{error}\n", encoding="utf-8")
+                _log(f"{name}: failed: {error}")
+                return False
+            self.write(name, {**origin(on), **figures})
+            failed.unlink(missing_ok=True)
+            _log(f"{name}: done in {time.monotonic() - started:.0f} s")
+            return True
+
+    def write(self, name: str, figures: Figures) -> None:
+        """Replaces a result in one piece."""
+        partial = self.path / f"{name}.partial"
+        partial.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.result(name))
+
+    @contextmanager
+    def locked(self, name: str, wait: bool = False) -> Iterator[bool]:
+        """Gives whether the lock is ours; it ends with the process that holds it."""
+        locks = self.path / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / name).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+def origin(on: Figures) -> Figures:
+    """Where figures come from: command line, machine, versions, date."""
+    return {
+        "command": " ".join(["python -m benchmarks.mechanisms", *sys.argv[1:]]),
+        "machine": {**on, "threads": torch.get_num_threads()},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The finished runs in a folder, each with its file's name as ``name``."""
+    return [
+        {"name": file.stem, **json.loads(file.read_text(encoding="utf-8"))}
+        for file in sorted(path.glob("*.json"))
+        if file.name not in ("tokenizer.json", "data.json", "results.json")
+    ]
+
+
+def _digests(files: list[Path]) -> dict[str, str]:
+    return {file.name: sha256(file.read_bytes()).hexdigest()[:16] for file in files}
+
+
+def _log(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,124 @@
+"""From the files of single runs to competitors: the seeds of one mechanism, size and rate."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.mechanisms.quality import WINDOW
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """One row of the tables. ``speed`` is the figures of ``speed``, where it was measured."""
+
+    name: str
+    size: str
+    runs: tuple[Run, ...]
+    speed: Run | None
+
+    def bits_per_byte(self, text: str = "valid", way: str = "windows") -> float:
+        """The mean over seeds."""
+        return statistics.fmean(run["quality"][text]["bits_per_byte"][way] for run in self.runs)
+
+    @property
+    def session_bytes(self) -> int:
+        """The state of a session; of a cache, that of one window."""
+        run = self.runs[0]
+        return int(run.get("state_bytes") or run["cache_bytes_per_token"] * WINDOW)
+
+    @property
+    def constant(self) -> bool:
+        return "state_bytes" in self.runs[0]
+
+
+def competitors(runs: list[Run]) -> list[Competitor]:
+    """All trained mechanisms; a run with another learning rate than most of its size is one more.
+
+    Raises `ValueError` where two runs of a size were not made by the same recipe.
+    """
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run["kind"] == "language":
+            groups.setdefault((run["size"], _label(run, runs)), []).append(run)
+    _check_same_recipe(runs)
+    speeds = {(r["size"], r["mechanism"]): r for r in runs if r["kind"] == "speed"}
+    return [
+        Competitor(label, size, tuple(group), speeds.get((size, group[0]["mechanism"])))
+        for (size, label), group in groups.items()
+    ]
+
+
+def leaderboard(entries: list[Competitor]) -> list[Competitor]:
+    """The fewest bits per byte on the validation text first."""
+    return sorted(entries, key=Competitor.bits_per_byte)
+
+
+def difference(entry: Competitor, baseline: Competitor) -> tuple[float, float]:
+    """Bits per byte more than the baseline, and the standard error that comes from the text.
+
+    Both are scored on the same windows, so the differences of single windows tell how far
+    the mean could be off on another text of this kind. What another seed gives is not in it.
+    """
+    ours, theirs = (
+        np.mean([run["quality"]["valid"]["nats_per_window"] for run in e.runs], axis=0)
+        for e in (entry, baseline)
+    )
+    per_byte = 1 / math.log(2) / entry.runs[0]["quality"]["valid"]["num_bytes"]
+    gaps = (ours - theirs) * per_byte
+    error = gaps.std(ddof=1) * math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+    return float(gaps.sum()), float(error)
+
+
+def bucket_names(entries: list[Competitor]) -> list[str]:
+    """The buckets that any of them has, by position."""
+    names = {name for e in entries for run in e.runs for name in run["quality"]["valid"]["buckets"]}
+    return sorted(names, key=lambda name: int(name.partition("-")[0]))
+
+
+def recall_rows(runs: list[Run], form: str) -> tuple[list[tuple[str, int, list[float]]], list[str]]:
+    """(mechanism, number of seeds, mean accuracies), best first, and the numbers of pairs."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run["kind"] == "recall" and run["recipe"]["form"] == form:
+            groups.setdefault(run["mechanism"], []).append(run)
+    pairs = list(next(iter(groups.values()))[0]["accuracy"])
+    rows = [
+        (name, len(group), [statistics.fmean(r["accuracy"][n] for r in group) for n in pairs])
+        for name, group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -sum(row[2])), pairs
+
+
+def _label(run: Run, runs: list[Run]) -> str:
+    rates = [
+        other["recipe"]["learning_rate"]
+        for other in runs
+        if other["kind"] == "language" and other["size"] == run["size"]
+    ]
+    rate = run["recipe"]["learning_rate"]
+    suffix = "" if rate == statistics.mode(rates) else f", rate {rate:g}"
+    return f"{run['mechanism']}{suffix}"
+
+
+def _check_same_recipe(runs: list[Run]) -> None:
+    """All runs of a size read and were scored on the same tokens, the learning rate apart."""
+    first: dict[str, Run] = {}
+    for run in (run for run in runs if run["kind"] == "language"):
+        other = first.setdefault(run["size"], run)
+        ours, theirs = _fixed(run), _fixed(other)
+        changed = [name for name in ours if ours[name] != theirs[name]]
+        if changed:
+            raise ValueError(f"{run['name']} and {other['name']} differ in {', '.join(changed)}")
+
+
+def _fixed(run: Run) -> Run:
+    recipe = {name: value for name, value in run["recipe"].items() if name != "learning_rate"}
+    digests = {text: run["quality"][text]["digest"] for text in ("valid", "out_of_domain")}
+    return {**recipe, **digests}

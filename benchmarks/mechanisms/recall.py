@@ -1,0 +1,168 @@
+"""``recall``: associative recall, the known weakness of linear attention.
+
+A text of pairs, each a key and its value, and then all keys again in another order;
+at each of these the model must say the value. After Arora et al. 2023 ("Zoology",
+multi-query associative recall), without fillers. In two forms:
+
+- ``joined``  a pair is one position, the sum of two embeddings: nothing but memory is asked for;
+- ``apart``   key and value follow each other, as in a text: the model must also learn to
+              look one token back, for which some mechanisms have a convolution or positions.
+
+    k3+v9  k1+v4  k7+v9     k7 k3 k1        joined
+    k3 v9  k1 v4  k7 v9     k7 k3 k1        apart
+                            v9 v9 v4        the answers
+
+Chance is 1 in `NUM_VALUES`; a model that only knows which values there were gets 1 in the
+number of pairs. A mechanism with an exact window must have a window shorter than the text,
+or it is not its memory that is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.harness import Figures
+from benchmarks.mechanisms.folder import RunError
+from benchmarks.mechanisms.language import session_bytes
+from benchmarks.mechanisms.specs import Size, Spec
+from model.lm import LanguageModel
+from model.training.optimizer import learning_rate_factor, make_optimizers
+
+NUM_KEYS = 128
+NUM_VALUES = 64
+NUM_PAIRS = (4, 8, 16, 32, 64)
+#: Heads so narrow that 64 pairs are more than a layer's features; with 32 of them `elu` has room.
+SIZE = Size(hidden_size=64, num_layers=2, num_heads=2, head_dim=16, intermediate_size=128)
+#: The second part of a position that has none.
+NOTHING = NUM_KEYS + NUM_VALUES
+FORMS = ("joined", "apart")
+#: Test sequences are drawn from seeds that training never uses.
+TEST_SEED = 1 << 32
+
+
+@dataclass(frozen=True)
+class RecallRecipe:
+    """The same for all mechanisms. Each step has sequences of one number of pairs, in turn."""
+
+    form: str = "joined"
+    num_steps: int = 500
+    pairs_per_step: int = 1024
+    optimizer: str = "muon"
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.0
+    warmup_steps: int = 50
+    clip: float = 1.0
+    num_test_sequences: int = 256
+    max_seconds: float = 600.0
+
+
+def draw(
+    form: str, num_pairs: int, batch: int, generator: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Positions [batch, T, 2] of two ids each, and the answers [batch, num_pairs], int64.
+
+    T is 2 or 3 times ``num_pairs``; the queries come last. Keys are different from each
+    other, values need not be.
+    """
+    keys = generator.random((batch, NUM_KEYS)).argsort(axis=1)[:, :num_pairs]
+    values = NUM_KEYS + generator.integers(NUM_VALUES, size=(batch, num_pairs))
+    shuffled = generator.random((batch, num_pairs)).argsort(axis=1)
+    pairs = np.stack([keys, values], axis=2)
+    if form == "apart":
+        pairs = _with_nothing(pairs.reshape(batch, 2 * num_pairs))
+    queries = _with_nothing(np.take_along_axis(keys, shuffled, axis=1))
+    answers = np.take_along_axis(values, shuffled, axis=1)
+    return torch.from_numpy(np.concatenate([pairs, queries], axis=1)), torch.from_numpy(answers)
+
+
+def run(spec: Spec, seed: int, recipe: RecallRecipe) -> Figures:
+    """Trains a tiny model and measures it on fresh sequences; the figures of its file.
+
+    Raises `RunError` where the loss is not finite.
+    """
+    config = spec.config(SIZE, NOTHING + 1)
+    model = LanguageModel(config)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    started = time.monotonic()
+    losses = train(model, seed, recipe)
+    seconds = time.monotonic() - started
+    return {
+        "kind": "recall",
+        "mechanism": str(spec),
+        "seed": seed,
+        "num_parameters": model.num_parameters(),
+        **session_bytes(config),
+        "recipe": dict(vars(recipe)),
+        "config": config.to_dict(),
+        "training": {"seconds": round(seconds, 1), "losses": losses},
+        "accuracy": {
+            str(num_pairs): round(accuracy(model, num_pairs, seed, recipe), 4)
+            for num_pairs in NUM_PAIRS
+        },
+    }
+
+
+def train(model: LanguageModel, seed: int, recipe: RecallRecipe) -> list[float]:
+    """Mean losses over every twentieth part of the steps, in nats per answer."""
+    model.train()
+    optimizers = make_optimizers(model, recipe.optimizer, recipe.learning_rate, recipe.weight_decay)
+    losses = []
+    for step in range(recipe.num_steps):
+        factor = learning_rate_factor(step, recipe.num_steps, recipe.warmup_steps)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate * factor
+        num_pairs = NUM_PAIRS[step % len(NUM_PAIRS)]
+        batch = recipe.pairs_per_step // num_pairs
+        generator = np.random.default_rng((seed, step))
+        positions, answers = draw(recipe.form, num_pairs, batch, generator)
+        extra: list[Tensor] = []
+        logits = _answers(model, positions, num_pairs, extra)
+        loss = F.cross_entropy(logits.flatten(0, 1), answers.flatten())
+        value = loss.item()
+        if not math.isfinite(value):
+            raise RunError(f"the loss is {value} at step {step}")
+        torch.stack([loss, *extra]).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(value)
+    part = max(1, recipe.num_steps // 20)
+    return [
+        round(float(np.mean(losses[start : start + part])), 4)
+        for start in range(0, len(losses), part)
+    ]
+
+
+@torch.no_grad()
+def accuracy(model: LanguageModel, num_pairs: int, seed: int, recipe: RecallRecipe) -> float:
+    """The share of right values, the likeliest of all ids taken as the answer."""
+    model.eval()
+    generator = np.random.default_rng((TEST_SEED, seed, num_pairs))
+    positions, answers = draw(recipe.form, num_pairs, recipe.num_test_sequences, generator)
+    logits = _answers(model, positions, num_pairs, [])
+    return float((logits.argmax(-1) == answers).float().mean())
+
+
+def _answers(
+    model: LanguageModel, positions: Tensor, num_pairs: int, losses: list[Tensor]
+) -> Tensor:
+    """Logits [batch, num_pairs, vocabulary] at the queries."""
+    x = model.embedding(positions).sum(dim=2)
+    for block in model.blocks:
+        x = block.parallel(x, losses)  # type: ignore[operator]
+    return model.logits(model.norm(x)[:, -num_pairs:])
+
+
+def _with_nothing(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[batch, T] to positions [batch, T, 2] without a second part."""
+    return np.stack([ids, np.full_like(ids, NOTHING)], axis=2)

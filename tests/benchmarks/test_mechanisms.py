@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.mechanisms import language, quality, recall, report, speed
+from benchmarks.mechanisms.folder import Folder, RunError, read_results
+from benchmarks.mechanisms.gather import competitors, difference, leaderboard
+from benchmarks.mechanisms.specs import SIZES, Spec, all_specs, state_bytes
+from benchmarks.peers import own_parameters
+from model.attention import MECHANISMS
+from model.config import ConfigError
+from model.training.evaluate import Mode, evaluate
+from tests.tiny import TEXT, tiny_checkpoint
+
+SPEED = speed.SpeedRecipe(
+    "float32", rounds=2, train_steps=1, decode_steps=2, warm_up_steps=1, sessions=(1, 2)
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 30 + "<|endoftext|>\n" + TEXT * 10, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_spec_reads_options_with_the_type_of_their_default() -> None:
+    spec = Spec.parse("gated:conv_size=3")
+    assert spec == Spec("gated", (("conv_size", 3),))
+    assert str(spec) == "gated:conv_size=3"
+    assert spec.slug == "gated_conv_size=3"
+    assert Spec.parse("softmax") == Spec("softmax")
+
+
+@pytest.mark.parametrize("text", ["nobody", "gated:colour=3", "gated:conv_size=wide", "gated:3"])
+def test_spec_refuses_what_it_does_not_know(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"nobody|colour|wide|3"):
+        Spec.parse(text)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_mechanisms_have_as_many_parameters_within_one_percent(size: str) -> None:
+    counts = []
+    for spec in all_specs():
+        config = spec.config(SIZES[size], vocab_size=2048)
+        counts.append(own_parameters(config, config.intermediate_size))
+        recall_config = spec.config(recall.SIZE, recall.NOTHING + 1)
+        assert state_bytes(config) != 0 and state_bytes(recall_config) != 0, spec
+    assert len(counts) == len(MECHANISMS)
+    baseline = counts[[str(spec) for spec in all_specs()].index("softmax")]
+    assert all(abs(count / baseline - 1) <= 0.01 for count in counts), counts
+
+
+@pytest.mark.parametrize("form", recall.FORMS)
+def test_recall_asks_for_values_that_stand_beside_their_keys(form: str) -> None:
+    positions, answers = recall.draw(form, 8, 5, np.random.default_rng(3))
+    assert positions.shape == (5, 16 if form == "joined" else 24, 2)
+    for row, wanted in zip(positions.tolist(), answers.tolist(), strict=True):
+        told, asked = row[:-8], row[-8:]
+        ids = [id for position in told for id in position if id != recall.NOTHING]
+        values = dict(zip(ids[::2], ids[1::2], strict=True))
+        assert len(values) == 8 and all(key < recall.NUM_KEYS for key in values)
+        assert all(recall.NUM_KEYS <= value < recall.NOTHING for value in values.values())
+        assert [nothing for _, nothing in asked] == [recall.NOTHING] * 8
+        assert [values[key] for key, _ in asked] == wanted
+        assert [key for key, _ in asked] != list(values)
+
+
+def test_recall_run_learns_the_values_there_are() -> None:
+    recipe = recall.RecallRecipe(num_steps=25, pairs_per_step=128, num_test_sequences=8)
+    figures = recall.run(Spec("softmax"), seed=1, recipe=recipe)
+    losses = figures["training"]["losses"]
+    assert losses[0] > 4.5 and losses[-1] < losses[0] - 0.3, losses
+    assert list(figures["accuracy"]) == [str(pairs) for pairs in recall.NUM_PAIRS]
+    assert all(0 <= value <= 1 for value in figures["accuracy"].values())
+
+
+def test_buckets_count_positions_in_window_and_segment() -> None:
+    position = np.concatenate([np.arange(5000), np.arange(600)])
+    num_bytes = np.full(5600, 2)
+    windows = np.where(position % 512 < 32, 2 * math.log(2), 0.0)
+    segments = np.where(position % 4096 >= 2048, 4 * math.log(2), 0.0)
+    found = quality.buckets({"windows": windows, "segments": segments}, position, num_bytes)
+    assert list(found) == [
+        *("0-31", "32-63", "64-127", "128-255", "256-511"),
+        *("512-1023", "1024-2047", "2048-4095"),
+    ]
+    assert [bucket["bits_per_byte"] for bucket in found.values()] == [1, 0, 0, 0, 0, 0, 0, 2]
+    assert found["1024-2047"]["same_in_windows"] == pytest.approx(32 / 512)
+    # Windows of 512 tokens, of 392 before the first text's end, and of 88: 32 of each cost a bit.
+    assert found["512-1023"]["same_in_windows"] == pytest.approx(96 / 992, abs=1e-5)
+    assert len(quality.nats_per_window(windows, position)) == 10 + 2
+
+
+@pytest.mark.parametrize(
+    ("attention", "way", "mode"),
+    [
+        ("elu", "windows", "windows"),
+        ("elu", "long", "stream"),
+        ("softmax", "windows", "windows"),
+        ("softmax", "long", "sliding"),
+    ],
+)
+def test_score_agrees_with_the_project_s_evaluation(
+    text: Path, attention: str, way: str, mode: Mode
+) -> None:
+    checkpoint = tiny_checkpoint(attention)
+    texts = quality.read_documents(text, checkpoint.tokenizer, 6000)
+    eos = checkpoint.tokenizer.eos_token_id
+    figures = quality.score(checkpoint.model, eos, texts, nullcontext)
+    wanted = evaluate(checkpoint.model, checkpoint.tokenizer, text, mode, 512, 3000)
+    assert figures["num_tokens"] == wanted.num_tokens
+    assert figures["num_bytes"] == wanted.num_bytes
+    assert figures["bits_per_byte"][way] == pytest.approx(wanted.bits_per_byte, abs=2e-5)
+    assert figures["long_is"] == ("sliding" if attention == "softmax" else "stream")
+    assert ("segments" in figures["bits_per_byte"]) == (attention == "elu")
+
+
+def test_run_leaves_a_file_and_is_not_repeated(tmp_path: Path, text: Path) -> None:
+    folder = Folder(tmp_path / "runs")
+    recipe = language.Recipe((text,), text, text, 3, 1, 64, eval_bytes=2000)
+    calls: list[int] = []
+
+    def train() -> dict[str, Any]:
+        calls.append(1)
+        return language.run(folder, "small", Spec("elu"), 0, recipe)
+
+    assert folder.run_once("small-elu-0", train)
+    assert folder.run_once("small-elu-0", train)
+    assert len(calls) == 1
+    (result,) = read_results(folder.path)
+    assert result["training"]["num_tokens"] == 3 * 64
+    assert result["quality"]["valid"]["num_bytes"] > 1500
+    assert result["machine"]["threads"] == torch.get_num_threads()
+    # A run whose file is gone has its weights still: it is scored again, not trained again.
+    again = train()
+    assert again["quality"] == result["quality"]
+    assert again["training"] == result["training"]
+
+
+def test_failure_is_told_and_tried_again(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+
+    def fail() -> dict[str, Any]:
+        raise RunError("the loss is nan")
+
+    assert not folder.run_once("a", fail)
+    assert "nan" in (tmp_path / "a.failed").read_text(encoding="utf-8")
+    assert "Runs without a result: a." in report.tables([], ["a"])
+    assert folder.run_once("a", lambda: {"kind": "none"})
+    assert not (tmp_path / "a.failed").exists()
+
+
+def test_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    with folder.locked("a"):
+        assert folder.run_once("a", dict)
+    assert not folder.result("a").exists()
+
+
+def test_folder_refuses_other_texts(tmp_path: Path, text: Path) -> None:
+    folder = Folder(tmp_path / "runs")
+    folder.prepare([text])
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT, encoding="utf-8")
+    with pytest.raises(RunError, match="other texts"):
+        folder.prepare([other])
+
+
+def test_speed_measures_training_and_decoding(tmp_path: Path, text: Path) -> None:
+    recipe = language.Recipe((text,), text, text, 10, 1, 64)
+    specs = [Spec("elu"), Spec("softmax")]
+    figures = speed.measure(Folder(tmp_path / "runs"), "small", specs, recipe, SPEED)
+    rates = {str(spec): set(found["tokens_per_s"]) for spec, found in figures.items()}
+    assert rates["elu"] == {"training", "decode_1", "decode_2"}
+    assert rates["softmax"] == {
+        "training",
+        *(f"decode_{sessions}_at_{context}" for sessions in (1, 2) for context in (512, 4096)),
+    }
+    for found in figures.values():
+        assert all(len(values) == 2 and min(values) > 0 for values in found["rounds"].values())
+
+
+def test_tables_and_plots_of_two_runs(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for name, run in fake_runs().items():
+        (runs / f"{name}.json").write_text(json.dumps(run), encoding="utf-8")
+    out, table = tmp_path / "results.json", tmp_path / "table.md"
+    report.write(Folder(runs), out, table, tmp_path / "plots")
+    lines = table.read_text(encoding="utf-8").splitlines()
+    # elu: 1.9 and 2.1 in two seeds; the baseline 1.8; elu is 0.2 above it on either window.
+    assert (
+        "| `softmax` | 1 | 1.8000 | - | 1.7000* | 1.8000 | 1.7000* |"
+        in lines[4] + lines[5] + lines[6]
+    )
+    (elu,) = [line for line in lines if line.startswith("| `elu` | 2 | 2.0000 ± 0.1000 ")]
+    assert "| +0.2000 ± 0.0000 | 1.9000 ± 0.1000 |" in elu and elu.endswith("| 4,096 |")
+    assert "| `elu` | 2.0000 | 1.5000 (-0.2500) |" in lines
+    assert "| `softmax` | 1.8000 | - |" in lines
+    assert "| `elu` | 1,000 | 200 | 2,000 | 4,096 |" in lines
+    assert "| `elu` | 1 | 100.0% | 62.5% |" in lines
+    merged = json.loads(out.read_text(encoding="utf-8"))["runs"]
+    assert len(merged) == 5
+    for name in ("quality-bytes.png", "quality-speed.png"):
+        assert (tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_difference_has_the_standard_error_of_the_text() -> None:
+    runs = fake_runs()
+    runs["small-softmax-0"]["quality"]["valid"]["nats_per_window"] = [x * 1000 for x in NATS]
+    entries = leaderboard(competitors(named(runs)))
+    elu = next(entry for entry in entries if entry.name == "elu")
+    for run in elu.runs:
+        run["quality"]["valid"]["nats_per_window"] = [
+            1000 * (NATS[0] + 0.1),
+            1000 * (NATS[1] + 0.3),
+        ]
+    baseline = next(entry for entry in entries if entry.name == "softmax")
+    mean, error = difference(elu, baseline)
+    per_byte = 1 / math.log(2)
+    assert mean == pytest.approx(0.4 * per_byte)
+    # Two windows, 0.1 and 0.3: deviation 0.2 / sqrt(2), of their sum sqrt(2) times that.
+    assert error == pytest.approx(0.2 * per_byte)
+
+
+def test_runs_of_different_recipes_are_not_compared() -> None:
+    runs = fake_runs()
+    runs["small-elu-1"]["recipe"]["num_steps"] = 7
+    with pytest.raises(ValueError, match="differ in num_steps"):
+        competitors(named(runs))
+
+
+def test_another_learning_rate_is_a_row_of_its_own() -> None:
+    runs = fake_runs()
+    runs["small-elu-1"]["recipe"]["learning_rate"] = 0.003
+    names = [entry.name for entry in competitors(named(runs))]
+    assert names == ["elu", "elu, rate 0.003", "softmax"]
+
+
+#: Of two windows, which stand for 500 bytes each.
+NATS = (0.9 * math.log(2), 0.9 * math.log(2))
+
+
+def named(runs: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, **run} for name, run in runs.items()]
+
+
+def fake_runs() -> dict[str, Any]:
+    recall_run = {
+        "kind": "recall",
+        "mechanism": "elu",
+        "recipe": {"form": "joined", "num_steps": 9},
+        "accuracy": {"4": 1.0, "64": 0.625},
+    }
+    rates = {"training": 1000.0, "decode_1": 200.0, "decode_16": 2000.0}
+    speed_run = {"kind": "speed", "size": "small", "mechanism": "elu", "tokens_per_s": rates}
+    return {
+        "recall-joined-elu-0": recall_run,
+        "small-elu-0": fake_run("elu", 1.9),
+        "small-elu-1": fake_run("elu", 2.1),
+        "small-softmax-0": fake_run("softmax", 1.8),
+        "speed-small-elu": speed_run,
+    }
+
+
+def fake_run(mechanism: str, bits: float) -> dict[str, Any]:
+    constant = mechanism != "softmax"
+    past = {"512-1023": {"bits_per_byte": 1.5, "same_in_windows": 1.75}} if constant else {}
+    quality = {
+        "file": "book.txt",
+        "num_bytes": 1000,
+        "digest": "same",
+        "bits_per_byte": {"windows": bits, "long": bits - 0.1},
+        "long_is": "stream" if constant else "sliding",
+        "buckets": {"0-31": {"bits_per_byte": bits}, **past},
+        "nats_per_window": [bits * 500 * math.log(2)] * 2,
+    }
+    return {
+        "kind": "language",
+        "size": "small",
+        "mechanism": mechanism,
+        "num_parameters": 1_000_000,
+        **({"state_bytes": 4096} if constant else {"cache_bytes_per_token": 16}),
+        "recipe": {"num_steps": 9, "optimizer": "muon", "learning_rate": 0.006},
+        "training": {"num_tokens": 90},
+        "machine": {"cpu": "a processor", "threads": 1, "torch": "2"},
+        "quality": {"valid": quality, "out_of_domain": {**quality}},
+    }
