@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.base import Losses, State
+from model.attention.heads import token_positions
 from model.block import Block, make_norm
 from model.config import ModelConfig
 
@@ -65,8 +66,7 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, ModelState]:
         """`chunk` without the head."""
-        positions = position.unsqueeze(1) + torch.arange(tokens.shape[1], device=tokens.device)
-        x, new_state = self._embed(tokens, positions), []
+        x, new_state = self._embed(tokens, token_positions(position, tokens.shape[1])), []
         for block, layer_state in zip(self._blocks(), state, strict=True):
             x, layer_state = block.chunk(x, layer_state, position, losses)
             new_state.append(layer_state)

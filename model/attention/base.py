@@ -75,6 +75,8 @@ class Attention(nn.Module, ABC):
                     f"attention_options.{name} is unknown to {config.attention!r}"
                     f" (it has: {', '.join(sorted(cls.options)) or 'none'})"
                 )
+            if type(value) is int and isinstance(cls.options[name], float):
+                value = float(value)
             if type(value) is not type(cls.options[name]):
                 raise ConfigError(
                     f"attention_options.{name} must be"

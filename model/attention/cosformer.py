@@ -12,7 +12,7 @@ text grows; here M is the option ``horizon``. At a distance beyond M the cosine
 would turn negative, so a text is read in epochs of M/2 tokens, and a token sees
 those of its own epoch and of the one before it: at least the last M/2 tokens,
 never as many as M. Older ones are forgotten. So no weight is ever negative, and
-sums are over at most M tokens, which float32 holds for ever.
+sums are over at most M tokens; M is at most 2^20, so that float32 holds them.
 
 State per layer: S [H, 2K, V], z [H, 2K] of the epoch of the last token seen, and
 S_before, z_before of the one before it.
@@ -39,7 +39,7 @@ class CosformerAttention(HeadsAttention):
     """See the module's docstring. Option: ``horizon`` (M, even)."""
 
     options: ClassVar[dict[str, object]] = {"horizon": 4096}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"horizon": (2, 2**30)}
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"horizon": (2, 2**20)}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -23,7 +23,7 @@ from model.config import ModelConfig
 
 
 class CosineAttention(LinearAttention):
-    """See the module's docstring. Option: ``rotary``."""
+    """See the module's docstring. Options: ``rotary``, ``rope_theta``."""
 
     allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
 

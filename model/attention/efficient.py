@@ -30,7 +30,7 @@ from model.ops.recurrence import decayed, recurrence_chunk, recurrence_step
 
 
 class EfficientAttention(HeadsAttention):
-    """See the module's docstring. Option: ``rotary``."""
+    """See the module's docstring. Options: ``rotary``, ``rope_theta``."""
 
     options: ClassVar[dict[str, object]] = ROTARY_OPTIONS
     allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY

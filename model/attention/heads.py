@@ -37,7 +37,7 @@ class HeadsAttention(Attention):
     def check_options(cls, config: ModelConfig) -> None:
         super().check_options(config)
         if "rotary" in cls.options and cls.option(config, "rotary") != "none":
-            check_rotary(cls.key_dim(config))
+            check_rotary(cls, config)
 
     @classmethod
     def key_dim(cls, config: ModelConfig) -> int:
@@ -104,7 +104,9 @@ def token_positions(position: Tensor, num_tokens: int) -> Tensor:
     return position.unsqueeze(1) + torch.arange(num_tokens, device=position.device)
 
 
-def check_rotary(dim: int) -> None:
-    """Raises `ConfigError` where ``dim`` cannot be rotated in pairs."""
+def check_rotary(attention: type[HeadsAttention], config: ModelConfig) -> None:
+    """Raises `ConfigError` where q and k cannot be rotated in pairs of channels."""
+    dim = attention.key_dim(config)
     if dim % 2:
-        raise ConfigError(f"head_dim must be even for rotary positions, not {dim}")
+        name = "attention_options.key_dim" if dim != config.head_dim else "head_dim"
+        raise ConfigError(f"{name} must be even for rotary positions, not {dim}")

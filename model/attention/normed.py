@@ -32,7 +32,7 @@ class NormedAttention(HeadsAttention):
     options: ClassVar[dict[str, object]] = {"map": "product", "key_dim": 0}
     allowed: ClassVar[dict[str, tuple[object, ...]]] = {
         "map": ("product", "elu", "relu", "identity"),
-        "key_dim": (0, 1024),
+        "key_dim": (0, 65536),
     }
 
     def __init__(self, config: ModelConfig) -> None:

@@ -64,7 +64,7 @@ class RandomFeatureAttention(ExponentialAttention):
 class PerformerAttention(RandomFeatureAttention):
     """See the module's docstring.
 
-    Options: ``map``, ``features`` (m; 0 for K), ``orthogonal``, ``rotary``.
+    Options: ``map``, ``features`` (m; 0 for K), ``orthogonal``, ``rotary``, ``rope_theta``.
     """
 
     options: ClassVar[dict[str, object]] = {**RandomFeatureAttention.options, "map": "favor"}

@@ -1,7 +1,7 @@
 """Attention by the Gaussian kernel, estimated with random features.
 
-After Tsai et al. 2019, "Transformer Dissection: A Unified Understanding via the
-Lens of Kernel", section 3.2.
+After Tsai et al. 2019, "Transformer Dissection: An Unified Understanding for
+Transformer's Attention via the Lens of Kernel", section 3.2.
 
     exp(-|q - k|^2/2) = exp(-|q|^2/2) exp(q . k) exp(-|k|^2/2)
 

@@ -42,7 +42,7 @@ class RetnetAttention(GatedOutputAttention):
     def check_options(cls, config: ModelConfig) -> None:
         super().check_options(config)
         if cls.option(config, "positions") != "none":
-            check_rotary(cls.key_dim(config))
+            check_rotary(cls, config)
 
     @classmethod
     def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
@@ -62,7 +62,7 @@ class RetnetAttention(GatedOutputAttention):
         return self._gated_output(num, x), {"S": s}
 
     def _rotated(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._project(x, positions)
+        q, k, v = self._heads(self.qkv(x))
         if self.option(self.config, "positions") != "none":
             q, k = rotate(q, positions), rotate(k, positions)
         return q * self.key_width**-0.5, k, v

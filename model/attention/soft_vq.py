@@ -26,7 +26,10 @@ from model.ops.random_features import log_softmax_of_distance, project
 
 
 class SoftVqAttention(ExponentialAttention):
-    """See the module's docstring. Options: ``codewords`` (C), ``beta``, ``rotary``."""
+    """See the module's docstring.
+
+    Options: ``codewords`` (C), ``beta``, ``rotary``, ``rope_theta``.
+    """
 
     options: ClassVar[dict[str, object]] = {
         **ROTARY_OPTIONS,

@@ -16,7 +16,8 @@ token, so that the result does not depend on a block length, and positions
 enter as a learned bias per distance.
 
 Training: gradients pass the quantisation straight through for keys inside the
-window and stop for older ones. The codebook moves by exponential averages of
+window and stop for older ones, and for those of an earlier chunk, of which the
+state keeps the codes alone. The codebook moves by exponential averages of
 the keys of each codeword (gamma = `EMA_DECAY`) and not by gradient; a codeword
 that serves almost no keys moves to the key that is served worst.
 A commitment loss ties keys to their codewords. Serving freezes the codebook.

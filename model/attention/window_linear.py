@@ -34,7 +34,10 @@ from model.ops.window import enter_window, has_left, join, window_attention
 
 
 class WindowLinearAttention(HeadsAttention):
-    """See the module's docstring. Options: ``window`` (W), ``features`` (m), ``rotary``."""
+    """See the module's docstring.
+
+    Options: ``window`` (W), ``features`` (m; 0 for K), ``rotary``, ``rope_theta``.
+    """
 
     options: ClassVar[dict[str, object]] = {
         **ROTARY_OPTIONS,

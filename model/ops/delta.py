@@ -46,16 +46,17 @@ def _block(
     state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`delta_chunk` for one block, [B, H, C, ...]."""
-    b = log_decay.cumsum(dim=-1)
-    pairs = (b.unsqueeze(-1) - b.unsqueeze(-2)).clamp_max(0.0).exp()  # [B, H, C, C]
-    from_start, beta = b.exp().unsqueeze(-1), beta.unsqueeze(-1)
+    # In float64, since one strong decay leaves float32 no digits for the differences after it.
+    b = log_decay.cumsum(dim=-1, dtype=torch.float64)
+    pairs = (b.unsqueeze(-1) - b.unsqueeze(-2)).clamp_max(0.0).exp().to(q.dtype)  # [B, H, C, C]
+    from_start, beta = b.exp().to(q.dtype).unsqueeze(-1), beta.unsqueeze(-1)
     system = (beta * pairs * (k @ k.transpose(-1, -2))).tril(-1)
     target = beta * (v - from_start * (k @ state))
     # Ones on the diagonal are implied by `unitriangular`.
     u = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
     num = ((q @ k.transpose(-1, -2)) * pairs).tril() @ u + from_start * (q @ state)
-    to_end = (b[..., -1:] - b).exp().unsqueeze(-1)
-    state = from_start[..., -1:, :] * state + (k * to_end).transpose(-1, -2) @ u
+    to_end = (b[..., -1:] - b).exp().to(q.dtype).unsqueeze(-1)
+    state = decayed(state, b[..., -1:].unsqueeze(-1)) + (k * to_end).transpose(-1, -2) @ u
     return num, state
 
 

@@ -87,21 +87,22 @@ def _blocks(
     log_decay = _split(log_decay, padded)
     scores = decayed_scores(q, k, log_decay, bounded)
     added = (k * sums_after(log_decay).exp()).transpose(-1, -2) @ v  # [B, H, N, K, V]
-    # In the state's precision: at 2^26 tokens a decay rounded to float32 is worth four of them.
-    carry = log_decay.sum(dim=-2, dtype=state.dtype).exp().unsqueeze(-1)
-    before, state = _scan(state, added, carry)
+    before, state = _scan(state, added, log_decay.sum(dim=-2, dtype=state.dtype).unsqueeze(-1))
     b = log_decay.cumsum(dim=-2)
     return _join(scores @ v + (q * b.exp()) @ before.to(q.dtype))[:, :num_tokens], state
 
 
-def _scan(state: Tensor, added: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The states before each block, [B, H, N, K, V], and the one after the last."""
+def _scan(state: Tensor, added: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The states before each block, [B, H, N, K, V], and the one after the last.
+
+    ``log_decay`` [B, H, N, K, 1] is that of whole blocks, in the state's dtype.
+    """
     before: list[Tensor] = []
     # Not indexed: the gradient of each index would be as large as all blocks together.
-    carries = [None] * added.shape[2] if carry is None else carry.unbind(dim=2)
-    for added_n, carry_n in zip(added.unbind(dim=2), carries, strict=True):
+    decays = [None] * added.shape[2] if log_decay is None else log_decay.unbind(dim=2)
+    for added_n, decay_n in zip(added.unbind(dim=2), decays, strict=True):
         before.append(state)
-        state = (state if carry_n is None else carry_n * state) + added_n
+        state = (state if decay_n is None else decayed(state, decay_n)) + added_n
     return torch.stack(before, dim=2), state
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 BETAS = (0.9, 0.95)
 FINAL_FRACTION = 0.05
@@ -21,11 +21,13 @@ def make_optimizers(
     model: nn.Module, kind: str, learning_rate: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
     """``kind`` is "muon" or "adamw". Norms, biases, vectors and the embedding are not decayed."""
-    matrices: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        inside = parameter.dim() == 2 and name.startswith("blocks.") and "conv" not in name
-        (matrices if inside else others).append(parameter)
+    inside = {
+        id(module.weight)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith("blocks.")
+    }
+    matrices = [parameter for parameter in model.parameters() if id(parameter) in inside]
+    others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     if kind == "adamw":
         groups = [
             {"params": matrices, "weight_decay": weight_decay},

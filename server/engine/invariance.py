@@ -21,13 +21,13 @@ MAX_ROWS = 64
 #: Sequences of one `chunk`.
 MAX_CHUNKS = 8
 
-#: What the texts of a trial have before them.
+#: What the texts of a trial have before them: more than a window of the usual length.
 PAST_TOKENS = 100
 
 _TILES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
 #: Batches that are tried: all small ones, where kernels differ, and some on and off powers of two.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 20, 24, 31, 32, 33, 40, 48, 56, 60, 63)
-_BATCHES = (MAX_CHUNKS, 4, 2, 1)
+_BATCHES = (MAX_CHUNKS, 4, 2)
 
 Forward = Callable[[Tensor, ModelState, Tensor], tuple[Tensor, ModelState]]
 
@@ -39,10 +39,12 @@ def row_tile(model: LanguageModel) -> int:
     Raises `RuntimeError` where no tile does: no promise of equal bits could be kept.
     """
     run = _trial(model, model.step, MAX_ROWS, ())
-    wanted = run(torch.arange(MAX_ROWS))
+    rows = torch.arange(MAX_ROWS)
+    wanted = run(rows)
     for tile in _TILES:
         sizes = (size for size in _SIZES if size % tile == 0)
-        if all(_agrees(run, wanted, size, MAX_ROWS) for size in sizes):
+        places = (rows.flip(0), *(rows[-size:] for size in sizes))
+        if all(torch.equal(run(place), wanted[place]) for place in places):
             return tile
     raise RuntimeError("the matrix library gives a row other bits at other places in a batch")
 
@@ -52,16 +54,12 @@ def chunk_batch(model: LanguageModel, size: int) -> int:
     """How many chunks of ``size`` tokens may share a call without changing a bit; at least 1."""
     for batch in _BATCHES:
         run = _trial(model, model.hidden_chunk, batch, (size,))
-        wanted = run(torch.arange(batch))
-        if all(_agrees(run, wanted, rows, batch) for rows in range(1, batch)):
+        rows = torch.arange(batch)
+        wanted = run(rows)
+        places = (rows.flip(0), *(rows[-num:] for num in range(1, batch)))
+        if all(torch.equal(run(place), wanted[place]) for place in places):
             return batch
     return 1
-
-
-def _agrees(run: Callable[[Tensor], Tensor], wanted: Tensor, size: int, batch: int) -> bool:
-    """Whether the last ``size`` rows alone come out as they did within the batch."""
-    rows = torch.arange(batch - size, batch)
-    return torch.equal(run(rows), wanted[rows])
 
 
 def _trial(

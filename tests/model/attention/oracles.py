@@ -37,7 +37,7 @@ from tests.model.attention.projections import (
     linear,
     option,
     projected,
-    rotary,
+    rotated,
 )
 
 __all__ = ["ORACLES", "Oracle", "heads"]
@@ -78,7 +78,7 @@ def positive(
     den = scores.sum(-1).transpose(1, 2).unsqueeze(-1)
     state = {"z": phi_k.sum(1)}
     if option(layer, "rotary", "none") == "after":
-        phi_q, phi_k = rotary(phi_q), rotary(phi_k)
+        phi_q, phi_k = rotated(layer, phi_q, phi_k)
         scores = torch.einsum("bihf,bjhf->bhij", phi_q, phi_k).tril()
     state["S"] = torch.einsum("bjhf,bjhv->bhfv", phi_k, v)
     return torch.einsum("bhij,bjhv->bihv", scores, v), den, state
@@ -108,8 +108,7 @@ def cosformer(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, St
 
 
 def softmax(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
-    q, k, v = heads(linear(weights, "qkv", x), layer)
-    q, k = rotary(q), rotary(k)
+    q, k, v = projected(layer, weights, x)
     scores = torch.einsum("bihk,bjhk->bhij", q, k) / math.sqrt(q.shape[-1])
     p = torch.softmax(scores.masked_fill(future(x.shape[1]), -math.inf), dim=-1)
     y = linear(weights, "out", torch.einsum("bhij,bjhv->bihv", p, v).flatten(2))

@@ -39,8 +39,15 @@ def heads(qkv: Tensor, layer: Attention, key_dim: int = 0) -> tuple[Tensor, Tens
 def projected(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v, of which q and k are rotated where the option ``rotary`` is "before"."""
     q, k, v = heads(linear(weights, "qkv", x), layer)
-    default = "before" if layer.config.attention == "window_linear" else "none"
-    return (rotary(q), rotary(k), v) if option(layer, "rotary", default) == "before" else (q, k, v)
+    default = "before" if layer.config.attention in ("window_linear", "softmax") else "none"
+    if option(layer, "rotary", default) == "before":
+        q, k = rotated(layer, q, k)
+    return q, k, v
+
+
+def rotated(layer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    base = option(layer, "rope_theta", 10_000.0)
+    return rotary(q, base), rotary(k, base)
 
 
 def scaled(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,10 +79,10 @@ def convolved(weights: Weights, x: Tensor, size: int) -> tuple[Tensor, State]:
     return y * torch.sigmoid(y), {"conv": padded[:, length:]}
 
 
-def rotary(x: Tensor) -> Tensor:
+def rotary(x: Tensor, base: float = 10_000.0) -> Tensor:
     """Each pair (x_i, x_{i + K/2}) as a complex number times exp(i t theta)."""
     half = x.shape[-1] // 2
-    theta = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    theta = base ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(x.shape[1], dtype=torch.float64).unsqueeze(1) * theta
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angle).unsqueeze(1)
     return torch.cat([turned.real, turned.imag], dim=-1)

@@ -32,6 +32,28 @@ def test_soft_vq_with_a_large_beta_is_vq_without_a_window() -> None:
     assert_close(soft.parallel(x), hard.parallel(x).double())
 
 
+def test_simplified_performer_is_soft_vq_with_random_codewords() -> None:
+    performer = make_layer("performer", {"map": "simplified", "features": 16})
+    soft = make_layer("soft_vq", {"beta": 1.0, "codewords": 16})
+    share(performer, soft)
+    soft.get_parameter("log_prior").zero_()
+    soft.get_parameter("codebook").copy_(performer.get_buffer("projection"))
+    x = inputs(130)
+    assert_close(soft.parallel(x), performer.parallel(x).double())
+
+
+def test_simplified_features_are_those_of_favor_normalised_over_the_rows() -> None:
+    layer = make_layer("performer", {"map": "simplified"})
+    k, w = (
+        torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(5)),
+        layer.get_buffer("projection"),
+    )
+    _, simplified = layer.log_features(k, k)  # type: ignore[operator]
+    favor = torch.einsum("thk,hfk->thf", k, w) - 0.5 * k.square().sum(-1, keepdim=True)
+    weighted = favor - 0.5 * w.square().sum(-1)
+    assert_close(simplified.exp(), weighted.softmax(-1).double())
+
+
 def test_window_as_long_as_the_text_is_softmax() -> None:
     near, exact = make_layer("window_linear", {"window": 130}), make_layer("softmax", {})
     share(near, exact)
