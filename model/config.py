@@ -15,6 +15,12 @@ from typing import Any
 MODEL_TYPE = "everstream"
 
 _CHOICES = {"norm": ("rms", "layer"), "mlp": ("swiglu", "gelu")}
+_KINDS = {
+    "tie_word_embeddings": (bool, "a boolean"),
+    "attention_bias": (bool, "a boolean"),
+    "attention": (str, "a string"),
+    "attention_options": (dict, "an object"),
+}
 
 #: Written only where they are not the default: a file from before them keeps its bytes and digest.
 _ADDED_LATER = ("attention_bias", "norm", "mlp", "max_position_embeddings")
@@ -29,7 +35,7 @@ class ModelConfig:
     """Everything that decides the shapes of weights and state.
 
     The defaults of the last four fields are the project's own models; the other
-    values are there for checkpoints of other families (`model.convert`):
+    values are there for checkpoints of other families (`model.foreign`):
     ``norm`` "layer" and ``mlp`` "gelu" have biases as in GPT-2, and
     ``max_position_embeddings`` above 0 is the length of a table of learned
     positions that is added to the embeddings. A stream that is longer keeps
@@ -75,9 +81,9 @@ class ModelConfig:
                 raise ConfigError(f"{name} must be in 0..{self.vocab_size - 1}, not {value!r}")
         if type(self.rms_norm_eps) is not float or not 0.0 < self.rms_norm_eps < 1.0:
             raise ConfigError(f"rms_norm_eps must be in (0, 1), not {self.rms_norm_eps!r}")
-        for name in ("tie_word_embeddings", "attention_bias"):
-            if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be a boolean, not {getattr(self, name)!r}")
+        for name, (kind, words) in _KINDS.items():
+            if type(getattr(self, name)) is not kind:
+                raise ConfigError(f"{name} must be {words}, not {getattr(self, name)!r}")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(
@@ -86,10 +92,6 @@ class ModelConfig:
         value = self.max_position_embeddings
         if type(value) is not int or value < 0:
             raise ConfigError(f"max_position_embeddings must be 0 or more, not {value!r}")
-        if type(self.attention_options) is not dict:
-            raise ConfigError(
-                f"attention_options must be an object, not {self.attention_options!r}"
-            )
         # Imported here because the mechanisms are written against this class.
         from model.attention import mechanism
 

@@ -1,7 +1,9 @@
 """The command: ``python -m benchmarks.mechanisms train|recall|speed|report``.
 
-All three kinds of runs leave one JSON file each in ``--runs`` and skip what is there, so
-that the same command goes on after an interruption, and two processes share one list.
+All three kinds of runs leave one JSON file each in ``--runs``. ``train`` and ``recall`` skip
+what is there, so that the same command goes on after an interruption, and two processes share
+one list. ``speed`` does neither: it measures all its mechanisms together, and replaces earlier
+figures of theirs.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ multi-query associative recall), without fillers. In two forms:
                             v9 v9 v4        the answers
 
 Chance is 1 in `NUM_VALUES`; a model that only knows which values there were gets 1 in the
-number of pairs. A mechanism with an exact window must have a window shorter than the text,
-or it is not its memory that is measured.
+number of pairs. Of a mechanism with an exact window, only texts with more pairs than its window
+holds measure the memory: shorter ones are looked up in the window.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class RecallRecipe:
     warmup_steps: int = 50
     clip: float = 1.0
     num_test_sequences: int = 256
-    max_seconds: float = 600.0
 
 
 def draw(

@@ -35,6 +35,11 @@ BUCKET_NOTE = (
     " tokens with a past cut at their window are the comparison."
 )
 
+CACHE_NOTE = (
+    f"The step of `{BASELINE}` copies its whole cache at each token, so its decoding figures are"
+    " those of a plain cache that is concatenated, not of a tuned one."
+)
+
 
 def write(folder: Folder, json_path: Path | None, table: Path | None, plots: Path | None) -> None:
     """Prints the tables and writes what has a path."""
@@ -69,7 +74,7 @@ def tables(runs: list[Run], failed: Sequence[str] = ()) -> str:
 def title(entries: list[Competitor]) -> str:
     """What the tables of a size have in common."""
     first = entries[0].runs[0]
-    recipe, machine = first["recipe"], first["machine"]
+    recipe = first["recipe"]
     sizes = [run["num_parameters"] for entry in entries for run in entry.runs]
     rate = {run["recipe"]["learning_rate"] for entry in entries for run in entry.runs}
     valid, other = (first["quality"][name] for name in ("valid", "out_of_domain"))
@@ -79,7 +84,7 @@ def title(entries: list[Competitor]) -> str:
         f" {recipe['optimizer']}, peak learning rate {' or '.join(f'{r:g}' for r in sorted(rate))}."
         f" Scored: {valid['num_bytes']:,} bytes of {valid['file']},"
         f" {other['num_bytes']:,} of {other['file']}."
-        f" {machine['cpu']}, {machine['threads']} thread, torch {machine['torch']}."
+        f" {_machine(first)}."
     )
 
 
@@ -114,7 +119,7 @@ def bucket_table(entries: list[Competitor]) -> str:
 
 
 def speed_table(entries: list[Competitor]) -> str:
-    """Tokens/s; a cache is timed at two lengths."""
+    """Tokens/s and where they were measured; a cache is timed at two lengths."""
     rows = []
     for entry in entries:
         rate = entry.speed.get("tokens_per_s") if entry.speed else None
@@ -130,7 +135,12 @@ def speed_table(entries: list[Competitor]) -> str:
             ]
         )
     head = ["mechanism", "training", "decoding, 1 session", "16 sessions", "bytes per session"]
-    return "Tokens/s.\n\n" + markdown(head, rows)
+    speeds = [entry.speed for entry in entries if entry.speed]
+    places = [f"{_machine(run)}, decoding in {run['recipe']['dtype']}" for run in speeds]
+    note = f"Measured on {'; '.join(dict.fromkeys(places))}."
+    if not all(entry.constant for entry in entries if entry.speed):
+        note += f" {CACHE_NOTE}"
+    return f"Tokens/s.\n\n{markdown(head, rows)}\n\n{note}"
 
 
 def recall_table(runs: list[Run], form: str) -> str:
@@ -149,6 +159,12 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose first column is words and whose others are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _machine(run: Run) -> str:
+    machine = run["machine"]
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    return f"{machine['cpu']}, {threads}, torch {machine['torch']}"
 
 
 def _bits(entry: Competitor, text: str, way: str) -> str:

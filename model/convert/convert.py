@@ -75,7 +75,9 @@ def _convert(conversion: Conversion, original: LanguageModel, run: Run) -> Conve
         run.batches.batch(config.num_steps + step)[0].to(run.device)
         for step in range(conversion.match_steps)
     )
-    errors = match_layers(original, run.model, batches, conversion.match_steps, config)
+    errors = match_layers(
+        original, run.model, batches, conversion.match_steps, config, lambda: _autocast(run)
+    )
     match_tokens = conversion.match_steps * num_tokens
     if errors:
         bits["matched"] = _bits_per_byte(run.model, run)
@@ -110,11 +112,18 @@ def _fine_tune(run: Run) -> None:
 def _bits_per_byte(model: LanguageModel, run: Run) -> float:
     assert run.config.valid is not None
     model.to(run.device).eval()
-    result = evaluate(
-        model, run.tokenizer, run.config.valid, "windows", run.config.window, VALID_BYTES
-    )
+    with _autocast(run):
+        result = evaluate(
+            model, run.tokenizer, run.config.valid, "windows", run.config.window, VALID_BYTES
+        )
     model.train()
     return result.bits_per_byte
+
+
+def _autocast(run: Run) -> torch.autocast:
+    """The precision of the run, which matching and all evaluations share with fine-tuning."""
+    dtype = run.autocast_dtype
+    return torch.autocast(run.device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def _logged(out: Path) -> list[tuple[int, float]]:

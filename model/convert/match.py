@@ -10,7 +10,10 @@ outputs; a mechanism with a constant state need not have such weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +30,13 @@ def match_layers(
     batches: Iterable[Tensor],
     num_steps: int,
     config: TrainConfig,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> list[list[float]]:
     """Trains the attention of ``new``, in place, on ``num_steps`` batches of tokens [B, T].
 
-    Returns the relative error of each layer at each step, before its update.
-    Raises `TrainingError` where an error is not finite.
+    Both models compute under ``autocast``. Returns the relative error of each layer at each
+    step, before its update. Raises `TrainingError`, the weights untouched by that step, where
+    an error or a gradient is not finite.
     """
     new.requires_grad_(False)
     layers = attentions(new)
@@ -46,13 +51,14 @@ def match_layers(
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * factor
-        errors = []
-        for layer, (inputs, outputs) in zip(layers, old.attention_pairs(tokens), strict=True):
-            errors.append(_backward(layer, inputs, outputs))
-            torch.nn.utils.clip_grad_norm_(layer.parameters(), config.clip)
-        history.append(torch.stack(errors).tolist())
-        if not torch.stack(errors).isfinite().all():
-            raise TrainingError(f"an error is not finite at step {step} of matching: {history[-1]}")
+        with autocast():
+            pairs = zip(layers, old.attention_pairs(tokens), strict=True)
+            errors = [_backward(layer, inputs, outputs) for layer, (inputs, outputs) in pairs]
+        norms = [
+            torch.nn.utils.clip_grad_norm_(layer.parameters(), config.clip) for layer in layers
+        ]
+        history.append(_finite(errors, "an error", step))
+        _finite(norms, "the norm of a gradient", step)
         for optimizer in optimizers:
             optimizer.step()
     new.requires_grad_(True)
@@ -68,6 +74,16 @@ def _backward(layer: Attention, inputs: Tensor, wanted: Tensor) -> Tensor:
     """Adds the gradient of the layer's loss to its parameters; the relative error."""
     losses: list[Tensor] = []
     found = layer.parallel(inputs, losses)
+    found, wanted = found.float(), wanted.float()
     error = (found - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12)
-    torch.stack([error, *losses]).sum().backward()
+    loss = torch.stack([error, *losses]).sum()
+    with torch.autocast(inputs.device.type, enabled=False):
+        loss.backward()
     return error.detach()
+
+
+def _finite(values: list[Tensor], name: str, step: int) -> list[float]:
+    found: list[float] = torch.stack(values).tolist()
+    if not all(map(math.isfinite, found)):
+        raise TrainingError(f"{name} is not finite at step {step} of matching: {found}")
+    return found

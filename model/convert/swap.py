@@ -18,6 +18,8 @@ def target_config(source: ModelConfig, attention: str, options: dict[str, Any]) 
     The target rotates queries and keys as the source does, if it can, unless
     ``options`` say otherwise. Raises `ConfigError`.
     """
+    if not isinstance(options, dict):
+        raise ConfigError(f"attention_options must be an object, not {options!r}")
     target = mechanism(attention)
     if not target.constant_state:
         raise ConfigError(f"attention {attention!r} has no constant state to convert to")

@@ -32,7 +32,7 @@ READERS: dict[str, tuple[str, str]] = {
 
 def is_foreign(model_type: object) -> bool:
     """Whether there is a reader for this ``model_type``."""
-    return model_type in READERS
+    return isinstance(model_type, str) and model_type in READERS
 
 
 def read(
@@ -63,6 +63,7 @@ def _without_padding(
     if config.vocab_size <= vocab_size:
         return config, weights
     for name in weights.keys() & {"embedding.weight", "head.weight"}:
-        if len(weights[name]) == config.vocab_size:  # another length is refused when it is loaded
+        # Another length is refused when it is loaded.
+        if weights[name].shape[:1] == (config.vocab_size,):
             weights[name] = weights[name][:vocab_size]
     return dataclasses.replace(config, vocab_size=vocab_size), weights

@@ -64,11 +64,14 @@ class ForeignConfig:
         return value
 
     def special_id(self, name: str, vocab_size: int) -> int:
-        """The id of a special token; the first of several, 0 where there is none."""
+        """The id of a special token, the first where a list names several."""
         value = self._left.pop(name, None)
-        if isinstance(value, list) and value:
-            value = value[0]
-        return value if type(value) is int and 0 <= value < vocab_size else 0
+        ids = value if isinstance(value, list) and value else [value]
+        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            raise ConfigError(
+                f"{self.family}: {name} must be in 0..{vocab_size - 1}, or a list, not {value!r}"
+            )
+        return int(ids[0])
 
     def ignore(self, *names: str) -> None:
         """Fields of this family that say nothing about what the network computes."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from model.config import ConfigError, ModelConfig
 from model.foreign.config import ForeignConfig
-from model.foreign.weights import Weights, repeat_heads
+from model.foreign.weights import Weights
 
 #: Which kernel computes, and what training used. A shared convolution has other keys, which shows.
 HARMLESS = (
@@ -44,19 +44,19 @@ def read_gla(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict
     conv_size = source.integer("conv_size", 4)
     conv_size = conv_size if source.boolean("use_short_conv", False) else 0
     shape = _Shape(source, "gated", expand_k=0.5, expand_v=1.0, hidden_ratio=4, num_heads=4)
-    rank = weights.shape("model.layers.0.attn.gk_proj.0.weight")[0]
+    rank = weights.num_rows("model.layers.0.attn.gk_proj.0.weight")
     config = shape.config({"conv_size": conv_size, "decay_rank": rank})
 
     def attention(key: str) -> dict[str, Tensor]:
         block = {
             "decay_down.weight": weights.take(f"{key}.gk_proj.0.weight"),
-            "decay_up.weight": shape.expand(weights.take(f"{key}.gk_proj.1.weight")),
-            "decay_up.bias": shape.expand(weights.take(f"{key}.gk_proj.1.bias")),
+            "decay_up.weight": weights.take_grouped(f"{key}.gk_proj.1.weight", *shape.groups),
+            "decay_up.bias": weights.take_grouped(f"{key}.gk_proj.1.bias", *shape.groups),
             **shape.gate(key, weights),
         }
         if conv_size:
-            q, k, v = (weights.take(f"{key}.{name}_conv1d.weight").squeeze(1) for name in "qkv")
-            block["conv_weight"] = torch.cat([q, shape.expand(k), shape.expand(v)])
+            convolutions = weights.join_qkv(f"{key}.{{}}_conv1d.weight", *shape.groups)
+            block["conv_weight"] = convolutions.squeeze(1)
         return block
 
     return config, shape.model(weights, attention)
@@ -93,8 +93,8 @@ def read_linear_attn(
                     block.update({f"k_map.both.{n}": block[f"q_map.both.{n}"] for n in KINDS})
                     continue
                 for kind in KINDS:
-                    layers = [weights.take(f"{theirs}.layer{n}.{kind}") for n in (1, 2)]
-                    block[f"{ours}.both.{kind}"] = torch.cat(layers)
+                    layers = (f"{theirs}.layer{n}.{kind}" for n in (1, 2))
+                    block[f"{ours}.both.{kind}"] = weights.join(*layers)
         return block
 
     return config, shape.model(weights, attention)
@@ -129,10 +129,12 @@ class _Shape:
         self.width = source.integer("hidden_size", 2048)
         self.heads = source.integer("num_heads", num_heads)
         self.kv_heads = source.integer("num_kv_heads", self.heads)
-        if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
+        if self.heads % self.kv_heads:
             raise ConfigError(
                 f"{source.family}: num_kv_heads must divide {self.heads}, not {self.kv_heads}"
             )
+        #: Heads of keys and values, and for how many queries each is.
+        self.groups = (self.kv_heads, self.heads // self.kv_heads)
         self.key_dim = self._per_head("expand_k", expand_k)
         self.value_dim = self._per_head("expand_v", expand_v)
         ratio = source.integer("hidden_ratio", hidden_ratio)
@@ -169,9 +171,6 @@ class _Shape:
             eos_token_id=self.source.special_id("eos_token_id", vocab_size),
         )
 
-    def expand(self, tensor: Tensor) -> Tensor:
-        return repeat_heads(tensor, self.kv_heads, self.heads // self.kv_heads)
-
     def norm_weight(self, weights: Weights, *names: str) -> Tensor:
         return weights.take(*names) if self.affine else torch.ones(self.value_dim)
 
@@ -195,13 +194,14 @@ class _Shape:
         }
         for layer in range(self.num_layers):
             key = f"model.layers.{layer}"
-            q, k, v = (weights.take(f"{key}.attn.{name}_proj.weight") for name in "qkv")
             block = {
                 "attention_norm.weight": weights.take(f"{key}.attn_norm.weight"),
                 "mlp_norm.weight": weights.take(f"{key}.mlp_norm.weight"),
                 "mlp.up.weight": _gate_and_value(f"{key}.mlp", weights),
                 "mlp.down.weight": weights.take(f"{key}.mlp.down_proj.weight"),
-                "attention.qkv.weight": torch.cat([q, self.expand(k), self.expand(v)]),
+                "attention.qkv.weight": weights.join_qkv(
+                    f"{key}.attn.{{}}_proj.weight", *self.groups
+                ),
                 "attention.out.weight": weights.take(f"{key}.attn.o_proj.weight"),
                 **{f"attention.{n}": t for n, t in attention(f"{key}.attn").items()},
             }
@@ -211,7 +211,5 @@ class _Shape:
 
 def _gate_and_value(key: str, weights: Weights) -> Tensor:
     """[2 I, D], stored as one matrix or, later, as two."""
-    gate = weights.take(f"{key}.gate_proj.weight")
-    if not weights.has(f"{key}.up_proj.weight"):
-        return gate
-    return torch.cat([gate, weights.take(f"{key}.up_proj.weight")])
+    names = (f"{key}.gate_proj.weight", f"{key}.up_proj.weight")
+    return weights.join(*names) if weights.has(names[1]) else weights.take(names[0])

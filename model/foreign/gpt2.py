@@ -51,7 +51,9 @@ def read_gpt2(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dic
     for layer in range(config.num_hidden_layers):
         for name, theirs in LAYER.items():
             tensor = weights.take(f"h.{layer}.{theirs}")
-            ours[f"blocks.{layer}.{name}"] = tensor.t() if name.endswith(TRANSPOSED) else tensor
+            if name.endswith(TRANSPOSED):
+                tensor = tensor.transpose(0, -1)  # of any shape: a wrong one is refused later
+            ours[f"blocks.{layer}.{name}"] = tensor
     ours.update(weights.head(config.tie_word_embeddings, ours["embedding.weight"]))
     return config, ours
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from model.config import ConfigError, ModelConfig
 from model.foreign.config import ForeignConfig
-from model.foreign.weights import Weights, repeat_heads
+from model.foreign.weights import Weights
 
 #: `max_position_embeddings` is how long its training texts were, no table.
 HARMLESS = ("attention_dropout", "max_position_embeddings", "pretraining_tp")
@@ -38,15 +37,15 @@ def read_llama(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, di
         block = {
             "attention_norm.weight": weights.take(f"{theirs}.input_layernorm.weight"),
             "mlp_norm.weight": weights.take(f"{theirs}.post_attention_layernorm.weight"),
-            "mlp.up.weight": torch.cat(
-                [weights.take(f"{theirs}.mlp.{name}_proj.weight") for name in ("gate", "up")]
+            "mlp.up.weight": weights.join(
+                *(f"{theirs}.mlp.{name}_proj.weight" for name in ("gate", "up"))
             ),
             "mlp.down.weight": weights.take(f"{theirs}.mlp.down_proj.weight"),
         }
         for kind in ("weight", "bias") if config.attention_bias else ("weight",):
-            q, k, v = (weights.take(f"{theirs}.self_attn.{name}_proj.{kind}") for name in "qkv")
-            k, v = (repeat_heads(t, num_kv_heads, heads // num_kv_heads) for t in (k, v))
-            block[f"attention.qkv.{kind}"] = torch.cat([q, k, v])
+            block[f"attention.qkv.{kind}"] = weights.join_qkv(
+                f"{theirs}.self_attn.{{}}_proj.{kind}", num_kv_heads, heads // num_kv_heads
+            )
             block[f"attention.out.{kind}"] = weights.take(f"{theirs}.self_attn.o_proj.{kind}")
         ours.update({f"blocks.{layer}.{name}": tensor for name, tensor in block.items()})
     ours.update(weights.head(config.tie_word_embeddings, ours["embedding.weight"]))

@@ -23,15 +23,41 @@ class Weights:
             raise CheckpointError(f"the weights lack key {' or '.join(map(repr, names))}")
         return self._left.pop(found[0])
 
+    def take_grouped(self, key: str, num_heads: int, groups: int) -> Tensor:
+        """Rows [heads * dim, ...] with each head ``groups`` times: grouped keys or values.
+
+        ``num_heads`` counts those before the expansion.
+        """
+        return _repeated(key, self.take(key), num_heads, groups)
+
+    def join(self, *keys: str) -> Tensor:
+        """The rows of all ``keys`` in one tensor."""
+        parts = {key: self.take(key) for key in keys}
+        _refuse_misfits(parts)
+        return torch.cat(list(parts.values()))
+
+    def join_qkv(self, pattern: str, num_heads: int, groups: int) -> Tensor:
+        """The rows of q, k and v in one tensor, k and v as `take_grouped` gives them.
+
+        ``pattern`` is their key with ``{}`` in the place of the letter.
+        """
+        parts = {key: self.take(key) for key in (pattern.format(name) for name in "qkv")}
+        _refuse_misfits(parts)
+        q, *grouped = parts.items()
+        return torch.cat([q[1], *(_repeated(*part, num_heads, groups) for part in grouped)])
+
     def has(self, name: str) -> bool:
         """Whether ``name`` is left."""
         return name in self._left
 
-    def shape(self, name: str) -> torch.Size:
-        """The shape of a tensor that stays."""
+    def num_rows(self, name: str) -> int:
+        """How many rows a tensor has that stays."""
         if name not in self._left:
             raise CheckpointError(f"the weights lack key {name!r}")
-        return self._left[name].shape
+        shape = self._left[name].shape
+        if not shape:
+            raise CheckpointError(f"{name} is {list(shape)}: it has no rows")
+        return shape[0]
 
     def drop(self, pattern: str) -> None:
         """Leaves out the buffers whose whole key matches: tables that a config implies."""
@@ -60,12 +86,21 @@ class Weights:
             )
 
 
-def repeat_heads(tensor: Tensor, num_heads: int, groups: int) -> Tensor:
-    """Rows [heads * dim, ...] with each head ``groups`` times: grouped keys and values, expanded.
-
-    ``num_heads`` counts those before the expansion.
-    """
-    if tensor.shape[0] % num_heads:
-        raise CheckpointError(f"{tensor.shape[0]} rows do not divide into {num_heads} heads")
+def _repeated(key: str, tensor: Tensor, num_heads: int, groups: int) -> Tensor:
+    if not tensor.dim() or not len(tensor) or len(tensor) % num_heads:
+        raise CheckpointError(
+            f"{key} is {list(tensor.shape)}: its rows do not divide into {num_heads} heads"
+        )
     heads: Tensor = tensor.unflatten(0, (num_heads, -1))
     return heads.repeat_interleave(groups, dim=0).flatten(0, 1)
+
+
+def _refuse_misfits(parts: dict[str, Tensor]) -> None:
+    """Raises `CheckpointError` where the rows of the parts, by key, are not of one shape."""
+    name, first = next(iter(parts.items()))
+    for key, tensor in parts.items():
+        if not tensor.dim() or tensor.shape[1:] != first.shape[1:]:
+            raise CheckpointError(
+                f"{key} is {list(tensor.shape)}: its rows do not fit under those of"
+                f" {name}, {list(first.shape)}"
+            )

@@ -74,7 +74,9 @@ def train_command(
         Path | None, typer.Option(help="tokenizer.json; without it one is learnt from the data.")
     ] = None,
     vocab_size: Annotated[int, typer.Option(help="Ids of a tokenizer learnt here.")] = 4096,
-    attention: Annotated[str, typer.Option(help="Mechanism: gated, elu or softmax.")] = "gated",
+    attention: Annotated[
+        str, typer.Option(help="A mechanism of docs/mechanisms.md, such as gated.")
+    ] = "gated",
     attention_options: Annotated[str, typer.Option(help="JSON object of its options.")] = "{}",
     hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
     layers: Annotated[int, typer.Option(help="Blocks.")] = 6,

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.mechanisms import language, quality, recall, report, speed
 from benchmarks.mechanisms.folder import Folder, RunError, read_results
-from benchmarks.mechanisms.gather import competitors, difference, leaderboard
+from benchmarks.mechanisms.gather import competitors, difference, leaderboard, recall_rows
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs, state_bytes
 from benchmarks.peers import own_parameters
 from model.attention import MECHANISMS
@@ -215,11 +215,25 @@ def test_tables_and_plots_of_two_runs(tmp_path: Path) -> None:
     assert "| `elu` | 2.0000 | 1.5000 (-0.2500) |" in lines
     assert "| `softmax` | 1.8000 | - |" in lines
     assert "| `elu` | 1,000 | 200 | 2,000 | 4,096 |" in lines
+    # The speed was measured on another machine than the rest.
+    assert f"Measured on {PLACE}." in lines
     assert "| `elu` | 1 | 100.0% | 62.5% |" in lines
     merged = json.loads(out.read_text(encoding="utf-8"))["runs"]
     assert len(merged) == 5
     for name in ("quality-bytes.png", "quality-speed.png"):
         assert (tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_speed_of_a_cache_says_what_its_step_copies() -> None:
+    runs = fake_runs()
+    rates = {"training": 900.0, "decode_1_at_512": 90.0, "decode_1_at_4096": 40.0}
+    of_cache = {**runs["speed-small-elu"], "mechanism": "softmax", "tokens_per_s": rates}
+    assert report.CACHE_NOTE not in report.tables(named(runs))
+    told = report.tables(named({**runs, "speed-small-softmax": of_cache}))
+    assert f"Measured on {PLACE}. {report.CACHE_NOTE}" in told
+    of_cache["recipe"] = {"dtype": "float32"}
+    told = report.tables(named({**runs, "speed-small-softmax": of_cache}))
+    assert f"Measured on {PLACE.replace('bfloat16', 'float32')}; {PLACE}." in told
 
 
 def test_difference_has_the_standard_error_of_the_text() -> None:
@@ -247,12 +261,35 @@ def test_runs_of_different_recipes_are_not_compared() -> None:
         competitors(named(runs))
 
 
+def test_recall_runs_of_different_recipes_are_not_compared() -> None:
+    runs = fake_runs()
+    other = {**runs["recall-joined-elu-0"], "mechanism": "softmax"}
+    for recipe in ({"num_steps": 7}, {"learning_rate": 0.1}):
+        changed = {**other, "recipe": {**other["recipe"], **recipe}}
+        (name,) = recipe
+        with pytest.raises(ValueError, match=f"softmax-0 and recall-joined-elu-0 differ in {name}"):
+            report.tables(named({**runs, "recall-joined-softmax-0": changed}))
+    apart = {**other, "recipe": {"form": "apart", "num_steps": 7}}
+    assert "pairs apart" in report.tables(named({**runs, "recall-apart-softmax-0": apart}))
+
+
+def test_recall_run_from_before_a_field_was_removed_is_compared() -> None:
+    runs = fake_runs()
+    other = {**runs["recall-joined-elu-0"], "mechanism": "softmax"}
+    other["recipe"] = {**other["recipe"], "max_seconds": 600.0}
+    rows, _ = recall_rows(named({**runs, "recall-joined-softmax-0": other}), "joined")
+    assert sorted(name for name, _, _ in rows) == ["elu", "softmax"]
+
+
 def test_another_learning_rate_is_a_row_of_its_own() -> None:
     runs = fake_runs()
     runs["small-elu-1"]["recipe"]["learning_rate"] = 0.003
     names = [entry.name for entry in competitors(named(runs))]
     assert names == ["elu", "elu, rate 0.003", "softmax"]
 
+
+#: Where the fake speeds were measured.
+PLACE = "a quiet one, 2 threads, torch 2, decoding in bfloat16"
 
 #: Of two windows, which stand for 500 bytes each.
 NATS = (0.9 * math.log(2), 0.9 * math.log(2))
@@ -270,7 +307,14 @@ def fake_runs() -> dict[str, Any]:
         "accuracy": {"4": 1.0, "64": 0.625},
     }
     rates = {"training": 1000.0, "decode_1": 200.0, "decode_16": 2000.0}
-    speed_run = {"kind": "speed", "size": "small", "mechanism": "elu", "tokens_per_s": rates}
+    speed_run = {
+        "kind": "speed",
+        "size": "small",
+        "mechanism": "elu",
+        "machine": {"cpu": "a quiet one", "threads": 2, "torch": "2"},
+        "recipe": {"dtype": "bfloat16"},
+        "tokens_per_s": rates,
+    }
     return {
         "recall-joined-elu-0": recall_run,
         "small-elu-0": fake_run("elu", 1.9),

@@ -62,6 +62,8 @@ def test_gpt2_folder_becomes_a_model_with_a_constant_state(
         ("linformer", [], "linformer"),
         ("performer", ["--attention-options", '{"features": -1}'], "features"),
         ("performer", ["--attention-options", "{"], "error:"),
+        ("performer", ["--attention-options", "[1]"], "attention_options must be an object"),
+        ("gated", ["--attention-options", "null"], "attention_options must be an object"),
         ("performer", ["--match-steps", "-1"], "match_steps"),
         ("performer", ["--steps", "0"], "num_steps"),
         ("performer", ["--from", "nowhere"], "nowhere is no folder"),

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from model.checkpoint import load_checkpoint
 from model.convert.convert import Conversion, convert
@@ -60,6 +61,31 @@ def test_same_seed_gives_the_same_model(trained: Path, corpus: Path, tmp_path: P
         for name in ("a", "b")
     ]
     assert bits[0] == bits[1]
+
+
+def test_precision_of_the_run_is_that_of_all_stages(
+    trained: Path, corpus: Path, tmp_path: Path
+) -> None:
+    reports = {
+        precision: convert(
+            Conversion(
+                str(trained),
+                "performer",
+                {},
+                1,
+                training(corpus, tmp_path / precision, num_steps=1, precision=precision),
+            )
+        )
+        for precision in ("float32", "bfloat16")
+    }
+    exact, rounded = (reports[name].bits_per_byte for name in ("float32", "bfloat16"))
+    for stage, bits in rounded.items():
+        assert bits != exact[stage]
+        assert bits == pytest.approx(exact[stage], abs=0.02)
+    converted = load_checkpoint(tmp_path / "bfloat16" / "model")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = evaluate(converted.model, converted.tokenizer, corpus, "windows", 64)
+    assert again.bits_per_byte == pytest.approx(rounded["fine_tuned"], abs=1e-9)
 
 
 def test_folder_of_a_training_run_is_not_touched(

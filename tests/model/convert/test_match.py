@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import itertools
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ CONFIG = TrainConfig(data=(), out=Path(), learning_rate=1e-2, warmup_steps=2)
 
 def swapped(attention: str, **options: object) -> tuple[LanguageModel, LanguageModel]:
     """A softmax model with weights of every kind set, and the same with another attention."""
-    old = tiny_checkpoint("softmax").model
+    old = copy.deepcopy(tiny_checkpoint("softmax").model)  # which other tests share
     new = LanguageModel(target_config(old.config, attention, options))
     new.init_weights(torch.Generator().manual_seed(0))
     copy_shared(old, new)
@@ -73,6 +75,32 @@ def test_error_that_is_not_finite_ends_it_with_the_weights_untouched() -> None:
     with pytest.raises(TrainingError, match="not finite at step 0"):
         match_layers(old, new, [tokens()], 1, CONFIG)
     assert all(torch.equal(tensor, before[name]) for name, tensor in new.state_dict().items())
+
+
+def test_gradient_that_is_not_finite_ends_it_with_the_weights_untouched() -> None:
+    old, new = swapped("performer")
+    with torch.no_grad():  # a target of almost nothing, so that a relative error has no bounds
+        old.blocks[1].attention.out.weight.zero_()
+        new.blocks[1].attention.out.weight.mul_(1e12)
+    before = {name: tensor.clone() for name, tensor in new.state_dict().items()}
+    with pytest.raises(TrainingError, match="gradient is not finite at step 0"):
+        match_layers(old, new, [tokens()], 1, CONFIG)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in new.state_dict().items())
+
+
+def test_both_models_compute_in_the_precision_that_is_given() -> None:
+    old, new = swapped("performer")
+    dtypes: list[torch.dtype] = []
+    for model in (old, new):
+        for layer in attentions(model):
+            layer.get_submodule("qkv").register_forward_hook(
+                lambda module, inputs, output: dtypes.append(output.dtype)
+            )
+    half = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    history = match_layers(old, new, itertools.repeat(tokens()), 20, CONFIG, half)
+    assert dtypes == [torch.bfloat16] * 4 * 20
+    assert all(last < first for first, last in zip(history[0], history[-1], strict=True))
+    assert all(parameter.dtype == torch.float32 for parameter in new.parameters())
 
 
 def test_every_layer_has_an_attention() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -332,6 +333,31 @@ def test_missing_and_unknown_keys_are_named(
     theirs.weights["model.layers.1.attn.w_proj.weight"] = removed.clone()
     with pytest.raises(CheckpointError, match=r"unknown key 'model\.layers\.1\.attn\.w_proj"):
         load_checkpoint(theirs.save(tmp_path / "more", tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "shape"),
+    [
+        ("gla", "attn.k_proj.weight", (8, 31)),
+        ("gla", "attn.v_proj.weight", (17, 32)),
+        ("gla", "attn.k_conv1d.weight", (8, 1, 3)),
+        ("gla", "attn.gk_proj.1.bias", (9,)),
+        ("retnet", "attn.v_proj.weight", ()),
+        ("retnet", "mlp.up_proj.weight", (16, 31)),
+        ("linear_attn", "attn.feature_map_q.layer2.weight", (8, 7)),
+        ("linear_attn", "attn.k_proj.weight", (0, 32)),
+    ],
+)
+def test_misshapen_part_of_a_joined_matrix_is_named(
+    family: str, name: str, shape: tuple[int, ...], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    changes: dict[str, Any] = {"use_short_conv": True} if family == "gla" else {}
+    theirs = Theirs(family, {"num_kv_heads": 2, **changes})
+    key = f"model.layers.1.{name}"
+    assert key in theirs.weights
+    theirs.weights[key] = torch.zeros(shape)
+    with pytest.raises(CheckpointError, match=re.escape(f"{key} is {list(shape)}")):
+        load_checkpoint(theirs.save(tmp_path / "theirs", tokenizer))
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)

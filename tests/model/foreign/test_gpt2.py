@@ -42,6 +42,12 @@ def edit_weights(folder: Path, rename: dict[str, str | None]) -> None:
     save_file(weights, path)
 
 
+def reshape(folder: Path, name: str, *shape: int) -> None:
+    """Gives a key another shape."""
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), name: torch.zeros(shape)}, path)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"n_inner": 40}, {"tie_word_embeddings": False}, {"layer_norm_epsilon": 0.1}],
@@ -88,6 +94,23 @@ def test_ids_without_text_are_cut_off(save: Save) -> None:
     loaded = load_checkpoint(save(gpt2()))
     assert loaded.config.vocab_size == loaded.tokenizer.vocab_size == 300
     assert loaded.model.embedding.num_embeddings == 300
+
+
+@pytest.mark.parametrize("model_type", [["gpt2"], {"gpt2": 1}, None])
+def test_family_that_is_no_name_is_refused(save: Save, model_type: object) -> None:
+    folder = save(gpt2())
+    edit_config(folder, model_type=model_type)
+    with pytest.raises(ConfigError, match="model_type"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
+@pytest.mark.parametrize("value", [310, -1, "0", True, 1.0, [], [[0]], [0, 310], {"a": 0}])
+def test_special_id_that_is_none_is_refused_by_name(save: Save, field: str, value: object) -> None:
+    folder = save(gpt2())
+    edit_config(folder, **{field: value})
+    with pytest.raises(ConfigError, match=rf"gpt2: {field} must be in 0\.\.309"):
+        load_checkpoint(folder)
 
 
 def test_end_of_text_without_text_is_refused(save: Save) -> None:
@@ -184,6 +207,14 @@ def test_misshapen_key_is_named(save: Save, changes: dict[str, object], message:
     folder = save(gpt2())
     edit_config(folder, **changes)
     with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (24,), (1, 24, 72)], ids=str)
+def test_key_that_is_no_matrix_is_named(save: Save, shape: tuple[int, ...]) -> None:
+    folder = save(gpt2())
+    reshape(folder, "transformer.h.0.attn.c_attn.weight", *shape)
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attention\.qkv\.weight is \["):
         load_checkpoint(folder)
 
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.config import ConfigError
 from tests.model.foreign.conftest import Save, tokens
-from tests.model.foreign.test_gpt2 import edit_config, edit_weights
+from tests.model.foreign.test_gpt2 import edit_config, edit_weights, reshape
 
 
 def llama(**changes: object) -> LlamaForCausalLM:
@@ -98,6 +98,27 @@ def test_grouped_keys_that_do_not_divide_are_refused(save: Save) -> None:
     folder = save(llama(num_key_value_heads=2))
     edit_config(folder, num_key_value_heads=1)
     with pytest.raises(CheckpointError, match=r"qkv\.weight"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("self_attn.q_proj", (24, 23), r"k_proj\.weight is \[12, 24\].*q_proj.*\[24, 23\]"),
+        ("self_attn.k_proj", (12, 23), r"k_proj\.weight is \[12, 23\]"),
+        ("self_attn.v_proj", (13, 24), r"v_proj\.weight is \[13, 24\]: .* 2 heads"),
+        ("self_attn.v_proj", (0, 24), r"v_proj\.weight is \[0, 24\]"),
+        ("self_attn.v_proj", (), r"v_proj\.weight is \[\]"),
+        ("mlp.up_proj", (40, 12), r"up_proj\.weight is \[40, 12\]"),
+        ("mlp.gate_proj", (), r"gate_proj\.weight is \[\]"),
+    ],
+)
+def test_misshapen_part_of_a_joined_matrix_is_named(
+    save: Save, name: str, shape: tuple[int, ...], message: str
+) -> None:
+    folder = save(llama(num_key_value_heads=2))
+    reshape(folder, f"model.layers.1.{name}.weight", *shape)
+    with pytest.raises(CheckpointError, match=rf"model\.layers\.1\..*{message}"):
         load_checkpoint(folder)
 
 
