@@ -66,10 +66,11 @@ class CosformerAttention(HeadsAttention):
         q, k, v = self._heads(self.qkv(x))
         with torch.autocast(x.device.type, enabled=False):
             # A block no longer than an epoch meets at most one boundary between two.
-            for start in range(0, x.shape[1], min(BLOCK, self.epoch)):
-                part = slice(start, start + min(BLOCK, self.epoch))
-                o, state = self._block(q[:, part], k[:, part], v[:, part], state, position + start)
+            parts = (t.split(min(BLOCK, self.epoch), dim=1) for t in (q, k, v))
+            for block_q, block_k, block_v in zip(*parts, strict=True):
+                o, state = self._block(block_q, block_k, block_v, state, position)
                 outputs.append(o)
+                position = position + o.shape[1]
         return self._merge(torch.cat(outputs, dim=1), x.dtype), state
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:

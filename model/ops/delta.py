@@ -34,9 +34,9 @@ def delta_chunk(
     """
     with torch.autocast(q.device.type, enabled=False):
         outputs = []
-        for start in range(0, q.shape[1], BLOCK):
-            part = slice(start, start + BLOCK)
-            block = (t[:, part].transpose(1, 2) for t in (q, k, v, beta, log_decay))
+        # Split and not sliced: the gradient of each slice would be as large as the whole.
+        parts = (t.transpose(1, 2).split(BLOCK, dim=2) for t in (q, k, v, beta, log_decay))
+        for block in zip(*parts, strict=True):
             num, state = _block(state, *block)
             outputs.append(num)
         return torch.cat(outputs, dim=2).transpose(1, 2), state
