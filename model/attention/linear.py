@@ -9,8 +9,9 @@ decays, so S and z are float64. A mechanism is a feature map; see `elu`.
 
 Option ``rotary``: "before" rotates q and k before the feature map; "after"
 rotates the features in the numerator and leaves the denominator as it is,
-positive (Su et al. 2021, RoFormer, eq. 19). Only "after" makes the weight of a
-pair depend on nothing but the two features and the distance, that is, relative.
+positive (Su et al. 2021, RoFormer, eq. 19). "After" makes the numerator's weight
+of a pair depend on nothing but the two features and their distance, that is,
+relative; "before" does so only for a map that keeps rotations (`cosine`).
 """
 
 from __future__ import annotations

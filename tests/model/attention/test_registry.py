@@ -29,6 +29,18 @@ def test_every_option_refuses_what_it_cannot_be(name: str) -> None:
         ModelConfig(vocab_size=10, attention=name, attention_options={"colour": 1})
 
 
+def test_a_whole_number_is_a_number() -> None:
+    for whole, fraction in ((10_000, 10_000.0), (500, 500.0)):
+        configs = [
+            ModelConfig(vocab_size=10, attention="elu", attention_options={"rope_theta": theta})
+            for theta in (whole, fraction)
+        ]
+        assert mechanism("elu").option(configs[0], "rope_theta") == fraction
+        assert configs[0] == configs[1]
+    with pytest.raises(ConfigError, match=r"attention_options\.window must be int, not 7\.0"):
+        ModelConfig(vocab_size=10, attention="vq", attention_options={"window": 7.0})
+
+
 @pytest.mark.parametrize(
     ("attention", "options", "message"),
     [
