@@ -5,43 +5,59 @@ tokenizer names the model: a session's state means something only to the model
 that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files beside
 an index.
+
+Loading needs no torch; a checkpoint's `model` and saving import it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from model.config import ModelConfig, read_json
-from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
+from model.weights import (
+    INDEX,
+    WEIGHTS,
+    CheckpointError,
+    Weights,
+    check_weights,
+    read_weights,
+    weight_files,
+)
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-INDEX = "model.safetensors.index.json"
+if TYPE_CHECKING:
+    import torch
+
+    from model.lm import LanguageModel
+
+__all__ = ["Checkpoint", "CheckpointError", "load_checkpoint", "locate", "save_checkpoint"]
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 FILES = (CONFIG, WEIGHTS, TOKENIZER)
-
-
-class CheckpointError(ValueError):
-    """A folder that is no checkpoint of this project. The message names the file and the key."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model. ``digest`` is SHA-256 in hex over the three files."""
+    """A loaded model: ``weights`` by name as numpy arrays, floating point as float32.
 
-    model: LanguageModel
+    ``digest`` is SHA-256 in hex over the three files.
+    """
+
+    config: ModelConfig
+    weights: Weights
     tokenizer: Tokenizer
     digest: str
 
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The model on torch in float32, in evaluation mode, made when it is first asked for."""
+        from model.lm import model_of
+
+        return model_of(self.config, self.weights)
 
 
 def save_checkpoint(
@@ -51,6 +67,8 @@ def save_checkpoint(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Writes the three files, the weights as ``dtype`` (default: as they are)."""
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save(folder / CONFIG)
     tokenizer.save(folder / TOKENIZER)
@@ -61,13 +79,10 @@ def save_checkpoint(
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def load_checkpoint(
-    source: str | Path, dtype: torch.dtype = torch.float32, revision: str | None = None
-) -> Checkpoint:
+def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
     """Loads a folder, or a Hugging Face hub id where ``huggingface_hub`` is installed.
 
-    The model is in evaluation mode with its weights as ``dtype``. Raises
-    `CheckpointError`, `ConfigError` or `TokenizerError`.
+    Raises `CheckpointError`, `ConfigError` or `TokenizerError`.
     """
     folder = locate(source, revision)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
@@ -76,10 +91,8 @@ def load_checkpoint(
         raise CheckpointError(
             f"{TOKENIZER} has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}"
         )
-    model = LanguageModel(config)
-    _load_weights(model, weights)
-    model.to(dtype).eval().requires_grad_(False)
-    return Checkpoint(model, tokenizer, _digest(folder))
+    check_weights(config, weights)
+    return Checkpoint(config, weights, tokenizer, _digest(folder))
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
@@ -112,59 +125,18 @@ def _complete(folder: Path) -> Path:
     return folder
 
 
-def _read(folder: Path, tokenizer: Tokenizer) -> tuple[ModelConfig, dict[str, Tensor]]:
+def _read(folder: Path, tokenizer: Tokenizer) -> tuple[ModelConfig, Weights]:
     """Config and weights, in our names whatever the folder's."""
-    # Imported here because the readers raise this module's error.
-    from model import foreign
+    from model import foreign  # most checkpoints are not
 
     values = read_json(folder / CONFIG)
     if not foreign.is_foreign(values.get("model_type")):
-        return ModelConfig.from_dict(values), _read_weights(folder)
-    return foreign.read(values, _read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            weights.update(load_file(path))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
-    return weights
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The one file, or those that the index names, in order."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    names = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
-        raise CheckpointError(f"{INDEX} has no weight_map of file names")
-    files = [folder / name for name in sorted(set(names.values()))]
-    for file in files:
-        if file.parent != folder:
-            raise CheckpointError(f"{INDEX} names a file outside the folder: {file.name!r}")
-    return files
-
-
-def _load_weights(model: LanguageModel, weights: dict[str, Tensor]) -> None:
-    wanted = model.state_dict()
-    for kind, names in (
-        ("lacks", wanted.keys() - weights.keys()),
-        ("has an unknown", weights.keys() - wanted.keys()),
-    ):
-        if names:
-            raise CheckpointError(f"{WEIGHTS} {kind} key {min(names)!r} ({len(names)} in all)")
-    for name, tensor in wanted.items():
-        if weights[name].shape != tensor.shape:
-            raise CheckpointError(
-                f"{WEIGHTS}: {name} is {list(weights[name].shape)}, wanted {list(tensor.shape)}"
-            )
-    model.load_state_dict(weights)
+        return ModelConfig.from_dict(values), read_weights(folder)
+    return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)
 
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in (folder / CONFIG, *_weight_files(folder), folder / TOKENIZER):
+    for path in (folder / CONFIG, *weight_files(folder), folder / TOKENIZER):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

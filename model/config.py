@@ -92,10 +92,10 @@ class ModelConfig:
         value = self.max_position_embeddings
         if type(value) is not int or value < 0:
             raise ConfigError(f"max_position_embeddings must be 0 or more, not {value!r}")
-        # Imported here because the mechanisms are written against this class.
-        from model.attention import mechanism
+        # Imported here because the specs are written against this class.
+        from model.attention import spec_of
 
-        mechanism(self.attention).check_options(self)
+        spec_of(self.attention).check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields plus ``model_type``, ready for JSON."""

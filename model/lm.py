@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -128,3 +131,18 @@ class LanguageModel(nn.Module):
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]
+
+
+def model_of(
+    config: ModelConfig, weights: Mapping[str, npt.NDArray[Any]], dtype: torch.dtype = torch.float32
+) -> LanguageModel:
+    """A model with these weights, which are copied, as ``dtype``, in evaluation mode and frozen."""
+    model = LanguageModel(config)
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(torch.from_numpy(np.array(weights[name])))
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def weights_of(model: LanguageModel) -> dict[str, npt.NDArray[np.float32]]:
+    """Copies of a model's weights as a checkpoint has them."""
+    return {name: tensor.float().numpy().copy() for name, tensor in model.state_dict().items()}

@@ -1,21 +1,21 @@
 """The layout of a session's state: one contiguous block of bytes, known from the config.
 
-Layer by layer, tensor by tensor in the order of the mechanism's `state_spec`,
-each starting at a multiple of `ALIGNMENT` bytes. A copy of the block is a fork,
-a snapshot or a hibernated session.
+Layer by layer, tensor by tensor in the order of the mechanism's spec, each
+starting at a multiple of `ALIGNMENT` bytes. A copy of the block is a fork, a
+snapshot or a hibernated session, whatever runs the model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from model.attention import mechanism
-from model.attention.base import TensorSpec
+from model.attention import spec_of
+from model.attention.spec import TensorSpec
 from model.config import ConfigError, ModelConfig
-from model.lm import ModelState
 
 ALIGNMENT = 64
 
@@ -41,7 +41,7 @@ class StateLayout:
     @classmethod
     def of(cls, config: ModelConfig) -> StateLayout:
         """Raises `ConfigError` for a mechanism whose state grows."""
-        attention = mechanism(config.attention)
+        attention = spec_of(config.attention)
         if not attention.constant_state:
             raise ConfigError(f"attention {config.attention!r} has no constant state")
         fields, offset = [], 0
@@ -51,22 +51,15 @@ class StateLayout:
                 offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
         return cls(tuple(fields), config.num_hidden_layers, offset)
 
-    def views(self, blocks: Tensor) -> ModelState:
-        """The tensors inside ``blocks`` [B, num_bytes] uint8, sharing its memory."""
-        assert blocks.dtype == torch.uint8 and blocks.shape[1] == self.num_bytes, blocks.shape
-        layers: list[dict[str, Tensor]] = [{} for _ in range(self.num_layers)]
+    def views(self, blocks: npt.NDArray[np.uint8]) -> tuple[dict[str, npt.NDArray[Any]], ...]:
+        """Each layer's tensors [B, *shape] inside ``blocks`` [B, num_bytes], sharing its memory."""
+        assert blocks.dtype == np.uint8 and blocks.shape[1] == self.num_bytes, blocks.shape
+        layers: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(self.num_layers)]
         for field in self.fields:
             part = blocks[:, field.offset : field.offset + field.spec.num_bytes]
-            layers[field.layer][field.name] = part.view(field.spec.dtype).unflatten(
-                1, field.spec.shape
-            )
+            tensor = part.view(field.spec.dtype).reshape(len(blocks), *field.spec.shape)
+            layers[field.layer][field.name] = tensor
         return tuple(layers)
-
-    def pack(self, state: ModelState, blocks: Tensor) -> None:
-        """Copies ``state`` into ``blocks`` [B, num_bytes] uint8, in place."""
-        views = self.views(blocks)
-        for field in self.fields:
-            views[field.layer][field.name].copy_(state[field.layer][field.name])
 
 
 def kv_cache_bytes_per_token(config: ModelConfig) -> int:

@@ -32,10 +32,12 @@ class Tokenizer:
         self._backend = backend
         self.eos_token_id: int = end_of_text
         self.vocab_size: int = backend.get_vocab_size()
-        self._bytes = _token_bytes(backend)
         self._special = frozenset(
             id for id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        self._bytes = _token_bytes(backend)
+        for id in self._special:
+            self._bytes[id] = b""
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -82,7 +84,7 @@ class Tokenizer:
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that ``id`` stands for; empty for a special token."""
-        return b"" if id in self._special else self._bytes[id]
+        return self._bytes[id]
 
     def is_special(self, id: int) -> bool:
         return id in self._special

@@ -7,15 +7,25 @@ import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.lm import LanguageModel
+from model.lm import LanguageModel, weights_of
+from model.state import StateLayout
 from model.tokenizer import Tokenizer, train_tokenizer
 from server.engine.engine import Engine, EngineConfig
+from server.engine.native_runner import NativeRunner
+from server.engine.runner import Runner
+from server.engine.state_pool import StatePool
+from server.engine.torch_runner import TorchRunner
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent
+from tests.fakes import FakeRuntime
+
+if TYPE_CHECKING:
+    from model.ops.cpu.runtime import Runtime
 
 TEXT = """Once upon a time there was a little girl who lived in a wood with her grandmother.
 Every morning she fetched water from the well, and every evening she told the fire a story.
@@ -49,8 +59,7 @@ def tiny_checkpoint(attention: str = "gated", seed: int = 0) -> Checkpoint:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
-    model.eval().requires_grad_(False)
-    return Checkpoint(model, tokenizer, digest=f"tiny-{attention}-{seed}")
+    return Checkpoint(config, weights_of(model), tokenizer, digest=f"tiny-{attention}-{seed}")
 
 
 def tiny_engine(
@@ -59,15 +68,24 @@ def tiny_engine(
     max_running: int = 256,
     max_waiting: int = 8,
     session_ttl_s: float = 60.0,
-    chunk_sizes: tuple[int, ...] = (64, 16),
+    grid: tuple[int, ...] = (64, 16),
+    runtime: FakeRuntime | None = None,
 ) -> Engine:
-    counter = itertools.count(1)
+    """On torch, or on a stand-in for the native runtime."""
+    counter, checkpoint = itertools.count(1), tiny_checkpoint(attention)
+    pool = StatePool(StateLayout.of(checkpoint.config), max_sessions)
+    runner: Runner
+    if runtime is None:
+        runner = TorchRunner(checkpoint.model, pool, checkpoint.tokenizer.vocab_size, grid)
+    else:
+        runner = NativeRunner(cast("Runtime", runtime), pool)
     return Engine(
-        tiny_checkpoint(attention),
+        checkpoint.config,
+        checkpoint.tokenizer,
+        pool,
+        runner,
         EngineConfig(
-            max_sessions=max_sessions,
             new_id=lambda: f"session-{next(counter)}",
-            chunk_sizes=chunk_sizes,
             max_running=max_running,
             max_waiting=max_waiting,
             session_ttl_s=session_ttl_s,

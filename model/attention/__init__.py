@@ -1,30 +1,43 @@
-"""The attention mechanisms by name. A new one costs a file and a line here."""
+"""The attention mechanisms by name. A new one costs a file and a line here.
+
+Importing this imports no torch; `mechanism` does.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from model.attention.base import Attention
+from model.attention import specs
+from model.attention.spec import Spec
+from model.config import ConfigError
 
-#: name -> (module, class). Imported when asked for, so that a config file costs no imports.
-MECHANISMS: dict[str, tuple[str, str]] = {
-    "elu": ("model.attention.elu", "EluAttention"),
-    "relu": ("model.attention.relu", "ReluAttention"),
-    "softmax_map": ("model.attention.softmax_map", "SoftmaxMapAttention"),
-    "efficient": ("model.attention.efficient", "EfficientAttention"),
-    "cosine": ("model.attention.cosine", "CosineAttention"),
-    "performer": ("model.attention.performer", "PerformerAttention"),
-    "rbf": ("model.attention.rbf", "RbfAttention"),
-    "vq": ("model.attention.vq", "VqAttention"),
-    "soft_vq": ("model.attention.soft_vq", "SoftVqAttention"),
-    "cosformer": ("model.attention.cosformer", "CosformerAttention"),
-    "dijiang": ("model.attention.dijiang", "DijiangAttention"),
-    "retnet": ("model.attention.retnet", "RetnetAttention"),
-    "window_linear": ("model.attention.window_linear", "WindowLinearAttention"),
-    "normed": ("model.attention.normed", "NormedAttention"),
-    "gated": ("model.attention.gated", "GatedAttention"),
-    "delta": ("model.attention.delta", "DeltaAttention"),
-    "softmax": ("model.attention.softmax", "SoftmaxAttention"),
+if TYPE_CHECKING:
+    from model.attention.base import Attention
+
+#: name -> (spec, module, class). The module is imported when asked for.
+MECHANISMS: dict[str, tuple[Spec, str, str]] = {
+    "elu": (specs.LINEAR, "model.attention.elu", "EluAttention"),
+    "relu": (specs.LINEAR, "model.attention.relu", "ReluAttention"),
+    "softmax_map": (specs.LINEAR, "model.attention.softmax_map", "SoftmaxMapAttention"),
+    "efficient": (specs.EFFICIENT, "model.attention.efficient", "EfficientAttention"),
+    "cosine": (specs.COSINE, "model.attention.cosine", "CosineAttention"),
+    "performer": (specs.PERFORMER, "model.attention.performer", "PerformerAttention"),
+    "rbf": (specs.RBF, "model.attention.rbf", "RbfAttention"),
+    "vq": (specs.VQ, "model.attention.vq", "VqAttention"),
+    "soft_vq": (specs.SOFT_VQ, "model.attention.soft_vq", "SoftVqAttention"),
+    "cosformer": (specs.COSFORMER, "model.attention.cosformer", "CosformerAttention"),
+    "dijiang": (specs.DIJIANG, "model.attention.dijiang", "DijiangAttention"),
+    "retnet": (specs.RETNET, "model.attention.retnet", "RetnetAttention"),
+    "window_linear": (
+        specs.WINDOW_LINEAR,
+        "model.attention.window_linear",
+        "WindowLinearAttention",
+    ),
+    "normed": (specs.NORMED, "model.attention.normed", "NormedAttention"),
+    "gated": (specs.GATED, "model.attention.gated", "GatedAttention"),
+    "delta": (specs.DELTA, "model.attention.delta", "DeltaAttention"),
+    "softmax": (specs.SOFTMAX, "model.attention.softmax", "SoftmaxAttention"),
 }
 
 #: Names that people will try, and why they cannot be read token by token with a constant state.
@@ -38,16 +51,23 @@ REFUSED: dict[str, str] = {
 }
 
 
+def spec_of(name: str) -> Spec:
+    """What is known of ``name`` without torch; raises `ConfigError` as `mechanism` does."""
+    return _entry(name)[0]
+
+
 def mechanism(name: str) -> type[Attention]:
     """The class called ``name``; raises `ConfigError` with the known names otherwise."""
-    from model.config import ConfigError
+    _, module, class_name = _entry(name)
+    cls: type[Attention] = getattr(import_module(module), class_name)
+    return cls
 
+
+def _entry(name: str) -> tuple[Spec, str, str]:
     if name in REFUSED:
         raise ConfigError(
             f"attention {name!r} cannot be autoregressive with a constant state: {REFUSED[name]}"
         )
     if name not in MECHANISMS:
         raise ConfigError(f"attention {name!r} is unknown (known: {', '.join(MECHANISMS)})")
-    module, class_name = MECHANISMS[name]
-    cls: type[Attention] = getattr(import_module(module), class_name)
-    return cls
+    return MECHANISMS[name]

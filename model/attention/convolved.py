@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import State, TensorSpec
+from model.attention.base import State
 from model.attention.heads import GatedOutputAttention
-from model.config import ConfigError, ModelConfig
+from model.config import ModelConfig
 from model.ops.convolution import convolution_chunk, convolution_step
 
 
@@ -20,28 +18,12 @@ class ConvolvedAttention(GatedOutputAttention):
     State: S [H, K, V] and, with a convolution, conv [W - 1, H (2 K + V)].
     """
 
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"conv_size": (0, 1024)}
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.conv_size = self.option(config, "conv_size")
+        self.conv_size = self.options["conv_size"]
         if self.conv_size:
             width = self.qkv.out_features
             self.conv_weight = nn.Parameter(torch.zeros(width, self.conv_size))
-
-    @classmethod
-    def check_options(cls, config: ModelConfig) -> None:
-        super().check_options(config)
-        if cls.option(config, "conv_size") == 1:
-            raise ConfigError("attention_options.conv_size must be 0 or at least 2, not 1")
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        heads, keys, values = config.num_attention_heads, cls.key_dim(config), config.head_dim
-        spec = {"S": TensorSpec((heads, keys, values))}
-        if conv_size := cls.option(config, "conv_size"):
-            spec["conv"] = TensorSpec((conv_size - 1, heads * (2 * keys + values)))
-        return spec
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Convolutions start as the identity."""

@@ -21,15 +21,14 @@ S_before, z_before of the one before it.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State, TensorSpec
+from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention, token_positions
-from model.config import ConfigError, ModelConfig
+from model.config import ModelConfig
 
 EPSILON = 1e-6
 BLOCK = 64
@@ -38,26 +37,9 @@ BLOCK = 64
 class CosformerAttention(HeadsAttention):
     """See the module's docstring. Option: ``horizon`` (M, even)."""
 
-    options: ClassVar[dict[str, object]] = {"horizon": 4096}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"horizon": (2, 2**20)}
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.epoch: int = self.option(config, "horizon") // 2
-
-    @classmethod
-    def check_options(cls, config: ModelConfig) -> None:
-        super().check_options(config)
-        if cls.option(config, "horizon") % 2:
-            raise ConfigError(
-                f"attention_options.horizon must be even, not {cls.option(config, 'horizon')}"
-            )
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        heads, dim = config.num_attention_heads, config.head_dim
-        s, z = TensorSpec((heads, 2 * dim, dim)), TensorSpec((heads, 2 * dim))
-        return {"S": s, "z": z, "S_before": s, "z_before": z}
+        self.epoch: int = self.options["horizon"] // 2
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None

@@ -12,24 +12,14 @@ State per layer: S [H, K + 1, V], z [H, K + 1].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention.heads import ROTARY
 from model.attention.linear import EPSILON, LinearAttention
-from model.config import ModelConfig
 
 
 class CosineAttention(LinearAttention):
     """See the module's docstring. Options: ``rotary``, ``rope_theta``."""
-
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
-
-    @classmethod
-    def num_features(cls, config: ModelConfig) -> int:
-        return config.head_dim + 1
 
     def features(self, x: Tensor) -> Tensor:
         return F.pad(F.normalize(x, dim=-1, eps=EPSILON), (1, 0), value=1.0)

@@ -16,8 +16,6 @@ State per layer: S [H, K, V]; with a convolution also conv [W - 1, 3 H K].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,19 +31,17 @@ NORM_EPSILON = 1e-6
 class DeltaAttention(ConvolvedAttention):
     """See the module's docstring. Options: ``conv_size`` (0 for none), ``decay``."""
 
-    options: ClassVar[dict[str, object]] = {"conv_size": 4, "decay": True}
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.beta = nn.Linear(config.hidden_size, self.num_heads, bias=False)
-        if self.option(config, "decay"):
+        if self.options["decay"]:
             self.decay = nn.Linear(config.hidden_size, self.num_heads, bias=True)
             self.decay_log = nn.Parameter(torch.zeros(self.num_heads))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Heads start with decays of about 1e-3 to 1e-1 per token, evenly in the logarithm."""
         super().reset_parameters(generator)
-        if self.option(self.config, "decay"):
+        if self.options["decay"]:
             with torch.no_grad():
                 rate = torch.logspace(-3, -1, self.num_heads)
                 self.decay.bias.copy_(rate.expm1().log())  # softplus's inverse
@@ -68,7 +64,7 @@ class DeltaAttention(ConvolvedAttention):
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The gates beta and log a, [..., H] each."""
         beta = self.beta(x).float().sigmoid()
-        if not self.option(self.config, "decay"):
+        if not self.options["decay"]:
             return beta, torch.zeros_like(beta)
         return beta, -self.decay_log.float().exp() * F.softplus(self.decay(x).float())
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State, TensorSpec
+from model.attention.base import Losses, State
 from model.attention.heads import GatedOutputAttention
 from model.attention.retnet import head_log_decay
 from model.config import ModelConfig
@@ -35,10 +35,6 @@ class DijiangAttention(GatedOutputAttention):
         self.frequency_weight = nn.Parameter(
             torch.ones(config.num_attention_heads, config.head_dim)
         )
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        return {"S": TensorSpec((config.num_attention_heads, config.head_dim, config.head_dim))}
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         super().reset_parameters(generator)

@@ -16,28 +16,17 @@ S and z are float64. State per layer: S [H, K, V], z [H, K], max [H, K].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from model.attention.base import Losses, State, TensorSpec
-from model.attention.exponential import exponential_spec
-from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
-from model.config import ModelConfig
+from model.attention.base import Losses, State
+from model.attention.heads import HeadsAttention, token_positions
 from model.ops.exponential import LOG_ZERO, key_step, running_max
 from model.ops.recurrence import decayed, recurrence_chunk, recurrence_step
 
 
 class EfficientAttention(HeadsAttention):
     """See the module's docstring. Options: ``rotary``, ``rope_theta``."""
-
-    options: ClassVar[dict[str, object]] = ROTARY_OPTIONS
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        return exponential_spec(config, config.head_dim)
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None

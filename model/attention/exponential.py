@@ -13,31 +13,17 @@ attention divides by sqrt(K).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from model.attention.base import Losses, State, TensorSpec
-from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
-from model.config import ModelConfig
+from model.attention.base import Losses, State
+from model.attention.heads import HeadsAttention, token_positions
 from model.ops.exponential import exponential_chunk, exponential_step
 
 
 class ExponentialAttention(HeadsAttention):
-    """See the module's docstring. Subclasses give `num_features` and `log_features`."""
-
-    options: ClassVar[dict[str, object]] = ROTARY_OPTIONS
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
-
-    @classmethod
-    @abstractmethod
-    def num_features(cls, config: ModelConfig) -> int:
-        """F."""
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        return exponential_spec(config, cls.num_features(config))
+    """See the module's docstring. Subclasses give `log_features`."""
 
     @abstractmethod
     def log_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,13 +46,3 @@ class ExponentialAttention(HeadsAttention):
         scale: float = self.config.head_dim**-0.25
         with torch.autocast(x.device.type, enabled=False):
             return *self.log_features(q * scale, k * scale), v
-
-
-def exponential_spec(config: ModelConfig, num_features: int) -> dict[str, TensorSpec]:
-    """The state of exponential features."""
-    heads = config.num_attention_heads
-    return {
-        "S": TensorSpec((heads, num_features, config.head_dim), torch.float64),
-        "z": TensorSpec((heads, num_features), torch.float64),
-        "max": TensorSpec((heads, num_features)),
-    }

@@ -16,8 +16,6 @@ State per layer: S [H, K, V]; with a convolution also conv [W - 1, H (2 K + V)].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,16 +35,9 @@ class GatedAttention(ConvolvedAttention):
     Options: ``conv_size`` (0 for none), ``decay_rank``, ``key_dim`` (0 for ``head_dim``).
     """
 
-    options: ClassVar[dict[str, object]] = {"conv_size": 4, "decay_rank": 16, "key_dim": 0}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        **ConvolvedAttention.allowed,
-        "decay_rank": (1, 65536),
-        "key_dim": (0, 65536),
-    }
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        rank = self.option(config, "decay_rank")
+        rank = self.options["decay_rank"]
         self.decay_down = nn.Linear(config.hidden_size, rank, bias=False)
         self.decay_up = nn.Linear(rank, self.num_heads * self.key_width, bias=True)
 

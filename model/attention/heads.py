@@ -7,21 +7,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.attention.base import Attention
-from model.config import ConfigError, ModelConfig
+from model.attention.spec import key_dim
+from model.config import ModelConfig
 from model.ops.rotary import rotate
 
 
 class HeadsAttention(Attention):
     """An attention with weights ``qkv`` [H (2 K + V), D] and ``out`` [D, H V].
 
-    K is `key_dim`, V is ``config.head_dim``. Options where a mechanism has
-    them: ``rotary``, of which "before" rotates q and k before any feature map,
+    K is `model.attention.spec.key_dim`, V is ``config.head_dim``. Options where a
+    mechanism has them: ``rotary``, of which "before" rotates q and k before any feature map,
     and ``rope_theta``, the base of the rotation's frequencies.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.num_heads, self.key_width = config.num_attention_heads, self.key_dim(config)
+        self.num_heads, self.key_width = config.num_attention_heads, key_dim(config, self.options)
         width = self.num_heads * config.head_dim
         self.qkv = nn.Linear(
             config.hidden_size,
@@ -29,21 +30,9 @@ class HeadsAttention(Attention):
             bias=config.attention_bias,
         )
         self.out = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
-        self.rotary = self.option(config, "rotary") if "rotary" in self.options else "none"
+        self.rotary: str = self.options.get("rotary", "none")
         if "rope_theta" in self.options:
-            self.rope_theta: float = self.option(config, "rope_theta")
-
-    @classmethod
-    def check_options(cls, config: ModelConfig) -> None:
-        super().check_options(config)
-        if "rotary" in cls.options and cls.option(config, "rotary") != "none":
-            check_rotary(cls, config)
-
-    @classmethod
-    def key_dim(cls, config: ModelConfig) -> int:
-        """Width of q and k per head: option ``key_dim``, where there is one and it is not zero."""
-        chosen: int = cls.option(config, "key_dim") if "key_dim" in cls.options else 0
-        return chosen or config.head_dim
+            self.rope_theta: float = self.options["rope_theta"]
 
     def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., D] and [...] to q, k [..., H, K] and v [..., H, V] in float32."""
@@ -91,22 +80,6 @@ class GatedOutputAttention(HeadsAttention):
         return F.rms_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
 
 
-#: The options of a mechanism with rotary positions, and what they may be.
-ROTARY_OPTIONS: dict[str, object] = {"rotary": "none", "rope_theta": 10_000.0}
-ROTARY: dict[str, tuple[object, ...]] = {
-    "rotary": ("none", "before"),
-    "rope_theta": (2.0, 1e12),
-}
-
-
 def token_positions(position: Tensor, num_tokens: int) -> Tensor:
     """The positions [B, T] of T tokens after ``position`` [B] tokens."""
     return position.unsqueeze(1) + torch.arange(num_tokens, device=position.device)
-
-
-def check_rotary(attention: type[HeadsAttention], config: ModelConfig) -> None:
-    """Raises `ConfigError` where q and k cannot be rotated in pairs of channels."""
-    dim = attention.key_dim(config)
-    if dim % 2:
-        name = "attention_options.key_dim" if dim != config.head_dim else "head_dim"
-        raise ConfigError(f"{name} must be even for rotary positions, not {dim}")

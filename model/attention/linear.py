@@ -17,14 +17,12 @@ relative; "before" does so only for a map that keeps rotations (`cosine`).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from model.attention.base import Losses, State, TensorSpec
-from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
-from model.config import ModelConfig
+from model.attention.base import Losses, State
+from model.attention.heads import HeadsAttention, token_positions
 from model.ops.recurrence import (
     normalizer_chunk,
     normalizer_step,
@@ -37,24 +35,6 @@ EPSILON = 1e-6
 
 class LinearAttention(HeadsAttention):
     """See the module's docstring. Subclasses give `features`."""
-
-    options: ClassVar[dict[str, object]] = ROTARY_OPTIONS
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        **ROTARY,
-        "rotary": ("none", "before", "after"),
-    }
-
-    @classmethod
-    def num_features(cls, config: ModelConfig) -> int:
-        return config.head_dim
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        heads, features = config.num_attention_heads, cls.num_features(config)
-        return {
-            "S": TensorSpec((heads, features, config.head_dim), torch.float64),
-            "z": TensorSpec((heads, features), torch.float64),
-        }
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:

@@ -14,13 +14,11 @@ and "identity" are what they say.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State, TensorSpec
+from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention
 from model.config import ModelConfig
 from model.ops.recurrence import recurrence_chunk, recurrence_step
@@ -29,24 +27,13 @@ from model.ops.recurrence import recurrence_chunk, recurrence_step
 class NormedAttention(HeadsAttention):
     """See the module's docstring. Options: ``map``, ``key_dim`` (0: as wide as a value)."""
 
-    options: ClassVar[dict[str, object]] = {"map": "product", "key_dim": 0}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        "map": ("product", "elu", "relu", "identity"),
-        "key_dim": (0, 65536),
-    }
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.map = self.option(config, "map")
+        self.map = self.options["map"]
         if self.map == "product":
             self.q_map = AffineProduct(self.key_width)
             self.k_map = AffineProduct(self.key_width)
         self.norm_weight = nn.Parameter(torch.ones(config.head_dim))
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        shape = (config.num_attention_heads, cls.key_dim(config), config.head_dim)
-        return {"S": TensorSpec(shape, torch.float64)}
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         with torch.no_grad():

@@ -21,13 +21,11 @@ State per layer: S [H, m, V], z [H, m], max [H, m].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.heads import ROTARY, ROTARY_OPTIONS
+from model.attention.spec import num_features
 from model.config import ModelConfig
 from model.ops.random_features import (
     gaussian_projection,
@@ -41,24 +39,14 @@ class RandomFeatureAttention(ExponentialAttention):
     """Exponential features of a fixed random matrix per head, ``projection`` [H, m, K]."""
 
     projection: Tensor
-    options: ClassVar[dict[str, object]] = {
-        **ROTARY_OPTIONS,
-        "features": 0,
-        "orthogonal": True,
-    }
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {**ROTARY, "features": (0, 65536)}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        shape = (config.num_attention_heads, self.num_features(config), config.head_dim)
+        shape = (config.num_attention_heads, num_features(config, self.options), config.head_dim)
         self.register_buffer("projection", torch.zeros(shape))
 
-    @classmethod
-    def num_features(cls, config: ModelConfig) -> int:
-        return cls.option(config, "features") or config.head_dim
-
     def reset_parameters(self, generator: torch.Generator) -> None:
-        draw_projection(self.projection, generator, self.option(self.config, "orthogonal"))
+        draw_projection(self.projection, generator, self.options["orthogonal"])
 
 
 class PerformerAttention(RandomFeatureAttention):
@@ -67,15 +55,9 @@ class PerformerAttention(RandomFeatureAttention):
     Options: ``map``, ``features`` (m; 0 for K), ``orthogonal``, ``rotary``, ``rope_theta``.
     """
 
-    options: ClassVar[dict[str, object]] = {**RandomFeatureAttention.options, "map": "favor"}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        **RandomFeatureAttention.allowed,
-        "map": ("favor", "simplified"),
-    }
-
     def log_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         log_q = project(q, self.projection)
-        if self.option(self.config, "map") == "simplified":
+        if self.options["map"] == "simplified":
             return log_q, log_softmax_of_distance(k, self.projection)
         return log_q, log_positive_features(k, self.projection)
 

@@ -15,14 +15,11 @@ zeta out) or "none". State per layer: S [H, K, V].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from model.attention.base import Losses, State, TensorSpec
-from model.attention.heads import GatedOutputAttention, check_rotary, token_positions
-from model.config import ModelConfig
+from model.attention.base import Losses, State
+from model.attention.heads import GatedOutputAttention, token_positions
 from model.ops.recurrence import recurrence_chunk, recurrence_step
 from model.ops.rotary import rotate
 
@@ -31,22 +28,6 @@ XPOS_OFFSET, XPOS_SCALE_BASE = 0.4, 512.0
 
 class RetnetAttention(GatedOutputAttention):
     """See the module's docstring. Options: ``positions``, ``key_dim`` (0 for ``head_dim``)."""
-
-    options: ClassVar[dict[str, object]] = {"positions": "xpos", "key_dim": 0}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        "positions": ("xpos", "rotary", "none"),
-        "key_dim": (0, 65536),
-    }
-
-    @classmethod
-    def check_options(cls, config: ModelConfig) -> None:
-        super().check_options(config)
-        if cls.option(config, "positions") != "none":
-            check_rotary(cls, config)
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        return {"S": TensorSpec((config.num_attention_heads, cls.key_dim(config), config.head_dim))}
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
@@ -63,14 +44,14 @@ class RetnetAttention(GatedOutputAttention):
 
     def _rotated(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._heads(self.qkv(x))
-        if self.option(self.config, "positions") != "none":
+        if self.options["positions"] != "none":
             q, k = rotate(q, positions), rotate(k, positions)
         return q * self.key_width**-0.5, k, v
 
     def _log_decay(self, device: torch.device) -> Tensor:
         """[H, K]: of the head, and of xPos for each pair of channels."""
         decay = head_log_decay(self.num_heads, device).unsqueeze(1)
-        if self.option(self.config, "positions") != "xpos":
+        if self.options["positions"] != "xpos":
             return decay.expand(-1, self.key_width).float()
         half = self.key_width // 2
         pair = torch.arange(half, dtype=torch.float64, device=device)

@@ -14,13 +14,10 @@ State per layer: N as S [H, C, V], C as z [H, C], both relative to max [H, C].
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.heads import ROTARY, ROTARY_OPTIONS
 from model.config import ModelConfig
 from model.ops.random_features import log_softmax_of_distance, project
 
@@ -31,26 +28,11 @@ class SoftVqAttention(ExponentialAttention):
     Options: ``codewords`` (C), ``beta``, ``rotary``, ``rope_theta``.
     """
 
-    options: ClassVar[dict[str, object]] = {
-        **ROTARY_OPTIONS,
-        "codewords": 64,
-        "beta": 1.0,
-    }
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        **ROTARY,
-        "codewords": (1, 65536),
-        "beta": (0.0, 1e9),
-    }
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        shape = (config.num_attention_heads, self.num_features(config), config.head_dim)
+        shape = (config.num_attention_heads, self.options["codewords"], config.head_dim)
         self.codebook = nn.Parameter(torch.zeros(shape))
         self.log_prior = nn.Parameter(torch.zeros(shape[:2]))
-
-    @classmethod
-    def num_features(cls, config: ModelConfig) -> int:
-        return cls.option(config, "codewords")  # type: ignore[no-any-return]
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Codewords start where keys do: normal, scaled by K^-1/4."""
@@ -59,6 +41,6 @@ class SoftVqAttention(ExponentialAttention):
             self.log_prior.zero_()
 
     def log_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        beta = self.option(self.config, "beta")
+        beta = self.options["beta"]
         log_k = log_softmax_of_distance(k, self.codebook, beta, self.log_prior)
         return project(q, self.codebook), log_k

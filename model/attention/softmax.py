@@ -12,15 +12,12 @@ an empty text, and `chunk` and `step` return a longer one each time.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State, TensorSpec
-from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
-from model.config import ModelConfig
+from model.attention.base import Losses, State
+from model.attention.heads import HeadsAttention, token_positions
 
 
 class SoftmaxAttention(HeadsAttention):
@@ -28,15 +25,6 @@ class SoftmaxAttention(HeadsAttention):
 
     Options: ``rotary`` ("before" or "none"), ``rope_theta``.
     """
-
-    constant_state: ClassVar[bool] = False
-    options: ClassVar[dict[str, object]] = {**ROTARY_OPTIONS, "rotary": "before"}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = ROTARY
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        empty = TensorSpec((config.num_attention_heads, 0, config.head_dim))
-        return {"k": empty, "v": empty}
 
     def parallel(self, x: Tensor, losses: Losses = None) -> Tensor:
         start = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)

@@ -28,13 +28,11 @@ count [H, C] int64 and sum [H, C, V] float64 of the tokens that left it.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention.base import Losses, State, TensorSpec
+from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention
 from model.config import ModelConfig
 from model.ops.exponential import LOG_ZERO
@@ -53,30 +51,13 @@ class VqAttention(HeadsAttention):
 
     codebook: Tensor
     ema_count: Tensor
-    options: ClassVar[dict[str, object]] = {"codewords": 64, "window": 64, "commitment": 0.02}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        "codewords": (1, 65536),
-        "window": (1, 65536),
-        "commitment": (0.0, 1e9),
-    }
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        heads, num_codes = config.num_attention_heads, self.option(config, "codewords")
+        heads, num_codes = config.num_attention_heads, self.options["codewords"]
         self.register_buffer("codebook", torch.zeros(heads, num_codes, config.head_dim))
         self.register_buffer("ema_count", torch.zeros(heads, num_codes))
-        self.bias = nn.Parameter(torch.zeros(heads, self.option(config, "window")))
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        heads, dim = config.num_attention_heads, config.head_dim
-        window, num_codes = cls.option(config, "window"), cls.option(config, "codewords")
-        return {
-            "code": TensorSpec((window, heads), torch.int64),
-            "v": TensorSpec((window, heads, dim)),
-            "count": TensorSpec((heads, num_codes), torch.int64),
-            "sum": TensorSpec((heads, num_codes, dim), torch.float64),
-        }
+        self.bias = nn.Parameter(torch.zeros(heads, self.options["window"]))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Codewords start where keys do: normal, scaled by K^-1/4."""
@@ -118,7 +99,7 @@ class VqAttention(HeadsAttention):
         """The commitment loss, then the codebook's step towards this batch."""
         if losses is not None:
             error = (k - chosen).square().sum(dim=-1).mean()
-            losses.append(self.option(self.config, "commitment") * error)
+            losses.append(self.options["commitment"] * error)
         keys, codes = k.detach().flatten(0, 1).transpose(0, 1), code.flatten(0, 1).t()
         update_codebook(self.codebook, self.ema_count, keys, codes)
 

@@ -18,15 +18,14 @@ the tokens that left the window.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from model.attention.base import Losses, State, TensorSpec
-from model.attention.exponential import exponential_spec
-from model.attention.heads import ROTARY, ROTARY_OPTIONS, HeadsAttention, token_positions
+from model.attention.base import Losses, State
+from model.attention.heads import HeadsAttention, token_positions
 from model.attention.performer import draw_projection
+from model.attention.spec import num_features
 from model.config import ModelConfig
 from model.ops.exponential import exponential_chunk
 from model.ops.random_features import log_positive_features
@@ -39,33 +38,10 @@ class WindowLinearAttention(HeadsAttention):
     Options: ``window`` (W), ``features`` (m; 0 for K), ``rotary``, ``rope_theta``.
     """
 
-    options: ClassVar[dict[str, object]] = {
-        **ROTARY_OPTIONS,
-        "rotary": "before",
-        "window": 64,
-        "features": 0,
-    }
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {
-        **ROTARY,
-        "window": (1, 65536),
-        "features": (0, 65536),
-    }
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        shape = (config.num_attention_heads, self.num_features(config), config.head_dim)
+        shape = (config.num_attention_heads, num_features(config, self.options), config.head_dim)
         self.projection = nn.Parameter(torch.zeros(shape))
-
-    @classmethod
-    def num_features(cls, config: ModelConfig) -> int:
-        return cls.option(config, "features") or config.head_dim
-
-    @classmethod
-    def state_spec(cls, config: ModelConfig) -> dict[str, TensorSpec]:
-        ring = TensorSpec(
-            (cls.option(config, "window"), config.num_attention_heads, config.head_dim)
-        )
-        return {"k": ring, "v": ring, **exponential_spec(config, cls.num_features(config))}
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         draw_projection(self.projection, generator, orthogonal=True)

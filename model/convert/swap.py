@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from model.attention import mechanism
+from model.attention import spec_of
 from model.config import ConfigError, ModelConfig
 from model.lm import LanguageModel
 
@@ -20,7 +20,7 @@ def target_config(source: ModelConfig, attention: str, options: dict[str, Any]) 
     """
     if not isinstance(options, dict):
         raise ConfigError(f"attention_options must be an object, not {options!r}")
-    target = mechanism(attention)
+    target = spec_of(attention)
     if not target.constant_state:
         raise ConfigError(f"attention {attention!r} has no constant state to convert to")
     if "rotary" in target.options:
@@ -30,10 +30,10 @@ def target_config(source: ModelConfig, attention: str, options: dict[str, Any]) 
 
 def _rotation(config: ModelConfig) -> dict[str, Any]:
     """The options that say how queries and keys are rotated; only "before" is known to all."""
-    attention = mechanism(config.attention)
-    if "rotary" not in attention.options or attention.option(config, "rotary") == "none":
+    options = spec_of(config.attention).values(config)
+    if options.get("rotary", "none") == "none":
         return {"rotary": "none"}
-    return {"rotary": "before", "rope_theta": attention.option(config, "rope_theta")}
+    return {"rotary": "before", "rope_theta": options["rope_theta"]}
 
 
 @torch.no_grad()

@@ -8,17 +8,16 @@ that is missing or unknown, is an error that names it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
-
-from torch import Tensor
 
 from model.config import ModelConfig
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
+from model.weights import Array
 
-Reader = Callable[[ForeignConfig, Weights], tuple[ModelConfig, dict[str, Tensor]]]
+Reader = Callable[[ForeignConfig, Weights], tuple[ModelConfig, dict[str, Array]]]
 
 #: ``model_type`` of config.json -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
@@ -36,8 +35,8 @@ def is_foreign(model_type: object) -> bool:
 
 
 def read(
-    values: dict[str, Any], tensors: dict[str, Tensor], vocab_size: int, eos_token_id: int
-) -> tuple[ModelConfig, dict[str, Tensor]]:
+    values: dict[str, Any], tensors: Mapping[str, Array], vocab_size: int, eos_token_id: int
+) -> tuple[ModelConfig, dict[str, Array]]:
     """Our config and weights for a foreign config.json and the tensors of its weight files.
 
     ``vocab_size`` is the tokenizer's: ids above it have no text, and files hold them only to
@@ -58,8 +57,8 @@ def read(
 
 
 def _without_padding(
-    config: ModelConfig, weights: dict[str, Tensor], vocab_size: int
-) -> tuple[ModelConfig, dict[str, Tensor]]:
+    config: ModelConfig, weights: dict[str, Array], vocab_size: int
+) -> tuple[ModelConfig, dict[str, Array]]:
     if config.vocab_size <= vocab_size:
         return config, weights
     for name in weights.keys() & {"embedding.weight", "head.weight"}:

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from model.config import ConfigError, ModelConfig
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
+from model.weights import Array
 
 #: Which kernel computes, and what training used. A shared convolution has other keys, which shows.
 HARMLESS = (
@@ -35,7 +35,7 @@ HARMLESS = (
 MAPS = {"elementwise_product": "product", "elu": "elu", "relu": "relu", "identity": "identity"}
 
 
-def read_gla(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_gla(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Array]]:
     """Gated linear attention, as our ``gated`` without a convolution or with theirs."""
     _refuse_features(source)
     source.choice("clamp_min", None)
@@ -47,7 +47,7 @@ def read_gla(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict
     rank = weights.num_rows("model.layers.0.attn.gk_proj.0.weight")
     config = shape.config({"conv_size": conv_size, "decay_rank": rank})
 
-    def attention(key: str) -> dict[str, Tensor]:
+    def attention(key: str) -> dict[str, Array]:
         block = {
             "decay_down.weight": weights.take(f"{key}.gk_proj.0.weight"),
             "decay_up.weight": weights.take_grouped(f"{key}.gk_proj.1.weight", *shape.groups),
@@ -56,13 +56,13 @@ def read_gla(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict
         }
         if conv_size:
             convolutions = weights.join_qkv(f"{key}.{{}}_conv1d.weight", *shape.groups)
-            block["conv_weight"] = convolutions.squeeze(1)
+            block["conv_weight"] = convolutions.reshape(len(convolutions), -1)
         return block
 
     return config, shape.model(weights, attention)
 
 
-def read_retnet(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_retnet(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Array]]:
     """RetNet, as our ``retnet`` with plain rotary positions instead of xPos."""
     _refuse_features(source)
     source.choice("use_short_conv", False)
@@ -75,7 +75,7 @@ def read_retnet(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, d
 
 def read_linear_attn(
     source: ForeignConfig, weights: Weights
-) -> tuple[ModelConfig, dict[str, Tensor]]:
+) -> tuple[ModelConfig, dict[str, Array]]:
     """Linear attention with a norm in place of the denominator, as our ``normed``."""
     feature_map = source.choice("feature_map", *MAPS)
     for name in ("norm_q", "norm_k", "norm_feature_map"):
@@ -84,7 +84,7 @@ def read_linear_attn(
     shape = _Shape(source, "normed", expand_k=1.0, expand_v=1.0, hidden_ratio=4, num_heads=4)
     config = shape.config({"map": MAPS[str(feature_map)]})
 
-    def attention(key: str) -> dict[str, Tensor]:
+    def attention(key: str) -> dict[str, Array]:
         block = {"norm_weight": shape.norm_weight(weights, f"{key}.norm.weight")}
         if feature_map == "elementwise_product":
             for ours in ("q_map", "k_map"):
@@ -171,10 +171,10 @@ class _Shape:
             eos_token_id=self.source.special_id("eos_token_id", vocab_size),
         )
 
-    def norm_weight(self, weights: Weights, *names: str) -> Tensor:
-        return weights.take(*names) if self.affine else torch.ones(self.value_dim)
+    def norm_weight(self, weights: Weights, *names: str) -> Array:
+        return weights.take(*names) if self.affine else np.ones(self.value_dim, np.float32)
 
-    def gate(self, key: str, weights: Weights) -> dict[str, Tensor]:
+    def gate(self, key: str, weights: Weights) -> dict[str, Array]:
         """The output gate and the norm before it."""
         names = (f"{key}.g_norm_swish_gate.weight", f"{key}.g_norm.weight")
         return {
@@ -183,8 +183,8 @@ class _Shape:
         }
 
     def model(
-        self, weights: Weights, attention: Callable[[str], dict[str, Tensor]]
-    ) -> dict[str, Tensor]:
+        self, weights: Weights, attention: Callable[[str], dict[str, Array]]
+    ) -> dict[str, Array]:
         """All our weights; ``attention`` gives those of a layer beside its projections."""
         ours = {
             "embedding.weight": weights.take(
@@ -209,7 +209,7 @@ class _Shape:
         return {**ours, **weights.head(self.tied, ours["embedding.weight"])}
 
 
-def _gate_and_value(key: str, weights: Weights) -> Tensor:
+def _gate_and_value(key: str, weights: Weights) -> Array:
     """[2 I, D], stored as one matrix or, later, as two."""
     names = (f"{key}.gate_proj.weight", f"{key}.up_proj.weight")
     return weights.join(*names) if weights.has(names[1]) else weights.take(names[0])

@@ -6,11 +6,12 @@ checkpoints have no ``transformer.`` before their keys, and hold causal masks.
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
 
 from model.config import ConfigError, ModelConfig
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
+from model.weights import Array
 
 #: Dropout, heads for other tasks, and caches: nothing that inference computes.
 HARMLESS = (
@@ -37,7 +38,7 @@ LAYER = {
 TRANSPOSED = ("qkv.weight", "out.weight", "up.weight", "down.weight")
 
 
-def read_gpt2(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_gpt2(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Array]]:
     """See the module's docstring."""
     config = _config(source)
     weights.without_prefix("transformer.")
@@ -52,7 +53,9 @@ def read_gpt2(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dic
         for name, theirs in LAYER.items():
             tensor = weights.take(f"h.{layer}.{theirs}")
             if name.endswith(TRANSPOSED):
-                tensor = tensor.transpose(0, -1)  # of any shape: a wrong one is refused later
+                tensor = np.ascontiguousarray(
+                    tensor.T
+                )  # of any shape: a wrong one is refused later
             ours[f"blocks.{layer}.{name}"] = tensor
     ours.update(weights.head(config.tie_word_embeddings, ours["embedding.weight"]))
     return config, ours

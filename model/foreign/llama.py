@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from model.config import ConfigError, ModelConfig
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
+from model.weights import Array
 
 #: `max_position_embeddings` is how long its training texts were, no table.
 HARMLESS = ("attention_dropout", "max_position_embeddings", "pretraining_tp")
 
 
-def read_llama(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_llama(source: ForeignConfig, weights: Weights) -> tuple[ModelConfig, dict[str, Array]]:
     """See the module's docstring."""
     num_kv_heads = source.anything("num_key_value_heads")
     config = _config(source)

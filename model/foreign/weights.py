@@ -1,42 +1,43 @@
-"""Tensors by foreign key, of which each must be taken, and none may be missing."""
+"""Arrays by foreign key, of which each must be taken, and none may be missing."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from model.checkpoint import CheckpointError
+from model.weights import Array, CheckpointError
 
 
 class Weights:
     """The tensors that are left. A reader takes what it knows; `refuse_unknown` names the rest."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._left = dict(tensors)
+    def __init__(self, tensors: Mapping[str, Array]) -> None:
+        self._tensors = tensors
+        self._left = {name: name for name in tensors}  # as the reader knows it -> as the file does
 
-    def take(self, *names: str) -> Tensor:
+    def take(self, *names: str) -> Array:
         """The one tensor that has one of these names, which are historical variants of one key."""
         found = [name for name in names if name in self._left]
         if not found:
             raise CheckpointError(f"the weights lack key {' or '.join(map(repr, names))}")
-        return self._left.pop(found[0])
+        return self._tensors[self._left.pop(found[0])]
 
-    def take_grouped(self, key: str, num_heads: int, groups: int) -> Tensor:
+    def take_grouped(self, key: str, num_heads: int, groups: int) -> Array:
         """Rows [heads * dim, ...] with each head ``groups`` times: grouped keys or values.
 
         ``num_heads`` counts those before the expansion.
         """
         return _repeated(key, self.take(key), num_heads, groups)
 
-    def join(self, *keys: str) -> Tensor:
+    def join(self, *keys: str) -> Array:
         """The rows of all ``keys`` in one tensor."""
         parts = {key: self.take(key) for key in keys}
         _refuse_misfits(parts)
-        return torch.cat(list(parts.values()))
+        return np.concatenate(list(parts.values()))
 
-    def join_qkv(self, pattern: str, num_heads: int, groups: int) -> Tensor:
+    def join_qkv(self, pattern: str, num_heads: int, groups: int) -> Array:
         """The rows of q, k and v in one tensor, k and v as `take_grouped` gives them.
 
         ``pattern`` is their key with ``{}`` in the place of the letter.
@@ -44,7 +45,7 @@ class Weights:
         parts = {key: self.take(key) for key in (pattern.format(name) for name in "qkv")}
         _refuse_misfits(parts)
         q, *grouped = parts.items()
-        return torch.cat([q[1], *(_repeated(*part, num_heads, groups) for part in grouped)])
+        return np.concatenate([q[1], *(_repeated(*part, num_heads, groups) for part in grouped)])
 
     def has(self, name: str) -> bool:
         """Whether ``name`` is left."""
@@ -54,10 +55,10 @@ class Weights:
         """How many rows a tensor has that stays."""
         if name not in self._left:
             raise CheckpointError(f"the weights lack key {name!r}")
-        shape = self._left[name].shape
+        shape = self._tensors[self._left[name]].shape
         if not shape:
             raise CheckpointError(f"{name} is {list(shape)}: it has no rows")
-        return shape[0]
+        return int(shape[0])
 
     def drop(self, pattern: str) -> None:
         """Leaves out the buffers whose whole key matches: tables that a config implies."""
@@ -66,13 +67,15 @@ class Weights:
 
     def without_prefix(self, prefix: str) -> None:
         """Takes ``prefix`` off the keys that have it."""
-        self._left = {name.removeprefix(prefix): tensor for name, tensor in self._left.items()}
+        self._left = {name.removeprefix(prefix): key for name, key in self._left.items()}
 
-    def head(self, tied: bool, embedding: Tensor) -> dict[str, Tensor]:
+    def head(self, tied: bool, embedding: Array) -> dict[str, Array]:
         """``head.weight`` where it is not ``tied``; a tied one may be there if it is the same."""
         if not tied:
             return {"head.weight": self.take("lm_head.weight")}
-        if self.has("lm_head.weight") and not torch.equal(self.take("lm_head.weight"), embedding):
+        if self.has("lm_head.weight") and not np.array_equal(
+            self.take("lm_head.weight"), embedding
+        ):
             raise CheckpointError(
                 "lm_head.weight is not the embedding, though tie_word_embeddings is true"
             )
@@ -86,20 +89,20 @@ class Weights:
             )
 
 
-def _repeated(key: str, tensor: Tensor, num_heads: int, groups: int) -> Tensor:
-    if not tensor.dim() or not len(tensor) or len(tensor) % num_heads:
+def _repeated(key: str, tensor: Array, num_heads: int, groups: int) -> Array:
+    if not tensor.ndim or not len(tensor) or len(tensor) % num_heads:
         raise CheckpointError(
             f"{key} is {list(tensor.shape)}: its rows do not divide into {num_heads} heads"
         )
-    heads: Tensor = tensor.unflatten(0, (num_heads, -1))
-    return heads.repeat_interleave(groups, dim=0).flatten(0, 1)
+    heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
+    return np.repeat(heads, groups, axis=0).reshape(-1, *tensor.shape[1:])
 
 
-def _refuse_misfits(parts: dict[str, Tensor]) -> None:
+def _refuse_misfits(parts: dict[str, Array]) -> None:
     """Raises `CheckpointError` where the rows of the parts, by key, are not of one shape."""
     name, first = next(iter(parts.items()))
     for key, tensor in parts.items():
-        if not tensor.dim() or tensor.shape[1:] != first.shape[1:]:
+        if not tensor.ndim or tensor.shape[1:] != first.shape[1:]:
             raise CheckpointError(
                 f"{key} is {list(tensor.shape)}: its rows do not fit under those of"
                 f" {name}, {list(first.shape)}"

@@ -172,9 +172,10 @@ def eval_command(
     if threads:
         torch.set_num_threads(threads)
     with errors_as_lines():
-        checkpoint = load_checkpoint(model, getattr(torch, dtype))
+        checkpoint = load_checkpoint(model)
+        network = checkpoint.model.to(getattr(torch, dtype))
         results = [
-            (path, evaluate(checkpoint.model, checkpoint.tokenizer, path, mode, window, max_bytes))
+            (path, evaluate(network, checkpoint.tokenizer, path, mode, window, max_bytes))
             for path in data
         ]
     for path, result in results:

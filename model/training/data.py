@@ -7,7 +7,7 @@ the very tokens it would have read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,25 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.tokenizer import END_OF_TEXT, Tokenizer
+from model.evaluation import DataError, documents
+from model.tokenizer import Tokenizer
 
-
-class DataError(ValueError):
-    """Texts that cannot be trained on."""
-
-
-def documents(path: Path) -> Iterator[str]:
-    """The documents of a UTF-8 text file, split at lines that hold only ``<|endoftext|>``."""
-    lines: list[str] = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.strip() == END_OF_TEXT:
-                yield "".join(lines)
-                lines = []
-            else:
-                lines.append(line)
-    if "".join(lines).strip():
-        yield "".join(lines)
+__all__ = ["DataError", "StreamBatches", "documents", "tokenize_files"]
 
 
 def tokenize_files(files: Sequence[Path], tokenizer: Tokenizer, cache: Path) -> NDArray[np.uint16]:

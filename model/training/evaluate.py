@@ -8,37 +8,20 @@ UTF-8), which does not depend on the tokeniser.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from model.evaluation import DataError, Evaluation, documents
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
-from model.training.data import DataError, documents
+
+__all__ = ["Evaluation", "Mode", "evaluate"]
 
 Mode = Literal["windows", "stream", "sliding"]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """``perplexity`` is per token; ``nats`` is the sum over all scored tokens."""
-
-    nats: float
-    num_tokens: int
-    num_bytes: int
-
-    @property
-    def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / self.num_bytes
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.nats / self.num_tokens)
 
 
 @torch.no_grad()

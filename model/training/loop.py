@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.attention import mechanism
+from model.attention import spec_of
 from model.checkpoint import save_checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel, ModelState
@@ -135,7 +135,7 @@ class Run:
         self.config, self.tokenizer = config, tokenizer
         self.device = _device(config.device)
         self.autocast_dtype = _autocast_dtype(config.precision, self.device)
-        self.carries_state = mechanism(model_config.attention).constant_state
+        self.carries_state = spec_of(model_config.attention).constant_state
         tokens = tokenize_files(config.data, tokenizer, config.out / "cache")
         self.batches = StreamBatches(tokens, config.batch_size, config.window, config.seed)
         self.model = LanguageModel(model_config)

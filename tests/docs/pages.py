@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from typer import Context
 from typer.main import get_group
 
 from server.main import app
@@ -47,6 +48,7 @@ def names(cell: str) -> list[str]:
 
 def flags(command: str) -> set[str]:
     """The flags that ``everstream command`` takes."""
-    return {
-        flag for parameter in get_group(app).commands[command].params for flag in parameter.opts
-    }
+    group = get_group(app)
+    found = group.get_command(Context(group), command)
+    assert found is not None, command
+    return {flag for parameter in found.params for flag in parameter.opts}

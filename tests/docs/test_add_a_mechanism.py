@@ -14,12 +14,15 @@ from typing import cast
 import pytest
 import torch
 
-from model.attention import MECHANISMS, mechanism
+from model.attention import MECHANISMS, mechanism, specs
 from model.attention.base import Attention
+from model.attention.spec import Spec
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.lm import LanguageModel
-from server.engine.engine import Engine, EngineConfig
+from model.lm import LanguageModel, weights_of
+from model.weights import check_weights
+from server.backend import open_backend
+from server.engine.engine import EngineConfig
 from tests.docs.pages import page
 from tests.model.attention import test_contract as contract
 from tests.model.attention.oracles import ORACLES, Oracle
@@ -38,15 +41,14 @@ from tests.model.attention.oracles import heads
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Does what the page says, for the length of a test."""
-    entry = ast.literal_eval("{" + code_after("In `model/attention/__init__.py`") + "}")
-    ((name, (module_name, _)),) = entry.items()
+    name, row = registry_line(code_after("In `model/attention/__init__.py`"))
     module = load(tmp_path / "squared_relu.py", code_after("`model/attention/squared_relu.py`:"))
     oracles = load(
         tmp_path / "oracles.py",
         ORACLE_IMPORTS + code_after("`tests/model/attention/oracles.py`:"),
     )
-    monkeypatch.setitem(sys.modules, module_name, module)
-    monkeypatch.setitem(MECHANISMS, name, entry[name])
+    monkeypatch.setitem(sys.modules, row[1], module)
+    monkeypatch.setitem(MECHANISMS, name, row)
     monkeypatch.setitem(ORACLES, name, cast(Oracle, vars(oracles)[name]))
 
 
@@ -125,10 +127,27 @@ def test_mechanism_is_served() -> None:
     )
     model = LanguageModel(config)
     model.init_weights(torch.Generator().manual_seed(0))
-    checkpoint = Checkpoint(model.eval().requires_grad_(False), tokenizer, digest="squared_relu")
-    engine = Engine(checkpoint, EngineConfig(max_sessions=2, new_id=lambda: "session"))
+    weights = weights_of(model)
+    check_weights(config, weights)
+    backend = open_backend(Checkpoint(config, weights, tokenizer, digest="squared_relu"))
+    assert backend.name == "torch"
+    engine = backend.engine(2, EngineConfig(new_id=lambda: "session"))
     assert engine.stats().state_bytes_per_session == 2 * 2 * (16 * 16 + 16) * 8
     assert len(tokens_of(solo(engine, request(max_tokens=5)))) == 5
+
+
+def registry_line(source: str) -> tuple[str, tuple[Spec, str, str]]:
+    """The name and the row of a line of `MECHANISMS`; the spec is named, not written out."""
+    table = ast.parse("{" + source + "}", mode="eval").body
+    assert isinstance(table, ast.Dict)
+    (name,), (row,) = table.keys, table.values
+    assert isinstance(row, ast.Tuple)
+    spec, *words = row.elts
+    assert isinstance(spec, ast.Attribute)
+    assert ast.unparse(spec.value) == "specs"
+    module, class_name = map(ast.literal_eval, words)
+    assert name is not None
+    return ast.literal_eval(name), (getattr(specs, spec.attr), module, class_name)
 
 
 def code_after(words: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from model.attention import MECHANISMS, REFUSED, mechanism
+from model.attention import MECHANISMS, REFUSED, spec_of
 from model.config import ModelConfig
 from model.state import ALIGNMENT, StateLayout
 from tests.docs.pages import names, page, rows, section
@@ -26,7 +26,7 @@ BYTES: dict[str, Callable[..., int]] = {
     "4 H K K": lambda h, k, c, w: 4 * h * k * k,
     "4 H K (K + 3 (C - 1))": lambda h, k, c, w: 4 * h * k * (k + 3 * 3),
 }
-CONSTANT = [name for name in MECHANISMS if mechanism(name).constant_state]
+CONSTANT = [name for name in MECHANISMS if spec_of(name).constant_state]
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -34,8 +34,9 @@ def test_every_mechanism_and_option_is_described(name: str) -> None:
     _, found, rest = section(TEXT, "Definitions").partition(f"**`{name}`**")
     assert found
     text = rest.partition("**`")[0]
-    for option, default in mechanism(name).options.items():
-        shown = f"`{json.dumps(default)}`" if isinstance(default, str) else json.dumps(default)
+    for option, known in spec_of(name).options.items():
+        shown = json.dumps(known.default)
+        shown = f"`{shown}`" if isinstance(known.default, str) else shown
         assert f"`{option}` (default {shown})" in text
 
 
@@ -50,7 +51,7 @@ def test_every_mechanism_has_its_bytes() -> None:
 @pytest.mark.parametrize("name", CONSTANT)
 @pytest.mark.parametrize(("heads", "dim"), [(1, 16), (4, 64), (3, 10)])
 def test_bytes_of_state_follow_the_formulas(name: str, heads: int, dim: int) -> None:
-    options = mechanism(name).options
+    options = {option: known.default for option, known in spec_of(name).options.items()}
     wanted = BYTES[FORMULAS[name]](heads, dim, options.get("codewords"), options.get("window"))
     config = ModelConfig(
         vocab_size=10,

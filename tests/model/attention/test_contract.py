@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import MECHANISMS, mechanism
-from model.attention.base import Attention, State
+from model.attention import MECHANISMS, mechanism, spec_of
+from model.attention.base import DTYPES, Attention, State
 from model.config import ModelConfig
 from tests.model.attention.oracles import ORACLES
 
@@ -49,7 +49,7 @@ Case = tuple[str, dict[str, object]]
 DEFAULTS: list[Case] = [(name, {}) for name in MECHANISMS]
 CASES: list[Case] = [(name, o) for name in MECHANISMS for o in ({}, *VARIANTS.get(name, []))]
 #: A cache that grows has one length for all rows.
-CONSTANT = [case for case in CASES if mechanism(case[0]).constant_state]
+CONSTANT = [case for case in CASES if spec_of(case[0]).constant_state]
 LENGTHS, VARIANT_LENGTHS = [1, 63, 64, 65], [65]
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
@@ -75,14 +75,11 @@ def layer(request: pytest.FixtureRequest) -> Attention:
 
 def make_layer(name: str, options: dict[str, object], **settings: object) -> Attention:
     """A small layer, frozen where it would learn by itself, with weights of every kind set."""
+    shape = {"vocab_size": 257, "hidden_size": 24, "num_attention_heads": 2, "head_dim": 8}
     config = ModelConfig(
-        vocab_size=257,
-        hidden_size=24,
-        num_attention_heads=2,
-        head_dim=8,
         attention=name,
         attention_options=options,
-        **settings,  # type: ignore[arg-type]
+        **{**shape, **settings},  # type: ignore[arg-type]
     )
     layer = mechanism(name)(config).eval()
     generator = torch.Generator().manual_seed(1)
@@ -308,13 +305,13 @@ def test_arguments_are_not_changed(layer: Attention) -> None:
 
 
 def test_state_has_the_promised_shape_and_type(layer: Attention) -> None:
-    if not layer.constant_state:
+    if not layer.spec.constant_state:
         assert {n: t.shape[2] for n, t in run(layer, inputs(70), [70])[1].items()} == {
             "k": 70,
             "v": 70,
         }
         return
-    spec = layer.state_spec(layer.config)
+    spec = layer.spec.state_spec(layer.config)
     low = inputs(70).bfloat16()
     _, state = copy.deepcopy(layer).bfloat16().chunk(low, layer.empty_state(2, CPU), positions(0))
     _, stepped = copy.deepcopy(layer).bfloat16().step(low[:, 0], state, positions(70))
@@ -322,7 +319,7 @@ def test_state_has_the_promised_shape_and_type(layer: Attention) -> None:
         assert after.keys() == spec.keys()
         for name, tensor in after.items():
             assert tensor.shape == (2, *spec[name].shape)
-            assert tensor.dtype == spec[name].dtype
+            assert tensor.dtype == DTYPES[spec[name].dtype]
             assert tensor.dtype in (torch.float32, torch.float64, torch.int64)
 
 

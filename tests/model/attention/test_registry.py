@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.attention import MECHANISMS, REFUSED, mechanism
+from model.attention import MECHANISMS, REFUSED, spec_of
 from model.config import ConfigError, ModelConfig
 
 
@@ -20,11 +20,11 @@ def test_unknown_name_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_option_refuses_what_it_cannot_be(name: str) -> None:
-    for option, default in mechanism(name).options.items():
+    for option, known in spec_of(name).options.items():
         for wrong in (None, [], -1, "sideways"):
             with pytest.raises(ConfigError, match=f"attention_options.{option} must be"):
                 ModelConfig(vocab_size=10, attention=name, attention_options={option: wrong})
-        ModelConfig(vocab_size=10, attention=name, attention_options={option: default})
+        ModelConfig(vocab_size=10, attention=name, attention_options={option: known.default})
     with pytest.raises(ConfigError, match=r"attention_options\.colour is unknown"):
         ModelConfig(vocab_size=10, attention=name, attention_options={"colour": 1})
 
@@ -35,7 +35,7 @@ def test_a_whole_number_is_a_number() -> None:
             ModelConfig(vocab_size=10, attention="elu", attention_options={"rope_theta": theta})
             for theta in (whole, fraction)
         ]
-        assert mechanism("elu").option(configs[0], "rope_theta") == fraction
+        assert spec_of("elu").values(configs[0])["rope_theta"] == fraction
         assert configs[0] == configs[1]
     with pytest.raises(ConfigError, match=r"attention_options\.window must be int, not 7\.0"):
         ModelConfig(vocab_size=10, attention="vq", attention_options={"window": 7.0})

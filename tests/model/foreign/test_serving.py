@@ -9,7 +9,8 @@ import torch
 
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
-from server.engine.engine import Engine, EngineConfig
+from server.backend import open_backend
+from server.engine.engine import EngineConfig
 from tests.model.foreign.test_flash_linear_attention import FAMILIES, Theirs, tokens
 from tests.tiny import request, solo, tokens_of
 
@@ -20,12 +21,11 @@ def test_greedy_tokens_are_those_of_their_own_forward_pass(
 ) -> None:
     theirs = Theirs(family, {})
     checkpoint = load_checkpoint(theirs.save(tmp_path / "theirs", tokenizer))
-    config = EngineConfig(max_sessions=2, new_id=lambda: "session")
-    prompt = tokens(20, batch=1)[0].tolist()
-    events = solo(
-        Engine(checkpoint, config),
-        request(tokens=prompt, max_tokens=6, temperature=0.0, start=False),
+    engine = open_backend(checkpoint, "torch", "float32").engine(
+        2, EngineConfig(new_id=lambda: "session")
     )
+    prompt = tokens(20, batch=1)[0].tolist()
+    events = solo(engine, request(tokens=prompt, max_tokens=6, temperature=0.0, start=False))
     ids, wanted = list(prompt), []
     for _ in range(6):
         wanted.append(int(theirs.logits(torch.tensor([ids]))[0, -1].argmax()))

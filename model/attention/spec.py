@@ -1,0 +1,122 @@
+"""What is known of a mechanism without tensors: its options, its state and its weights' shapes.
+
+A config is checked, a session's bytes are counted and a checkpoint's keys are
+compared with these alone, so none of that imports torch. The mechanisms' own
+are in `model.attention.specs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from model.config import ConfigError, ModelConfig
+
+Shape = tuple[int, ...]
+DType = Literal["float32", "float64", "int64"]
+
+#: The options of a mechanism by name, defaults filled in.
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape (without batch) and dtype of one tensor of a layer's state."""
+
+    shape: Shape
+    dtype: DType = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option's default, and what it may be.
+
+    ``allowed`` is for numbers the smallest and the largest value, for names
+    the choice, and empty for booleans.
+    """
+
+    default: Any
+    allowed: tuple[Any, ...] = ()
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises `ConfigError` where the option called ``name`` cannot be ``value``."""
+        if type(value) is int and isinstance(self.default, float):
+            value = float(value)
+        if type(value) is not type(self.default):
+            kind = type(self.default).__name__
+            raise ConfigError(f"attention_options.{name} must be {kind}, not {value!r}")
+        if isinstance(value, str):
+            if value not in self.allowed:
+                known = " or ".join(map(repr, self.allowed))
+                raise ConfigError(f"attention_options.{name} must be {known}, not {value!r}")
+        elif self.allowed and not self.allowed[0] <= value <= self.allowed[1]:
+            low, high = self.allowed
+            raise ConfigError(f"attention_options.{name} must be in {low}..{high}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A mechanism as its config knows it.
+
+    ``state`` and ``weights`` give one layer's tensors from the config and its
+    options. ``buffers`` names those of ``weights`` that no gradient trains, and
+    ``rules`` are checks beyond one option's range: they raise `ConfigError`.
+    ``constant_state`` is False only for the baseline whose cache grows.
+    """
+
+    state: Callable[[ModelConfig, Options], dict[str, TensorSpec]]
+    weights: Callable[[ModelConfig, Options], dict[str, Shape]]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    rules: tuple[Callable[[ModelConfig, Options], None], ...] = ()
+    buffers: tuple[str, ...] = ()
+    constant_state: bool = True
+
+    def values(self, config: ModelConfig) -> dict[str, Any]:
+        """Every option of the mechanism: as the config has it, else its default."""
+        defaults = {name: option.default for name, option in self.options.items()}
+        return {**defaults, **config.attention_options}
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises `ConfigError` that names the option where one is unknown or out of range."""
+        for name, value in config.attention_options.items():
+            if name not in self.options:
+                raise ConfigError(
+                    f"attention_options.{name} is unknown to {config.attention!r}"
+                    f" (it has: {', '.join(sorted(self.options)) or 'none'})"
+                )
+            self.options[name].check(name, value)
+        for rule in self.rules:
+            rule(config, self.values(config))
+
+    def state_spec(self, config: ModelConfig) -> dict[str, TensorSpec]:
+        """The tensors of one layer's state, known before any token is seen."""
+        return self.state(config, self.values(config))
+
+    def weight_shapes(self, config: ModelConfig) -> dict[str, Shape]:
+        """The names and shapes of one layer's weights, as a checkpoint holds them."""
+        return self.weights(config, self.values(config))
+
+
+def key_dim(config: ModelConfig, options: Options) -> int:
+    """K: option ``key_dim``, where there is one and it is not zero."""
+    chosen: int = options.get("key_dim", 0)
+    return chosen or config.head_dim
+
+
+def num_features(config: ModelConfig, options: Options) -> int:
+    """F: option ``features``, where there is one and it is not zero."""
+    chosen: int = options.get("features", 0)
+    return chosen or config.head_dim
+
+
+def qkv_rows(config: ModelConfig, options: Options) -> int:
+    """Rows of the one matrix that gives q, k and v."""
+    return config.num_attention_heads * (2 * key_dim(config, options) + config.head_dim)

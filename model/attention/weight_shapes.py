@@ -1,0 +1,110 @@
+"""The weights of one layer of each mechanism, by name, as a checkpoint holds them.
+
+H heads, K key features and V = ``head_dim`` value features per head, F features
+of a map, D model width.
+"""
+
+from __future__ import annotations
+
+from model.attention.spec import Options, Shape, key_dim, num_features, qkv_rows
+from model.config import ModelConfig
+
+Weights = dict[str, Shape]
+
+
+def heads_weights(config: ModelConfig, options: Options) -> Weights:
+    """``qkv`` [H (2 K + V), D] and ``out`` [D, H V], as all have them."""
+    rows, width = qkv_rows(config, options), config.num_attention_heads * config.head_dim
+    shapes: Weights = {
+        "qkv.weight": (rows, config.hidden_size),
+        "out.weight": (config.hidden_size, width),
+    }
+    if config.attention_bias:
+        shapes |= {"qkv.bias": (rows,), "out.bias": (config.hidden_size,)}
+    return shapes
+
+
+def gated_output_weights(config: ModelConfig, options: Options) -> Weights:
+    """And an output gate after a norm."""
+    width = config.num_attention_heads * config.head_dim
+    return {
+        **heads_weights(config, options),
+        "gate.weight": (width, config.hidden_size),
+        "norm_weight": (config.head_dim,),
+    }
+
+
+def _convolved_weights(config: ModelConfig, options: Options) -> Weights:
+    shapes = gated_output_weights(config, options)
+    if options["conv_size"]:
+        shapes["conv_weight"] = (qkv_rows(config, options), options["conv_size"])
+    return shapes
+
+
+def gated_weights(config: ModelConfig, options: Options) -> Weights:
+    """A decay of low rank per channel."""
+    keys = config.num_attention_heads * key_dim(config, options)
+    return {
+        **_convolved_weights(config, options),
+        "decay_down.weight": (options["decay_rank"], config.hidden_size),
+        "decay_up.weight": (keys, options["decay_rank"]),
+        "decay_up.bias": (keys,),
+    }
+
+
+def delta_weights(config: ModelConfig, options: Options) -> Weights:
+    """A gate beta per head and, where there is one, a decay."""
+    heads = config.num_attention_heads
+    shapes = _convolved_weights(config, options)
+    shapes["beta.weight"] = (heads, config.hidden_size)
+    if options["decay"]:
+        shapes |= {
+            "decay.weight": (heads, config.hidden_size),
+            "decay.bias": (heads,),
+            "decay_log": (heads,),
+        }
+    return shapes
+
+
+def dijiang_weights(config: ModelConfig, options: Options) -> Weights:
+    """A weight per frequency."""
+    frequencies = (config.num_attention_heads, config.head_dim)
+    return {**gated_output_weights(config, options), "frequency_weight": frequencies}
+
+
+def normed_weights(config: ModelConfig, options: Options) -> Weights:
+    """A norm, and the affine maps of map "product"."""
+    shapes, keys = heads_weights(config, options), key_dim(config, options)
+    shapes["norm_weight"] = (config.head_dim,)
+    if options["map"] == "product":
+        for name in ("q_map", "k_map"):
+            shapes[f"{name}.both.weight"] = (2 * keys, keys)
+            shapes[f"{name}.both.bias"] = (2 * keys,)
+    return shapes
+
+
+def projected_weights(config: ModelConfig, options: Options) -> Weights:
+    """A projection [H, F, K] of random features."""
+    shape = (config.num_attention_heads, num_features(config, options), config.head_dim)
+    return {**heads_weights(config, options), "projection": shape}
+
+
+def soft_vq_weights(config: ModelConfig, options: Options) -> Weights:
+    """A codebook [H, C, K] and its priors [H, C]."""
+    heads, num_codes = config.num_attention_heads, options["codewords"]
+    return {
+        **heads_weights(config, options),
+        "codebook": (heads, num_codes, config.head_dim),
+        "log_prior": (heads, num_codes),
+    }
+
+
+def vq_weights(config: ModelConfig, options: Options) -> Weights:
+    """A codebook [H, C, K], how much each codeword is used, and a bias per distance."""
+    heads, num_codes = config.num_attention_heads, options["codewords"]
+    return {
+        **heads_weights(config, options),
+        "codebook": (heads, num_codes, config.head_dim),
+        "ema_count": (heads, num_codes),
+        "bias": (heads, options["window"]),
+    }

@@ -1,0 +1,28 @@
+"""A session's block of state as torch tensors; where they lie is `model.state`'s."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model.attention.base import DTYPES
+from model.lm import ModelState
+from model.state import StateLayout
+
+
+def state_views(layout: StateLayout, blocks: Tensor) -> ModelState:
+    """The tensors inside ``blocks`` [B, num_bytes] uint8, sharing its memory."""
+    assert blocks.dtype == torch.uint8 and blocks.shape[1] == layout.num_bytes, blocks.shape
+    layers: list[dict[str, Tensor]] = [{} for _ in range(layout.num_layers)]
+    for field in layout.fields:
+        part = blocks[:, field.offset : field.offset + field.spec.num_bytes]
+        tensor = part.view(DTYPES[field.spec.dtype]).unflatten(1, field.spec.shape)
+        layers[field.layer][field.name] = tensor
+    return tuple(layers)
+
+
+def pack_state(layout: StateLayout, state: ModelState, blocks: Tensor) -> None:
+    """Copies ``state`` into ``blocks`` [B, num_bytes] uint8, in place."""
+    views = state_views(layout, blocks)
+    for field in layout.fields:
+        views[field.layer][field.name].copy_(state[field.layer][field.name])

@@ -1,0 +1,222 @@
+"""A checkpoint's weights as numpy arrays, from safetensors files, each read when it is asked for.
+
+A file is 8 bytes with the length of a JSON header, the header (name -> dtype,
+shape, place) and the tensors' bytes. The library checks a file when it is
+opened, but gives numpy no bfloat16, so the bytes are read here. Files are mapped
+into memory: what is 32 bits wide already is not copied. A matrix of int8 with a
+scale per row beside it (`model.quantization`) comes out as their product.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from model.attention import spec_of
+from model.attention.spec import Shape
+from model.config import ModelConfig, read_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Ends the name of an int8 matrix's scales, [rows] float32.
+SCALE = ".scale"
+
+Array = npt.NDArray[Any]
+Weights = Mapping[str, Array]
+
+#: dtypes of a file; floating point comes out as float32, BF16 and all.
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "BOOL": "?",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+}
+
+
+class CheckpointError(ValueError):
+    """A folder that is no checkpoint of this project. The message names the file and the key."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where a tensor is; ``start`` counts bytes of the file."""
+
+    path: Path
+    bytes: npt.NDArray[np.uint8]
+    dtype: str
+    shape: Shape
+    start: int
+
+
+class WeightFiles(Mapping[str, Array]):
+    """The tensors of safetensors files. Arrays are read-only where they share a file's memory."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        """Raises `CheckpointError` for a file that is missing or damaged."""
+        self._entries: dict[str, _Entry] = {}
+        for path in paths:
+            self._entries.update(_entries(path))
+        self._scales = _take_scales(self._entries)
+
+    def __getitem__(self, name: str) -> Array:
+        values = self._read(name, self._entries[name])
+        if name not in self._scales:
+            return values
+        scale = self._read(name + SCALE, self._scales[name])
+        return values.astype(np.float32) * scale[:, None]
+
+    def _read(self, name: str, entry: _Entry) -> Array:
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CheckpointError(f"{entry.path}: {name} has the unknown dtype {entry.dtype}")
+        count = math.prod(entry.shape)
+        raw = np.frombuffer(entry.bytes, dtype, count, entry.start).reshape(entry.shape)
+        if entry.dtype == "BF16":  # the upper half of a float32
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return np.require(raw, np.float32 if raw.dtype.kind == "f" else None, "A")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor, which is not read."""
+        return self._entries[name].shape
+
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor comes out as floating point; it is not read."""
+        return name in self._scales or "F" in self._entries[name].dtype
+
+
+def read_weights(folder: Path) -> WeightFiles:
+    """The weights of a checkpoint's folder, in one file or in those that an index names.
+
+    Raises `CheckpointError`; reading a key raises it for a dtype that is unknown.
+    """
+    return WeightFiles(weight_files(folder))
+
+
+def is_quantized(weights: Weights) -> bool:
+    """Whether matrices of int8 with scales are in the files of these weights."""
+    return isinstance(weights, WeightFiles) and bool(weights._scales)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The one file, or those that the index names, in order."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    names = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+        raise CheckpointError(f"{INDEX} has no weight_map of file names")
+    files = [folder / name for name in sorted(set(names.values()))]
+    for file in files:
+        if file.parent != folder:
+            raise CheckpointError(f"{INDEX} names a file outside the folder: {file.name!r}")
+    return files
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The names and shapes of all weights of a model, as a checkpoint holds them."""
+    width, inner = config.hidden_size, config.intermediate_size
+    gelu = config.mlp == "gelu"
+    block = {
+        **_norm("attention_norm", config),
+        **_norm("mlp_norm", config),
+        "mlp.up.weight": (inner if gelu else 2 * inner, width),
+        "mlp.down.weight": (width, inner),
+        **({"mlp.up.bias": (inner,), "mlp.down.bias": (width,)} if gelu else {}),
+    }
+    attention = spec_of(config.attention).weight_shapes(config)
+    block |= {f"attention.{name}": shape for name, shape in attention.items()}
+    shapes = {"embedding.weight": (config.vocab_size, width), **_norm("norm", config)}
+    if config.max_position_embeddings:
+        shapes["position_embedding.weight"] = (config.max_position_embeddings, width)
+    if not config.tie_word_embeddings:
+        shapes["head.weight"] = (config.vocab_size, width)
+    for layer in range(config.num_hidden_layers):
+        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
+    return shapes
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers that training sets; fixed features and codebooks without a gradient are none."""
+    buffers = spec_of(config.attention).buffers
+    ends = tuple(f".attention.{name}" for name in buffers)
+    shapes = weight_shapes(config).items()
+    return sum(math.prod(shape) for name, shape in shapes if not name.endswith(ends))
+
+
+def check_weights(config: ModelConfig, weights: Weights) -> None:
+    """Raises `CheckpointError` where a key is missing, unknown, or of another shape or kind."""
+    wanted = weight_shapes(config)
+    for kind, names in (
+        ("lacks", wanted.keys() - weights.keys()),
+        ("has an unknown", weights.keys() - wanted.keys()),
+    ):
+        if names:
+            raise CheckpointError(f"{WEIGHTS} {kind} key {min(names)!r} ({len(names)} in all)")
+    for name, shape in wanted.items():
+        found, is_float = _shape_and_kind(weights, name)
+        if found != shape:
+            raise CheckpointError(f"{WEIGHTS}: {name} is {list(found)}, wanted {list(shape)}")
+        if not is_float:
+            raise CheckpointError(f"{WEIGHTS}: {name} is of integers and has no {name}{SCALE}")
+
+
+def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
+    kinds = ("weight", "bias") if config.norm == "layer" else ("weight",)
+    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
+
+
+def _shape_and_kind(weights: Weights, name: str) -> tuple[Shape, bool]:
+    """The shape, and whether it is floating point, without reading a file's tensor."""
+    if isinstance(weights, WeightFiles):
+        return weights.shape(name), weights.is_float(name)
+    return weights[name].shape, weights[name].dtype.kind == "f"
+
+
+def _take_scales(entries: dict[str, _Entry]) -> dict[str, _Entry]:
+    """Takes the scales of int8 matrices out of ``entries``, by the matrices' names."""
+    quantized = [n for n, e in entries.items() if e.dtype == "I8" and n + SCALE in entries]
+    scales = {name: entries.pop(name + SCALE) for name in quantized}
+    for name, scale in scales.items():
+        found, shape = (scale.dtype, *scale.shape), entries[name].shape
+        if len(shape) != 2 or found != ("F32", shape[0]):
+            raise CheckpointError(
+                f"{scale.path}: {name}{SCALE} is {scale.dtype} {list(scale.shape)},"
+                f" wanted F32 {list(shape[:1])} for {name} {list(shape)}"
+            )
+    return scales
+
+
+def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
+    try:
+        with safe_open(path, "numpy"):  # refuses what is not whole
+            pass
+        data = np.memmap(path, np.uint8, "r")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    header = json.loads(data[8 : 8 + length].tobytes())
+    header.pop("__metadata__", None)
+    for name, fields in header.items():
+        start = 8 + length + fields["data_offsets"][0]
+        yield name, _Entry(path, data, fields["dtype"], tuple(fields["shape"]), start)
