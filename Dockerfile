@@ -1,29 +1,42 @@
 # Two stages: `builder` makes a virtual environment, the image gets that environment and nothing else.
 #
-# TORCH is any version or local build of torch that the package index has (2.13.0, 2.13.0+cpu, ...);
+# The native runtime serves, so torch is left out. For the models and dtypes that need it, TORCH is
+# any version or local build that the package index has (2.13.0, 2.13.0+cpu, ...);
 # PIP_EXTRA_INDEX_URL names a second index, such as PyTorch's own for CPU-only builds.
 ARG PYTHON_VERSION=3.12
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS builder
 
-ARG TORCH=2.13.0
+# The newest compiler of this Debian release will do.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+
+ARG TORCH=none
 ARG PIP_EXTRA_INDEX_URL=
+# The constraints hold for the environment that the extension is built in, too.
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
-    PATH=/opt/everstream/bin:${PATH}
+    PIP_CONSTRAINT=/src/constraints.txt \
+    PIP_BUILD_CONSTRAINT=/src/constraints.txt
 
 WORKDIR /src
-COPY constraints.txt ./
-# torch has a layer of its own: it is most of the image and changes the least.
-RUN python -m venv /opt/everstream \
-    && sed -i "s/^torch==.*/torch==${TORCH}/" constraints.txt \
-    && pip install --constraint constraints.txt torch
+COPY constraints.txt pyproject.toml ./
+COPY deploy/requirements-without-torch ./deploy/
+# The dependencies have a layer of their own: they are most of the image and change the least.
+RUN python -m venv --without-pip /opt/everstream \
+    && deploy/requirements-without-torch > requirements.txt \
+    && if [ "${TORCH}" != none ]; then \
+        sed -i "s/^torch==.*/torch==${TORCH}/" constraints.txt && echo torch >> requirements.txt; \
+    fi \
+    && pip --python /opt/everstream install --requirement requirements.txt
 
-COPY pyproject.toml README.md LICENSE ./
+COPY README.md LICENSE ./
 COPY server ./server
 COPY model ./model
 COPY clients ./clients
-RUN pip install --constraint constraints.txt .
+RUN EVERSTREAM_REQUIRE_NATIVE=1 pip --python /opt/everstream install --no-deps .
 
 
 FROM python:${PYTHON_VERSION}-slim-bookworm

@@ -5,11 +5,20 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Both, because pip 25.3 took the first away from the environments that it builds in.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
 
 SOURCES := server model clients tests benchmarks docs
 CHECKED := $(wildcard $(SOURCES))
-INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+NATIVE  := $(wildcard model/ops/cpu/src/*) model/ops/cpu/cmake/CMakeLists.txt
+INSTALL := $(BIN)/python -m pip install --quiet
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
+BUILD_TOOLS := scikit-build-core nanobind cmake ninja
+define WARN_WITHOUT_NATIVE
+$(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || \
+	echo "The native runtime was not built, so the server runs on torch, many times slower (Debian: apt-get install g++ python3-dev)." >&2
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint format bench soak docker docker-check clean
@@ -50,25 +59,31 @@ docker-check: $(VENV)/.installed-dev ## Does what the Dockerfile does, without a
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 	deploy/check-install $(PYTHON)
 
-clean: ## Removes the environment and every cache
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Removes the environment, what was built and every cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis model/ops/cpu/_native.*.so
+	find model/ops/cpu/cmake -mindepth 1 ! -name CMakeLists.txt -delete
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An install is redone when one of these two files changes. A stamp is written last, so that an
-# interrupted install is taken up again.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+# An install is redone when one of the files before the bar changes. A stamp is written last, so that
+# an interrupted install is taken up again.
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing Everstream into $(VENV) (minutes the first time) ..."
-	@$(INSTALL) .
+	@$(INSTALL) --editable .
+	@$(WARN_WITHOUT_NATIVE)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt | $(BIN)/python
+# With the build's own tools installed first, what did not change is not compiled again.
+$(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing Everstream and its test tools into $(VENV) (minutes the first time) ..."
-	@$(INSTALL) '.[dev]'
-	@$(BIN)/python -m pip install --quiet --no-deps --requirement tests/oracle-packages.txt
+	@$(INSTALL) $(BUILD_TOOLS)
+	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@$(INSTALL) --no-deps --requirement tests/oracle-packages.txt
+	@$(WARN_WITHOUT_NATIVE)
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(BIN)/python
-	@$(INSTALL) '.[bench]'
+$(VENV)/.installed-bench: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	@$(INSTALL) --editable '.[bench]'
+	@$(WARN_WITHOUT_NATIVE)
 	@touch $@ $(VENV)/.installed
 
 $(BIN)/python:

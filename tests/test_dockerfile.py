@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,29 @@ def test_everything_copied_is_there_and_not_ignored(instructions: list[dict[str,
     }
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     assert "*" in lines
-    assert sources == {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert {source for source in sources if not (ROOT / source).exists()} == set()
+    let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert sources | {"model/ops/cpu/cmake/CMakeLists.txt"} == let_in
+    assert {source for source in let_in if not (ROOT / source).exists()} == set()
 
 
-def test_torch_build_is_an_argument_with_the_pinned_default(
-    instructions: list[dict[str, Any]],
-) -> None:
+def test_torch_is_an_argument_and_left_out_by_default(instructions: list[dict[str, Any]]) -> None:
     arguments = [step["value"] for step in instructions if step["instruction"] == "ARG"]
-    (default,) = (a.partition("=")[2] for a in arguments if a.startswith("TORCH="))
-    assert f"torch=={default}" in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    assert "TORCH=none" in arguments
+
+
+def test_image_must_have_the_native_runtime(instructions: list[dict[str, Any]]) -> None:
+    runs = [step["value"] for step in instructions if step["instruction"] == "RUN"]
+    (install,) = (run for run in runs if run.endswith("install --no-deps ."))
+    assert "EVERSTREAM_REQUIRE_NATIVE=1" in install
+    assert any("g++" in run for run in runs)
+
+
+def test_requirements_without_torch_leave_out_nothing_else() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    script = ROOT / "deploy" / "requirements-without-torch"
+    printed = subprocess.run([script], capture_output=True, text=True, check=True).stdout
+    left_out = set(project["dependencies"]) - set(printed.splitlines())
+    assert [requirement.partition(">")[0] for requirement in left_out] == ["torch"]
 
 
 def test_compose_builds_this_image_and_gives_it_nothing_it_does_not_need() -> None:

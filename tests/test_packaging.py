@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sys
+import tarfile
 import tomllib
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
-from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+FONT_LICENCES = {"server/static/fonts/inter-OFL.txt", "server/static/fonts/newsreader-OFL.txt"}
 
 
 def pins() -> dict[str, str]:
@@ -32,9 +37,18 @@ def requirements() -> list[Requirement]:
 
 
 @pytest.fixture(scope="module")
-def wheel_files() -> set[str]:
-    builder = WheelBuilder(str(ROOT))
-    return {file.distribution_path for file in builder.recurse_included_files()}
+def pure_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as it comes out where there is no C++ compiler."""
+    folder = tmp_path_factory.mktemp("wheel")
+    done = build_without_compiler("wheel", folder)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel_files(pure_wheel: Path) -> set[str]:
+    return {name for name in ZipFile(pure_wheel).namelist() if ".dist-info/" not in name}
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda r: r.name)
@@ -67,6 +81,34 @@ def test_wheel_carries_the_three_packages_alone(wheel_files: set[str]) -> None:
     assert {path.partition("/")[0] for path in wheel_files} == {"server", "model", "clients"}
 
 
+def test_wheel_without_a_compiler_is_pure_python(pure_wheel: Path, wheel_files: set[str]) -> None:
+    assert pure_wheel.name.endswith("-py3-none-any.whl")
+    assert {name for name in wheel_files if name.startswith("model/ops/cpu/_native.c")} == set()
+
+
+def test_wheel_carries_no_sources_of_the_extension(wheel_files: set[str]) -> None:
+    suffixes = (".cpp", ".h", ".txt", ".so")
+    assert {name for name in wheel_files if name.endswith(suffixes)} <= FONT_LICENCES
+
+
+def test_build_fails_where_the_native_runtime_is_required(tmp_path: Path) -> None:
+    done = build_without_compiler("wheel", tmp_path, EVERSTREAM_REQUIRE_NATIVE="1")
+    assert done.returncode != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sdist_carries_the_sources_and_nothing_built(tmp_path: Path) -> None:
+    assert build_without_compiler("sdist", tmp_path).returncode == 0
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    sources = (ROOT / "model/ops/cpu/src").iterdir()
+    wanted = {"pyproject.toml", "LICENSE", "Makefile", "model/ops/cpu/cmake/CMakeLists.txt"}
+    assert wanted | {path.relative_to(ROOT).as_posix() for path in sources} <= names
+    assert {name for name in names if name.startswith("model/ops/cpu/cmake/")} <= wanted
+    assert {name for name in names if name.endswith((".so", ".pyc"))} == set()
+
+
 @pytest.mark.parametrize(
     "target",
     ["serve", "test", "lint", "format", "bench", "soak", "docker", "docker-check", "clean"],
@@ -88,6 +130,21 @@ def test_makefile_refuses_an_old_python(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "needs Python 3.11 or newer" in done.stderr
     assert "Python 3.8.1" in done.stderr
+
+
+def build_without_compiler(
+    kind: str, folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Calls the build backend as pip does, with a compiler that compiles nothing."""
+    code = f"import scikit_build_core.build as b; b.build_{kind}({str(folder)!r})"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment() | {"CXX": shutil.which("false") or "false"} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def is_data(path: Path) -> bool:

@@ -1,0 +1,1 @@
+"""The recurrence on a CPU without torch: the native runtime."""

@@ -1,0 +1,64 @@
+"""The extension module; its sources are in ``src``, and ``bindings.cpp`` names what is here."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+NO_TOKEN: int
+NOT_FINITE: int
+
+def levels() -> list[str]: ...
+def uniform(seed: int, position: int) -> float: ...
+def sample(
+    logits: npt.NDArray[np.float32], draw: Draw, position: int, recent: list[int]
+) -> int: ...
+def read_bandwidth(bytes: int, seconds: float, threads: int) -> float: ...
+def multiply_add_rate(seconds: float, threads: int, precision: str, level: str = "") -> float: ...
+
+class Draw:
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        seed: int,
+    ) -> None: ...
+    @property
+    def has_penalty(self) -> bool: ...
+
+class Runtime:
+    def __init__(
+        self,
+        options: dict[str, str | float],
+        states: list[dict[str, int]],
+        weights: Callable[[str], npt.NDArray[np.float32]],
+        level: str,
+        precision: str,
+        num_threads: int,
+        num_ids: int,
+    ) -> None: ...
+    @property
+    def level(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_threads(self) -> int: ...
+    def run(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slots: list[int],
+        positions: list[int],
+        tokens: list[Sequence[int]],
+        draws: list[Draw | None],
+        recents: list[Sequence[int] | None] | None,
+    ) -> list[int]: ...
+    def score(
+        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Iterable[int]
+    ) -> list[float]: ...
+    def logits(self) -> npt.NDArray[np.float32]: ...

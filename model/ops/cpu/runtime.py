@@ -1,0 +1,228 @@
+"""The native runtime: a whole step of a whole batch in one call, without torch.
+
+Prompts and single tokens share a call, since a row's bits depend neither on its
+company nor on how a prompt is cut: every output is summed in one fixed order,
+and attention reads token by token. The code is in ``src``; ``docs/native.md``
+describes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model.attention import spec_of
+from model.attention.spec import key_dim
+from model.config import ConfigError, ModelConfig
+from model.state import StateLayout
+
+if TYPE_CHECKING:
+    import model.ops.cpu._native as _native
+
+try:
+    _module: ModuleType | None = importlib.import_module("model.ops.cpu._native")
+except ImportError as error:
+    _module, _reason = None, str(error)
+
+#: How weights are kept; the names are those of ``everstream serve --dtype``.
+DTYPES = ("float32", "bfloat16", "int8")
+#: In the place of a token: none was wanted, or the logits were not finite.
+NO_TOKEN, NOT_FINITE = -1, -2
+
+Draw = Any  # `_native.Draw`
+
+
+class NativeError(ValueError):
+    """What the native runtime does not cover, or that it was not built."""
+
+
+def built() -> bool:
+    """Whether the extension module is there; without a compiler an install leaves it out."""
+    return _module is not None
+
+
+def levels() -> list[str]:
+    """The levels of vector instructions that run on this machine, the best one first."""
+    names: list[str] = _built().levels()
+    return names
+
+
+class Runtime:
+    """One model with its weights packed for this machine. Not thread-safe.
+
+    ``weights`` are float32 by their names in a checkpoint, and not kept.
+    ``num_ids`` is how many ids may be drawn, where the model's vocabulary is
+    padded beyond the tokenizer's. Raises `NativeError` for what it does not
+    cover.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, npt.NDArray[Any]],
+        dtype: str = "bfloat16",
+        threads: int = 1,
+        level: str | None = None,
+        num_ids: int | None = None,
+    ) -> None:
+        module = _built()
+        if dtype not in DTYPES:
+            raise NativeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        if level is not None and level not in module.levels():
+            known = ", ".join(module.levels())
+            raise NativeError(f"level must be one of {known} on this machine, not {level!r}")
+        if threads < 1:
+            raise NativeError(f"threads must be at least 1, not {threads}")
+        num_ids = config.vocab_size if num_ids is None else num_ids
+        if not 1 <= num_ids <= config.vocab_size:
+            raise NativeError(f"num_ids must be in 1..{config.vocab_size}, not {num_ids}")
+        self.config, self.dtype = config, dtype
+        try:
+            self.layout = StateLayout.of(config)
+        except ConfigError as error:
+            raise NativeError(str(error)) from error
+
+        def get(name: str) -> npt.NDArray[np.float32]:
+            if name not in weights:
+                raise NativeError(f"weight {name!r} is missing")
+            return np.ascontiguousarray(weights[name], dtype=np.float32)
+
+        offsets: list[dict[str, int]] = [{} for _ in range(config.num_hidden_layers)]
+        for field in self.layout.fields:
+            offsets[field.layer][field.name] = field.offset
+        options = native_options(config, self.layout)
+        try:
+            self._native: _native.Runtime = module.Runtime(
+                options, offsets, get, level or "", dtype, threads, num_ids
+            )
+        except ValueError as error:
+            raise NativeError(str(error)) from error
+
+    @property
+    def level(self) -> str:
+        """The level of vector instructions in use."""
+        return self._native.level
+
+    @property
+    def threads(self) -> int:
+        return self._native.num_threads
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the packed weights."""
+        return self._native.num_bytes
+
+    def empty_pool(self, num_slots: int) -> npt.NDArray[np.uint8]:
+        """Empty states, [num_slots, num_bytes] uint8."""
+        return np.zeros((num_slots, self.layout.num_bytes), np.uint8)
+
+    def draw(
+        self,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int = 0,
+    ) -> Draw:
+        """How to draw a token, for `run`; parameters as in `server.engine.types.SamplingParams`."""
+        return _built().Draw(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+        )
+
+    def run(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slots: list[int],
+        positions: list[int],
+        tokens: list[Sequence[int]],
+        draws: list[Draw | None],
+        recents: list[Sequence[int] | None] | None = None,
+    ) -> list[int]:
+        """Feeds ``tokens[i]``, one or more, to the state in row ``slots[i]`` of ``pool``, in place.
+
+        ``positions[i]`` counts the tokens that the state has seen. Where
+        ``draws[i]`` is not None the next token is drawn at position
+        ``positions[i] + len(tokens[i])``, with penalties for ``recents[i]``.
+        Returns a token, `NO_TOKEN` or `NOT_FINITE` per row. No slot may be
+        given twice. Raises `ValueError` before anything has changed.
+        """
+        return self._native.run(pool, slots, positions, tokens, draws, recents)
+
+    def score(
+        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Sequence[int]
+    ) -> list[float]:
+        """Feeds ``tokens``, two or more, to a slot as `run` does.
+
+        Returns the natural logarithm of each one's probability after those
+        before it, the first left out.
+        """
+        return self._native.score(pool, slot, position, tokens)
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """A copy of the last run's logits after penalties, [rows with a draw, vocabulary]."""
+        return self._native.logits()
+
+
+def native_options(config: ModelConfig, layout: StateLayout) -> dict[str, str | float]:
+    """What the extension module knows of a model, by the names that it uses."""
+    spec = spec_of(config.attention)
+    options = spec.values(config)
+    state = spec.state_spec(config)
+    sums = state["S"] if "S" in state else state["sum"]
+    mechanism, feature_map = config.attention, "product"
+    if mechanism == "performer" and options["map"] == "simplified":
+        mechanism = "performer_simplified"
+    elif "map" in options and mechanism == "normed":
+        feature_map = options["map"]
+    rotary = options.get("rotary", "none")
+    if options.get("positions", "none") != "none":
+        rotary = "before"
+    return {
+        "mechanism": mechanism,
+        "rotary": rotary,
+        "map": feature_map,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "key_dim": key_dim(config, options),
+        "head_dim": config.head_dim,
+        "num_features": sums.shape[1],
+        "intermediate_size": config.intermediate_size,
+        "window": options.get("window", 0),
+        "conv_size": options.get("conv_size", 0),
+        "decay_rank": options.get("decay_rank", 0),
+        "epoch": options.get("horizon", 2) // 2,
+        "beta": options.get("beta", 1.0),
+        "eps": config.rms_norm_eps,
+        "rope_theta": options.get("rope_theta", 10_000.0),
+        "layer_norm": config.norm == "layer",
+        "gelu": config.mlp == "gelu",
+        "attention_bias": config.attention_bias,
+        "delta_decay": options.get("decay", False),
+        "xpos": options.get("positions") == "xpos",
+        "tied": config.tie_word_embeddings,
+        "max_positions": config.max_position_embeddings,
+        "state_bytes": layout.num_bytes,
+    }
+
+
+def _built() -> Any:
+    if _module is None:
+        raise NativeError(f"the native runtime was not built: {_reason}")
+    return _module

@@ -1,0 +1,536 @@
+// One token of each mechanism for one head. The definitions are those of model/attention/*.py;
+// what stands there as [..., H, F] is one head here.
+#pragma once
+
+#include <cmath>
+
+#include "model.h"
+#include "recurrence.h"
+
+namespace everstream {
+namespace EVERSTREAM_LEVEL {
+
+constexpr float EPSILON = 1e-6f;
+constexpr float LOG_ZERO = -1e30f;
+constexpr float MIN_LOG_DECAY = -5.0f;
+constexpr float DECAY_TEMPERATURE = 16.0f;
+
+// Buffers of one thread, each of `room` numbers: the largest of F, 2 K, V, W and their likes.
+struct HeadScratch {
+    float *q, *k, *v, *a, *b, *c;
+    double* d;
+};
+
+// What a head reads for one token.
+struct Token {
+    const float* in;     // q, k, v of all heads, and the gate
+    const float* extra;  // decay_down, or beta and decay
+    const float* cos;    // [K / 2], where positions are rotated
+    const float* sin;
+    int64_t position;
+};
+
+struct Head {
+    const Model& m;
+    const Layer& l;
+    char* state;
+    int h;
+    HeadScratch& s;
+
+    template <class T>
+    T* at(size_t offset, size_t stride) const {
+        return (T*)(state + offset) + size_t(h) * stride;
+    }
+};
+
+inline void rotate(float* x, const Token& t, int half) {
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        x[i] = fma1(a, t.cos[i], -(b * t.sin[i]));
+        x[i + half] = fma1(b, t.cos[i], a * t.sin[i]);
+    }
+}
+
+// q, k and v of the head into its buffers, rotated if that comes first, q and k times `by`.
+inline void load_heads(const Head& x, const Token& t, float by) {
+    const Model& m = x.m;
+    const float* in = t.in;
+    const auto times = [by](F a) { return a * F::set(by); };
+    map(x.s.q, in + x.h * m.key, m.key, times);
+    map(x.s.k, in + (m.num_heads + x.h) * m.key, m.key, times);
+    std::memcpy(x.s.v, in + 2 * m.num_heads * m.key + x.h * m.value, size_t(m.value) * 4);
+    if (m.rotary == Rotary::before) {
+        rotate(x.s.q, t, m.key / 2);
+        rotate(x.s.k, t, m.key / 2);
+    }
+}
+
+inline float half_square(const float* x, int n) { return 0.5f * sum_of_squares(x, n); }
+
+inline void divide(float* o, float by, int n) {
+    const F d = F::set(by);
+    map(o, o, n, [d](F a) { return a / d; });
+}
+
+// Positive features over one denominator (model/attention/linear.py).
+
+inline void positive_features(Mechanism mechanism, const float* x, float* out, int n) {
+    const F zero = F::set(0.0f), one = F::set(1.0f);
+    switch (mechanism) {
+        case Mechanism::elu:
+            map(out, x, n, [&](F a) { return select_less(zero, a, a + one, exp(min(zero, a))); });
+            break;
+        case Mechanism::relu: map(out, x, n, [&](F a) { return max(zero, a); }); break;
+        case Mechanism::softmax_map:
+            std::memcpy(out, x, size_t(n) * 4);
+            softmax(out, n);
+            break;
+        default: {  // cosine
+            const float norm = std::sqrt(sum_of_squares(x, n));
+            const F by = F::set(norm > EPSILON ? norm : EPSILON);
+            out[0] = 1.0f;
+            map(out + 1, x, n, [by](F a) { return a / by; });
+        }
+    }
+}
+
+inline void linear_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int n = m.num_features;
+    float *q = x.s.a, *k = x.s.b;
+    load_heads(x, t, 1.0f);
+    positive_features(m.mechanism, x.s.q, q, m.key);
+    positive_features(m.mechanism, x.s.k, k, m.key);
+    update_normalizer(x.at<double>(x.l.state.z, n), k, nullptr, n, x.s.c);
+    float den = dot(q, x.s.c, n);
+    den = m.mechanism == Mechanism::elu ? den + EPSILON : std::fmax(den, EPSILON);
+    if (m.rotary == Rotary::after) {
+        rotate(q, t, n / 2);
+        rotate(k, t, n / 2);
+    }
+    double* S = x.at<double>(x.l.state.S, size_t(n) * m.value);
+    update_read<Double>(S, n, m.value, q, k, x.s.v, nullptr, o);
+    divide(o, den, m.value);
+}
+
+// Exponential features, relative to a running maximum (model/ops/exponential.py).
+
+// From log features in `log_k`: the key's features relative to the new maximum, in place, and
+// expm1 of the log decay that its rise implies. False where no maximum rose over an old one.
+inline bool enter_maximum(float* log_k, const double* z, float* maximum, double* decay, int n) {
+    bool decays = false;
+    for (int f = 0; f < n; f++) {
+        const float before = z[f] > 0 ? maximum[f] : LOG_ZERO;
+        const float after = log_k[f] > before ? log_k[f] : before;
+        const float log_decay = before > LOG_ZERO ? before - after : 0.0f;
+        decay[f] = log_decay < 0 ? std::expm1(double(log_decay)) : 0.0;
+        decays = decays || log_decay < 0;
+        maximum[f] = after;
+        log_k[f] -= after;
+    }
+    const F zero = F::set(0.0f);
+    map(log_k, log_k, n, [zero](F a) { return exp(min(zero, a)); });
+    return decays;
+}
+
+// exp(log_q + maximum) relative to its largest feature, in place; the logarithm of that.
+inline float scale_query(float* log_q, const float* maximum, int n) {
+    map(log_q, log_q, maximum, n, [](F a, F b) { return a + b; });
+    const float top = largest(log_q, n);
+    const F by = F::set(top);
+    map(log_q, log_q, n, [by](F a) { return exp(a - by); });
+    return top;
+}
+
+inline void log_softmax(float* x, int n, float* room) {
+    std::memcpy(room, x, size_t(n) * 4);
+    const float top = largest(x, n), total = exp_relative(room, top, n);
+    const F by = F::set(top + std::log(total));
+    map(x, x, n, [by](F a) { return a - by; });
+}
+
+// Log features of q and k, already scaled, from s.q, s.k into s.a, s.b.
+inline void exponential_features(const Head& x) {
+    const Model& m = x.m;
+    const int n = m.num_features;
+    const float* w = x.l.features + size_t(x.h) * m.key * n;
+    project(x.s.a, x.s.q, w, nullptr, m.key, n);
+    project(x.s.b, x.s.k, w, nullptr, m.key, n);
+    if (m.mechanism == Mechanism::performer || m.mechanism == Mechanism::rbf) {
+        const float times = m.mechanism == Mechanism::rbf ? 2.0f : 1.0f;
+        const F by = F::set(times * half_square(x.s.k, m.key));
+        map(x.s.b, x.s.b, n, [by](F a) { return a - by; });
+    } else {
+        const F beta = F::set(m.beta);
+        map(x.s.b, x.s.b, x.l.feature_bias + size_t(x.h) * n, n,
+            [beta](F a, F b) { return fma(beta, a, b); });
+        log_softmax(x.s.b, n, x.s.c);
+    }
+}
+
+// Feeds log features s.b of a key with value `v`.
+struct Far {
+    float scale, den;
+};
+inline Far exponential_update_read(const Head& x, float* log_q, float* log_k, const float* v, float* num) {
+    const Model& m = x.m;
+    const int n = m.num_features;
+    double* z = x.at<double>(x.l.state.z, n);
+    float* maximum = x.at<float>(x.l.state.max, n);
+    const double* decay = enter_maximum(log_k, z, maximum, x.s.d, n) ? x.s.d : nullptr;
+    const float scale = scale_query(log_q, maximum, n);
+    update_normalizer(z, log_k, decay, n, x.s.c);
+    const float den = dot(log_q, x.s.c, n);
+    double* S = x.at<double>(x.l.state.S, size_t(n) * m.value);
+    update_read<Double>(S, n, m.value, log_q, log_k, v, decay, num);
+    return {scale, den};
+}
+
+inline float key_scale(const Model& m) { return float(std::pow(double(m.value), -0.25)); }
+
+inline void exponential_token(const Head& x, const Token& t, float* o) {
+    // Rotation and scaling commute up to rounding; the reference rotates first.
+    load_heads(x, t, key_scale(x.m));
+    exponential_features(x);
+    const Far far = exponential_update_read(x, x.s.a, x.s.b, x.s.v, o);
+    divide(o, far.den, x.m.value);
+}
+
+inline void efficient_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int n = m.key;
+    load_heads(x, t, 1.0f);
+    double* z = x.at<double>(x.l.state.z, n);
+    float* maximum = x.at<float>(x.l.state.max, n);
+    const double* decay = enter_maximum(x.s.k, z, maximum, x.s.d, n) ? x.s.d : nullptr;
+    update_normalizer(z, x.s.k, decay, n, x.s.c);
+    softmax(x.s.q, n);
+    map(x.s.q, x.s.q, x.s.c, n, [](F a, F b) { return a / b; });
+    double* S = x.at<double>(x.l.state.S, size_t(n) * m.value);
+    update_read<Double>(S, n, m.value, x.s.q, x.s.k, x.s.v, decay, o);
+}
+
+// A window of exact weights and sums of what left it, under one denominator (model/ops/window.py).
+
+// Drops the oldest of W rows of `width` numbers that are `stride` apart and appends `x`.
+template <class T>
+inline void shift_in(T* ring, int window, size_t stride, const T* x, int width) {
+    for (int i = 0; i + 1 < window; i++)
+        std::memcpy(ring + i * stride, ring + (i + 1) * stride, size_t(width) * sizeof(T));
+    std::memcpy(ring + (window - 1) * stride, x, size_t(width) * sizeof(T));
+}
+
+// Scores in s.c [W], of which the last `seen` count: num into `num`, den and scale returned.
+inline Far window_read(const Head& x, const float* ring_v, int seen, float* num) {
+    const Model& m = x.m;
+    float* weights = x.s.c + (m.window - seen);
+    const size_t stride = size_t(m.num_heads) * m.value;
+    const float top = largest(weights, seen), den = exp_relative(weights, top, seen);
+    std::memset(num, 0, size_t(m.value) * 4);
+    for (int i = 0; i < seen; i++) {
+        const F w = F::set(weights[i]);
+        map(num, ring_v + size_t(m.window - seen + i) * stride, num, m.value,
+            [w](F a, F sum) { return fma(w, a, sum); });
+    }
+    return {top, den};
+}
+
+inline void join(float* near, Far a, const float* far, Far b, int n) {
+    const float scale = std::fmax(a.scale, b.scale);
+    const float by_a = std::exp(a.scale - scale), by_b = std::exp(b.scale - scale);
+    const F wa = F::set(by_a), wb = F::set(by_b);
+    const F den = F::set(fma1(a.den, by_a, b.den * by_b));
+    map(near, near, far, n, [&](F x, F y) { return fma(x, wa, y * wb) / den; });
+}
+
+inline int tokens_seen(const Model& m, const Token& t) {
+    return t.position + 1 < m.window ? int(t.position + 1) : m.window;
+}
+
+inline void window_linear_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int n = m.num_features, K = m.key;
+    const size_t k_stride = size_t(m.num_heads) * K, v_stride = size_t(m.num_heads) * m.value;
+    float *ring_k = x.at<float>(x.l.state.k, K), *ring_v = x.at<float>(x.l.state.v, m.value);
+    const float *w = x.l.features + size_t(x.h) * K * n, half_log = 0.5f * std::log(float(n));
+    const auto log_features = [&](const float* from, float* to) {
+        project(to, from, w, nullptr, K, n);
+        const F by = F::set(half_square(from, K) + half_log);
+        map(to, to, n, [by](F a) { return a - by; });
+    };
+    load_heads(x, t, key_scale(m));
+    const bool leaves = t.position >= m.window;
+    float* far_num = x.s.b;
+    Far far{LOG_ZERO, 0.0f};
+    if (leaves) {
+        log_features(x.s.q, x.s.a);
+        log_features(ring_k, x.s.b);
+        far = exponential_update_read(x, x.s.a, x.s.b, ring_v, o);
+        std::memcpy(far_num, o, size_t(m.value) * 4);
+    }
+    shift_in(ring_k, m.window, k_stride, x.s.k, K);
+    shift_in(ring_v, m.window, v_stride, x.s.v, m.value);
+    const int seen = tokens_seen(m, t);
+    for (int i = m.window - seen; i < m.window; i++) x.s.c[i] = dot(x.s.q, ring_k + i * k_stride, K);
+    const Far near = window_read(x, ring_v, seen, o);
+    if (leaves)
+        join(o, near, far_num, far, m.value);
+    else
+        divide(o, near.den, m.value);
+}
+
+inline void vq_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int C = m.num_features, K = m.key;
+    const float* book = x.l.features + size_t(x.h) * K * C;
+    const float* book_bias = x.l.feature_bias + size_t(x.h) * C;
+    int64_t *codes = x.at<int64_t>(x.l.state.code, 1), *count = x.at<int64_t>(x.l.state.count, C);
+    float* ring_v = x.at<float>(x.l.state.v, m.value);
+    double* sums = x.at<double>(x.l.state.sum, size_t(C) * m.value);
+    const size_t v_stride = size_t(m.num_heads) * m.value;
+    load_heads(x, t, key_scale(m));
+    float *log_q = x.s.a, *closeness = x.s.b;
+    project(log_q, x.s.q, book, nullptr, K, C);
+    project(closeness, x.s.k, book, book_bias, K, C);
+    int64_t code = 0;
+    for (int c = 1; c < C; c++)
+        if (closeness[c] > closeness[code]) code = c;
+    const bool leaves = t.position >= m.window;
+    if (leaves) {
+        const int64_t old = codes[0];
+        count[old]++;
+        double* row = sums + size_t(old) * m.value;
+        for (int i = 0; i < m.value; i++) row[i] += double(ring_v[i]);
+    }
+    shift_in(codes, m.window, size_t(m.num_heads), &code, 1);
+    shift_in(ring_v, m.window, v_stride, x.s.v, m.value);
+    const int seen = tokens_seen(m, t);
+    const float* bias = x.l.window_bias + size_t(x.h) * m.window;
+    for (int i = m.window - seen; i < m.window; i++)
+        x.s.c[i] = log_q[codes[size_t(i) * m.num_heads]] + bias[m.window - 1 - i];
+    const Far near = window_read(x, ring_v, seen, o);
+    if (!leaves) return divide(o, near.den, m.value);
+    for (int c = 0; c < C; c++)
+        if (count[c] == 0) log_q[c] = LOG_ZERO;
+    Far far;
+    far.scale = largest(log_q, C);
+    const F by = F::set(far.scale);
+    map(log_q, log_q, C, [by](F a) { return exp(a - by); });
+    for (int c = 0; c < C; c++) x.s.c[c] = float(count[c]);
+    far.den = dot(log_q, x.s.c, C);
+    read<Double>(sums, C, m.value, log_q, 0.0f, x.s.b);
+    join(o, near, x.s.b, far, m.value);
+}
+
+// cosFormer: two epochs of features with a cosine and a sine (model/attention/cosformer.py).
+inline void cosformer_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int K = m.key, n = 2 * K, V = m.value;
+    float *S = x.at<float>(x.l.state.S, size_t(n) * V), *z = x.at<float>(x.l.state.z, n);
+    float* S_before = x.at<float>(x.l.state.S_before, size_t(n) * V);
+    float* z_before = x.at<float>(x.l.state.z_before, n);
+    load_heads(x, t, 1.0f);
+    const int64_t last_seen = t.position > 0 ? t.position - 1 : 0;
+    if (t.position / m.epoch > last_seen / m.epoch) {
+        std::memcpy(S_before, S, size_t(n) * V * 4);
+        std::memcpy(z_before, z, size_t(n) * 4);
+        std::memset(S, 0, size_t(n) * V * 4);
+        std::memset(z, 0, size_t(n) * 4);
+    }
+    const double angle = double(t.position % (8 * m.epoch)) * (M_PI / 4 / double(m.epoch));
+    const F cosine = F::set(float(std::cos(angle))), sine = F::set(float(std::sin(angle)));
+    const F zero = F::set(0.0f);
+    const auto features = [&](const float* from, float* to) {
+        map(to, from, K, [&](F a) { return max(zero, a) * cosine; });
+        map(to + K, from, K, [&](F a) { return max(zero, a) * sine; });
+    };
+    features(x.s.q, x.s.a);
+    features(x.s.k, x.s.b);
+    map(z, z, x.s.b, n, [](F a, F b) { return a + b; });
+    const float den = dot(x.s.a, z, n) + dot(x.s.a, z_before, n);
+    update_read<Single>(S, n, V, x.s.a, x.s.b, x.s.v, nullptr, o);
+    read<Single>(S_before, n, V, x.s.a, 0.0f, x.s.c);
+    map(o, o, x.s.c, V, [](F a, F b) { return a + b; });
+    divide(o, std::fmax(den, EPSILON), V);
+}
+
+// A norm instead of a denominator.
+
+inline void rms_norm(float* x, const float* weight, float eps, int n) {
+    const F by = F::set(1.0f / std::sqrt(sum_of_squares(x, n) / float(n) + eps));
+    map(x, x, weight, n, [by](F a, F w) { return a * by * w; });
+}
+
+inline void center(float* x, int n) {
+    const F mean = F::set(sum(x, n) / float(n));
+    map(x, x, n, [mean](F a) { return a - mean; });
+}
+
+// o = norm(o) * weight * silu(gate) (GatedOutputAttention in model/attention/heads.py).
+inline void gated_output(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    if (m.mechanism == Mechanism::dijiang) center(o, m.value);
+    rms_norm(o, x.l.norm_weight, m.eps, m.value);
+    map(o, o, t.in + m.qkv() + x.h * m.value, m.value, [](F a, F g) { return a * silu(g); });
+}
+
+inline float root(int n) { return float(1.0 / std::sqrt(double(n))); }
+
+inline void normed_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int K = m.key;
+    const F zero = F::set(0.0f);
+    load_heads(x, t, 1.0f);
+    if (m.map == FeatureMap::product) {
+        const auto product = [&](float* y, const float* w, const float* bias) {
+            project(x.s.a, y, w, bias, K, 2 * K);
+            map(y, x.s.a, x.s.a + K, K, [](F a, F b) { return a * b; });
+        };
+        product(x.s.q, x.l.q_map, x.l.q_map_bias);
+        product(x.s.k, x.l.k_map, x.l.k_map_bias);
+    } else if (m.map == FeatureMap::elu) {
+        positive_features(Mechanism::elu, x.s.q, x.s.q, K);
+        positive_features(Mechanism::elu, x.s.k, x.s.k, K);
+    } else if (m.map == FeatureMap::relu) {
+        map(x.s.q, x.s.q, K, [&](F a) { return max(zero, a); });
+        map(x.s.k, x.s.k, K, [&](F a) { return max(zero, a); });
+    }
+    scale(x.s.q, root(K), K);
+    double* S = x.at<double>(x.l.state.S, size_t(K) * m.value);
+    update_read<Double>(S, K, m.value, x.s.q, x.s.k, x.s.v, nullptr, o);
+    rms_norm(o, x.l.norm_weight, m.eps, m.value);
+}
+
+inline void retnet_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    load_heads(x, t, 1.0f);
+    scale(x.s.q, root(m.key), m.key);
+    float* S = x.at<float>(x.l.state.S, size_t(m.key) * m.value);
+    update_read<Single>(S, m.key, m.value, x.s.q, x.s.k, x.s.v, x.l.decay + x.h * m.key, o);
+    gated_output(x, t, o);
+}
+
+inline void dijiang_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int K = m.key;
+    const float* w = x.l.features + size_t(x.h) * K * K;
+    load_heads(x, t, 1.0f);
+    project(x.s.a, x.s.q, w, nullptr, K, K);
+    project(x.s.b, x.s.k, w, nullptr, K, K);
+    softmax(x.s.a, K);
+    softmax(x.s.b, K);
+    float* S = x.at<float>(x.l.state.S, size_t(K) * m.value);
+    update_read<Single>(S, K, m.value, x.s.a, x.s.b, x.s.v, x.l.decay + x.h * K, o);
+    gated_output(x, t, o);
+}
+
+// One vector of channels: y = silu(sum_i w_i x_{t - W + 1 + i}), and the ring moves on by one.
+template <class V, class Load, class Store>
+inline V convolve_channels(int W, size_t width, const float* w, float* ring, V x, Load load, Store store) {
+    V sum = x * load(w + size_t(W - 1) * width);
+    for (int i = 0; i + 1 < W; i++, ring += width, w += width) {
+        const V old = load(ring);
+        sum = fma(load(w), old, sum);
+        if (i) store(ring - width, old);
+    }
+    store(ring - width, x);
+    return silu(sum);
+}
+
+// q, k and v after the convolution and a silu (model/attention/convolved.py).
+inline void convolve(const Head& x, const Token& t) {
+    const Model& m = x.m;
+    const size_t width = size_t(m.qkv());
+    const auto part = [&](int at, int n, float* out) {
+        const float *w = x.l.conv + at, *in = t.in + at;
+        float* ring = (float*)(x.state + x.l.state.conv) + at;
+        int j = 0;
+        for (; j + F::W <= n; j += F::W)
+            convolve_channels(
+                m.conv_size, width, w + j, ring + j, F::load(in + j),
+                [](const float* p) { return F::load(p); }, [](float* p, F v) { v.store(p); })
+                .store(out + j);
+        for (; j < n; j++) {  // the same on one lane
+            float lane[F::W];
+            convolve_channels(
+                m.conv_size, width, w + j, ring + j, F::set(in[j]),
+                [](const float* p) { return F::set(*p); },
+                [&lane](float* p, F v) {
+                    v.store(lane);
+                    *p = lane[0];
+                })
+                .store(lane);
+            out[j] = lane[0];
+        }
+    };
+    part(x.h * m.key, m.key, x.s.q);
+    part((m.num_heads + x.h) * m.key, m.key, x.s.k);
+    part(2 * m.num_heads * m.key + x.h * m.value, m.value, x.s.v);
+}
+
+inline void convolved_heads(const Head& x, const Token& t) {
+    if (x.m.conv_size)
+        convolve(x, t);
+    else
+        load_heads(x, t, 1.0f);
+}
+
+inline void gated_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int K = m.key;
+    convolved_heads(x, t);
+    scale(x.s.q, root(K), K);
+    project(
+        x.s.a, t.extra, x.l.decay_up + size_t(x.h) * m.rank * K, x.l.decay_bias + x.h * K, m.rank, K);
+    const F temperature = F::set(DECAY_TEMPERATURE), low = F::set(MIN_LOG_DECAY);
+    map(x.s.a, x.s.a, K, [&](F a) { return expm1(max(low, log_sigmoid(a) / temperature)); });
+    float* S = x.at<float>(x.l.state.S, size_t(K) * m.value);
+    update_read<Single>(S, K, m.value, x.s.q, x.s.k, x.s.v, x.s.a, o);
+    gated_output(x, t, o);
+}
+
+inline void delta_token(const Head& x, const Token& t, float* o) {
+    const Model& m = x.m;
+    const int K = m.key, V = m.value;
+    convolved_heads(x, t);
+    scale(x.s.q, float(1.0 / std::sqrt(double(sum_of_squares(x.s.q, K)) + 1e-6)) * root(K), K);
+    scale(x.s.k, float(1.0 / std::sqrt(double(sum_of_squares(x.s.k, K)) + 1e-6)), K);
+    const float beta = 1.0f / (1.0f + std::exp(-t.extra[x.h]));
+    float decay = 0.0f;
+    if (m.delta_decay) {
+        const double a = double(t.extra[m.num_heads + x.h]) + x.l.decay_bias[x.h];
+        const double softplus = a > 20.0 ? a : std::log1p(std::exp(a));
+        decay = float(std::expm1(double(x.l.decay_rate[x.h]) * softplus));
+    }
+    float* S = x.at<float>(x.l.state.S, size_t(K) * V);
+    read<Single>(S, K, V, x.s.k, decay, x.s.a);
+    const F b = F::set(beta);
+    map(x.s.v, x.s.v, x.s.a, V, [b](F v, F old) { return b * (v - old); });
+    update_read<Single>(S, K, V, x.s.q, x.s.k, x.s.v, nullptr, o);
+    gated_output(x, t, o);
+}
+
+inline void attend(const Head& x, const Token& t, float* o) {
+    switch (x.m.mechanism) {
+        case Mechanism::elu:
+        case Mechanism::relu:
+        case Mechanism::softmax_map:
+        case Mechanism::cosine: return linear_token(x, t, o);
+        case Mechanism::performer:
+        case Mechanism::performer_simplified:
+        case Mechanism::rbf:
+        case Mechanism::soft_vq: return exponential_token(x, t, o);
+        case Mechanism::efficient: return efficient_token(x, t, o);
+        case Mechanism::window_linear: return window_linear_token(x, t, o);
+        case Mechanism::vq: return vq_token(x, t, o);
+        case Mechanism::cosformer: return cosformer_token(x, t, o);
+        case Mechanism::normed: return normed_token(x, t, o);
+        case Mechanism::retnet: return retnet_token(x, t, o);
+        case Mechanism::dijiang: return dijiang_token(x, t, o);
+        case Mechanism::gated: return gated_token(x, t, o);
+        case Mechanism::delta: return delta_token(x, t, o);
+    }
+}
+
+}  // namespace EVERSTREAM_LEVEL
+}  // namespace everstream

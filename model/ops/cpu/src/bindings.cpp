@@ -1,0 +1,247 @@
+// The extension module model.ops.cpu._native. Its callers are in runtime.py, which checks types
+// and values first; here only what would touch foreign memory is checked again.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "levels.h"
+#include "runtime.h"
+
+namespace nb = nanobind;
+
+namespace everstream {
+namespace {
+
+using FloatArray = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu>;
+using Pool = nb::ndarray<uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+Precision precision_of(const std::string& name) {
+    if (name == "float32") return Precision::float32;
+    if (name == "bfloat16") return Precision::bfloat16;
+    if (name == "int8") return Precision::int8;
+    throw std::invalid_argument("no precision '" + name + "'");
+}
+
+Options options_of(const nb::dict& values, const nb::list& states) {
+    Options options;
+    for (auto [key, value] : values) {
+        const auto name = nb::cast<std::string>(key);
+        if (nb::isinstance<nb::str>(value))
+            options.names[name] = nb::cast<std::string>(value);
+        else
+            options.numbers[name] = nb::cast<double>(value);
+    }
+    for (nb::handle layer : states) {
+        StateOffsets o;
+        for (auto [key, value] : nb::cast<nb::dict>(layer)) {
+            const auto name = nb::cast<std::string>(key);
+            const auto offset = nb::cast<size_t>(value);
+            if (name == "S") o.S = offset;
+            else if (name == "z") o.z = offset;
+            else if (name == "max") o.max = offset;
+            else if (name == "conv") o.conv = offset;
+            else if (name == "k") o.k = offset;
+            else if (name == "v") o.v = offset;
+            else if (name == "code") o.code = offset;
+            else if (name == "count") o.count = offset;
+            else if (name == "sum") o.sum = offset;
+            else if (name == "S_before") o.S_before = offset;
+            else if (name == "z_before") o.z_before = offset;
+            else throw std::invalid_argument("no native form of state '" + name + "'");
+        }
+        options.states.push_back(o);
+    }
+    return options;
+}
+
+Weights weights_of(const nb::callable& get) {
+    return [get](const std::string& name) {
+        auto array = nb::cast<FloatArray>(get(name));
+        Weight weight;
+        weight.data = array.data();
+        for (size_t i = 0; i < array.ndim(); i++) weight.shape.push_back(int64_t(array.shape(i)));
+        weight.keep = std::make_shared<FloatArray>(std::move(array));
+        return weight;
+    };
+}
+
+// A Python value as a T; std::invalid_argument where it is none.
+template <class T>
+T checked(nb::handle value, const char* name) {
+    T result{};
+    if (!nb::try_cast(value, result))
+        throw std::invalid_argument(std::string(name) + " has another type or is out of range");
+    return result;
+}
+
+// The ids of a Python sequence; checked, since they index tables.
+void append_ids(nb::handle sequence, int vocab_size, std::vector<int32_t>& out) {
+    for (nb::handle item : sequence) {
+        const auto id = checked<int64_t>(item, "a token id");
+        if (id < 0 || id >= vocab_size) throw std::invalid_argument("a token id is out of range");
+        out.push_back(int32_t(id));
+    }
+}
+
+class PythonRuntime {
+public:
+    PythonRuntime(
+        const nb::dict& options, const nb::list& states, const nb::callable& weights,
+        const std::string& level, const std::string& precision, int num_threads, int num_ids)
+        : runtime_(
+              options_of(options, states), weights_of(weights), level, precision_of(precision),
+              num_threads, num_ids) {}
+
+    std::vector<int> run(
+        Pool pool, const nb::list& slots, const nb::list& positions, const nb::list& tokens,
+        const nb::list& draws, const nb::object& recents) {
+        const size_t n = nb::len(slots);
+        const bool has_recents = !recents.is_none();
+        if (nb::len(positions) != n || nb::len(tokens) != n || nb::len(draws) != n ||
+            (has_recents && nb::len(recents) != n))
+            throw std::invalid_argument("lists of different lengths");
+        if (pool.shape(1) != runtime_.model().state_bytes)
+            throw std::invalid_argument("the pool's blocks have another size than a state");
+        feeds_.assign(n, Feed());
+        ids_.clear();
+        starts_.clear();
+        const int vocab_size = runtime_.model().vocab_size;
+        for (size_t i = 0; i < n; i++) {
+            Feed& feed = feeds_[i];
+            const auto slot = checked<size_t>(slots[i], "a slot");
+            if (slot >= pool.shape(0)) throw std::invalid_argument("a slot is out of range");
+            feed.state = (char*)pool.data() + slot * pool.shape(1);
+            feed.position = checked<int64_t>(positions[i], "a position");
+            if (feed.position < 0) throw std::invalid_argument("a position is negative");
+            starts_.push_back(ids_.size());
+            append_ids(tokens[i], vocab_size, ids_);
+            feed.num_tokens = int(ids_.size() - starts_.back());
+            if (feed.num_tokens == 0) throw std::invalid_argument("a sequence has no token");
+            if (nb::handle draw = draws[i]; !draw.is_none()) feed.draw = checked<const Draw*>(draw, "a draw");
+            starts_.push_back(ids_.size());
+            if (has_recents && feed.draw && feed.draw->has_penalty() && !recents[i].is_none())
+                append_ids(recents[i], vocab_size, ids_);
+            feed.num_recent = int(ids_.size() - starts_.back());
+        }
+        for (size_t i = 0; i < n; i++) {
+            feeds_[i].tokens = ids_.data() + starts_[2 * i];
+            feeds_[i].recent = ids_.data() + starts_[2 * i + 1];
+        }
+        const nb::gil_scoped_release release;
+        return runtime_.run(feeds_);
+    }
+
+    std::vector<double> score(
+        Pool pool, size_t slot, int64_t position, const nb::object& tokens) {
+        ids_.clear();
+        append_ids(tokens, runtime_.model().vocab_size, ids_);
+        if (slot >= pool.shape(0) || pool.shape(1) != runtime_.model().state_bytes || position < 0 ||
+            ids_.size() < 2)
+            throw std::invalid_argument("no such slot, or fewer than two tokens");
+        Feed feed;
+        feed.state = (char*)pool.data() + slot * pool.shape(1);
+        feed.position = position;
+        feed.tokens = ids_.data();
+        feed.num_tokens = int(ids_.size());
+        const nb::gil_scoped_release release;
+        return runtime_.score(feed);
+    }
+
+    nb::object logits() const {
+        const auto rows = size_t(runtime_.num_logits()), n = size_t(runtime_.model().vocab_size);
+        auto* copy = new float[rows * n + 1];
+        for (size_t i = 0; i < rows; i++)
+            std::memcpy(copy + i * n, runtime_.logits(int(i)), n * sizeof(float));
+        nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+        return nb::cast(nb::ndarray<nb::numpy, float>(copy, {rows, n}, owner));
+    }
+
+    std::string level() const { return runtime_.kernels().name; }
+    bool rounds_inputs() const { return runtime_.kernels().rounds_inputs; }
+    size_t num_bytes() const { return runtime_.num_bytes(); }
+    int num_threads() const { return runtime_.num_threads(); }
+
+private:
+    Runtime runtime_;
+    std::vector<Feed> feeds_;
+    std::vector<int32_t> ids_;
+    std::vector<size_t> starts_;
+};
+
+}  // namespace
+}  // namespace everstream
+
+NB_MODULE(_native, m) {
+    using namespace everstream;
+    m.attr("NO_TOKEN") = NO_TOKEN;
+    m.attr("NOT_FINITE") = NOT_FINITE;
+    m.def("levels", &levels);
+    m.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"));
+    m.def(
+        "read_bandwidth",
+        [](size_t bytes, double seconds, int threads) {
+            const nb::gil_scoped_release release;
+            return read_bandwidth(bytes, seconds, threads);
+        },
+        nb::arg("bytes"), nb::arg("seconds"), nb::arg("threads"));
+    m.def(
+        "multiply_add_rate",
+        [](double seconds, int threads, const std::string& precision, const std::string& level) {
+            const Kernels& kernels = kernels_of(level);
+            const Precision p = precision_of(precision);
+            const nb::gil_scoped_release release;
+            std::vector<double> rates(static_cast<size_t>(threads));
+            std::vector<std::thread> workers;
+            for (double& rate : rates)
+                workers.emplace_back([&] { rate = kernels.multiply_add_rate(seconds, p); });
+            double total = 0;
+            for (std::thread& worker : workers) worker.join();
+            for (double rate : rates) total += rate;
+            return total;
+        },
+        nb::arg("seconds"), nb::arg("threads"), nb::arg("precision"), nb::arg("level") = "");
+    nb::class_<Draw>(m, "Draw")
+        .def(
+            "__init__",
+            [](Draw* self, float temperature, int top_k, float top_p, float min_p,
+               float repetition_penalty, float presence_penalty, float frequency_penalty,
+               uint64_t seed) {
+                new (self) Draw{temperature, top_k, top_p, min_p, repetition_penalty,
+                                presence_penalty, frequency_penalty, seed};
+            },
+            nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
+            nb::arg("min_p"), nb::arg("repetition_penalty"), nb::arg("presence_penalty"),
+            nb::arg("frequency_penalty"), nb::arg("seed"))
+        .def_prop_ro("has_penalty", &Draw::has_penalty);
+    m.def(
+        "sample",
+        [](const FloatArray& logits, const Draw& draw, uint64_t position, const nb::list& recent) {
+            std::vector<float> copy(logits.data(), logits.data() + logits.size());
+            std::vector<int32_t> ids;
+            append_ids(recent, int(copy.size()), ids);
+            Sampler sampler(kernels_of(""), int(copy.size()));
+            return sampler.sample(copy.data(), draw, position, ids.data(), int(ids.size()));
+        },
+        nb::arg("logits"), nb::arg("draw"), nb::arg("position"), nb::arg("recent"));
+    nb::class_<PythonRuntime>(m, "Runtime")
+        .def(
+            nb::init<
+                const nb::dict&, const nb::list&, const nb::callable&, const std::string&,
+                const std::string&, int, int>(),
+            nb::arg("options"), nb::arg("states"), nb::arg("weights"), nb::arg("level"),
+            nb::arg("precision"), nb::arg("num_threads"), nb::arg("num_ids"))
+        .def(
+            "run", &PythonRuntime::run, nb::arg("pool").noconvert(), nb::arg("slots"), nb::arg("positions"),
+            nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none())
+        .def(
+            "score", &PythonRuntime::score, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
+            nb::arg("tokens"))
+        .def("logits", &PythonRuntime::logits)
+        .def_prop_ro("level", &PythonRuntime::level)
+        .def_prop_ro("rounds_inputs", &PythonRuntime::rounds_inputs)
+        .def_prop_ro("num_bytes", &PythonRuntime::num_bytes)
+        .def_prop_ro("num_threads", &PythonRuntime::num_threads);
+}

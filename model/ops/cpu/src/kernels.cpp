@@ -1,0 +1,87 @@
+// Compiled once per level, with EVERSTREAM_LEVEL as its name. Nothing here may be shared with
+// another level: no function of the standard library's templates, whose copy the linker chooses.
+#include "kernels.h"
+
+#include <chrono>
+
+#include "forward.h"
+
+#define EVERSTREAM_JOIN(a, b) a##b
+#define EVERSTREAM_KERNELS(level) EVERSTREAM_JOIN(kernels_, level)
+#define EVERSTREAM_TEXT(x) #x
+#define EVERSTREAM_NAME(level) EVERSTREAM_TEXT(level)
+
+namespace everstream {
+namespace EVERSTREAM_LEVEL {
+namespace {
+
+void run_forward(const Model& m, const Batch& b, Worker& w) { Forward(m, b, w).run(); }
+
+void softmax_weights(const float* logits, int n, float inverse_temperature, float* weights) {
+    const F top = F::set(largest(logits, n)), by = F::set(inverse_temperature);
+    map(weights, logits, n, [&](F a) { return exp((a - top) * by); });
+}
+
+bool all_finite(const float* logits, int n) {
+    return sum_of(logits, n, [](F a, F s) { return fma(a, F::set(0.0f), s); }) == 0.0f;
+}
+
+int arg_max(const float* logits, int n) {
+    const float top = largest(logits, n);
+    int i = 0;
+    while (i < n && logits[i] != top) i++;
+    return i;
+}
+
+void block_sums(const float* weights, int n, float* sums) {
+    for (int i = 0; i < n; i += SAMPLER_BLOCK)
+        sums[i / SAMPLER_BLOCK] = sum(weights + i, n - i < SAMPLER_BLOCK ? n - i : SAMPLER_BLOCK);
+}
+
+// The rate of a tile whose operands are in the nearest cache: what this code could reach at most.
+double multiply_add_rate(double seconds, Precision precision) {
+    constexpr int K = 64;
+    struct Operands {
+        alignas(64) float weights[K * PANEL], x[ROWS * K], scales[ROWS + PANEL], products[ROWS * PANEL];
+        alignas(64) uint16_t half[ROWS * K];
+        alignas(64) uint8_t quads[ROWS * K * 2];
+        alignas(64) int32_t sums[PANEL];
+    } at = {};
+    Input in;
+    in.f = at.x, in.stride = K, in.half = at.half, in.quads = at.quads, in.scale = at.scales;
+    Matrix w;
+    w.precision = precision, w.n = w.panel = PANEL, w.k = w.k_padded = K, w.data = at.weights;
+    w.scale = at.scales + ROWS, w.sums = at.sums;
+    // Through a pointer, so that what is timed is what a product calls.
+    void (*volatile run)(const Matrix&, const Input&, int, int, float*) = tile<ROWS>;
+    const auto begin = std::chrono::steady_clock::now();
+    int64_t rounds = 0;
+    double elapsed = 0;
+    while (elapsed < seconds) {
+        for (int i = 0; i < 256; i++) run(w, in, 0, 0, at.products);
+        rounds += 256;
+        const auto now = std::chrono::steady_clock::now();
+        elapsed = std::chrono::duration<double>(now - begin).count();
+    }
+    return double(rounds) * 2.0 * ROWS * PANEL * K / elapsed;
+}
+
+}  // namespace
+}  // namespace EVERSTREAM_LEVEL
+
+extern const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL);
+const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL) = {
+    EVERSTREAM_NAME(EVERSTREAM_LEVEL),
+    EVERSTREAM_LEVEL::PANEL,
+    EVERSTREAM_DOT != 0,
+    EVERSTREAM_LEVEL::private_bytes,
+    EVERSTREAM_LEVEL::max_phases,
+    EVERSTREAM_LEVEL::run_forward,
+    EVERSTREAM_LEVEL::softmax_weights,
+    EVERSTREAM_LEVEL::all_finite,
+    EVERSTREAM_LEVEL::arg_max,
+    EVERSTREAM_LEVEL::block_sums,
+    EVERSTREAM_LEVEL::multiply_add_rate,
+};
+
+}  // namespace everstream

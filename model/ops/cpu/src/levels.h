@@ -1,0 +1,18 @@
+// The levels of vector instructions that were built, and which of them this machine has.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace everstream {
+
+// Names of the levels that run here, the best one first.
+std::vector<std::string> levels();
+// Throws std::invalid_argument for a level that does not run here; "" is the best one.
+const Kernels& kernels_of(const std::string& level);
+// Bytes per second that `threads` threads read from buffers of `bytes` in all.
+double read_bandwidth(size_t bytes, double seconds, int threads);
+
+}  // namespace everstream

@@ -1,0 +1,126 @@
+#include "runtime.h"
+
+#include <cstring>
+
+#include "levels.h"
+
+namespace everstream {
+
+void Runtime::Buffer::reserve(size_t bytes) {
+    if (bytes <= size_) return;
+    memory_.assign(bytes + 64, 0);
+    size_ = bytes;
+    const auto at = reinterpret_cast<uintptr_t>(memory_.data());
+    aligned_ = memory_.data() + ((at + 63) / 64 * 64 - at);
+}
+
+Runtime::Runtime(
+    const Options& options, const Weights& weights, const std::string& level, Precision precision,
+    int num_threads, int num_ids)
+    : kernels_(kernels_of(level)),
+      builder_(options, weights, kernels_, precision),
+      strides_(model()),
+      team_(num_threads, kernels_.max_phases(model())) {
+    private_.resize(size_t(num_threads));
+    for (Buffer& buffer : private_) {
+        buffer.reserve(kernels_.private_bytes(model()));
+        private_rooms_.push_back(buffer.as<char>());
+        samplers_.emplace_back(kernels_, num_ids);
+    }
+}
+
+void Runtime::reserve(int rows, int wanted) {
+    const auto r = size_t(rows);
+    const auto floats = [r](int stride) { return r * size_t(stride) * sizeof(float); };
+    x_.reserve(floats(strides_.x));
+    normed_.reserve(floats(strides_.x));
+    in_.reserve(floats(strides_.in));
+    extra_.reserve(floats(strides_.extra));
+    attended_.reserve(floats(strides_.attended));
+    hidden_.reserve(floats(strides_.hidden));
+    cos_.reserve(floats(model().key));
+    sin_.reserve(floats(model().key));
+    half_.reserve(floats(strides_.widest) / 2);
+    quads_.reserve(floats(strides_.widest) / 2);
+    scales_.reserve(floats(1));
+    logits_.reserve(size_t(wanted) * size_t(strides_.vocab) * sizeof(float));
+}
+
+Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
+    tokens_.clear(), positions_.clear(), first_row_.clear(), wanted_.clear(), states_.clear();
+    drawing_.clear();
+    for (const Feed& feed : feeds) {
+        first_row_.push_back(int32_t(tokens_.size()));
+        states_.push_back(feed.state);
+        for (int i = 0; i < feed.num_tokens; i++) {
+            if (all_rows || (feed.draw && i + 1 == feed.num_tokens))
+                wanted_.push_back(int32_t(tokens_.size()));
+            tokens_.push_back(feed.tokens[i]);
+            positions_.push_back(feed.position + i);
+        }
+        if (feed.draw) drawing_.push_back(&feed);
+    }
+    first_row_.push_back(int32_t(tokens_.size()));
+    num_logits_ = int(wanted_.size());
+    reserve(int(tokens_.size()), num_logits_);
+
+    Batch b;
+    b.num_rows = int(tokens_.size());
+    b.num_sequences = int(feeds.size());
+    b.num_wanted = num_logits_;
+    b.tokens = tokens_.data();
+    b.positions = positions_.data();
+    b.first_row = first_row_.data();
+    b.states = states_.data();
+    b.wanted = wanted_.data();
+    b.logits = logits_.data();
+    b.x = x_.data();
+    b.normed = normed_.data();
+    b.in = in_.data();
+    b.extra = extra_.data();
+    b.attended = attended_.data();
+    b.hidden = hidden_.data();
+    b.cos = cos_.data();
+    b.sin = sin_.data();
+    b.half = half_.as<uint16_t>();
+    b.quads = quads_.as<uint8_t>();
+    b.scales = scales_.data();
+    b.private_room = private_rooms_.data();
+    return b;
+}
+
+std::vector<double> Runtime::score(const Feed& feed) {
+    const Batch b = gather({feed}, true);
+    std::vector<double> scores(size_t(feed.num_tokens - 1));
+    double* out = scores.data();
+    team_.run([this, b, feed, out](Worker& w) {
+        kernels_.forward(model(), b, w);
+        w.each(feed.num_tokens - 1, [&](int i) {
+            out[i] = samplers_[size_t(w.index())].log_probability(logits(i), feed.tokens[i + 1]);
+        });
+    });
+    return scores;
+}
+
+std::vector<int> Runtime::run(const std::vector<Feed>& feeds) {
+    const Batch b = gather(feeds, false);
+    drawn_.assign(drawing_.size(), NO_TOKEN);
+    team_.run([this, b](Worker& w) {
+        kernels_.forward(model(), b, w);
+        w.each(b.num_wanted, [&](int i) {
+            const Feed& feed = *drawing_[size_t(i)];
+            float* logits = b.logits + size_t(i) * size_t(strides_.vocab);
+            const auto position = uint64_t(feed.position + feed.num_tokens);
+            drawn_[size_t(i)] = samplers_[size_t(w.index())].sample(
+                logits, *feed.draw, position, feed.recent, feed.num_recent);
+        });
+    });
+
+    std::vector<int> result(feeds.size(), NO_TOKEN);
+    size_t next = 0;
+    for (size_t i = 0; i < feeds.size(); i++)
+        if (feeds[i].draw) result[i] = drawn_[next++];
+    return result;
+}
+
+}  // namespace everstream

@@ -1,0 +1,79 @@
+// A model ready to run: packed weights, a team of threads and their buffers.
+#pragma once
+
+#include <string>
+
+#include "builder.h"
+#include "sampler.h"
+
+namespace everstream {
+
+// One sequence's part of a run.
+struct Feed {
+    char* state = nullptr;
+    int64_t position = 0;
+    const int32_t* tokens = nullptr;
+    int num_tokens = 0;
+    const Draw* draw = nullptr;  // or null: no token is wanted
+    const int32_t* recent = nullptr;
+    int num_recent = 0;
+};
+
+class Runtime {
+public:
+    // `num_ids`: tokens that may be drawn, at most the model's vocabulary.
+    Runtime(
+        const Options& options, const Weights& weights, const std::string& level,
+        Precision precision, int num_threads, int num_ids);
+
+    // Feeds every sequence its tokens, in place, and draws where wanted: a token, NO_TOKEN or
+    // NOT_FINITE for each. Not thread safe.
+    std::vector<int> run(const std::vector<Feed>& feeds);
+
+    // Feeds the sequence its tokens and returns log p(tokens[i + 1] | all before it) for each but
+    // the last.
+    std::vector<double> score(const Feed& feed);
+
+    const Model& model() const { return builder_.model(); }
+    const Kernels& kernels() const { return kernels_; }
+    size_t num_bytes() const { return builder_.num_bytes(); }
+    int num_threads() const { return team_.size(); }
+    // The logits of the last run, as penalties left them.
+    const float* logits(int row) const { return logits_.data() + size_t(row) * size_t(strides_.vocab); }
+    int num_logits() const { return num_logits_; }
+
+private:
+    class Buffer {
+    public:
+        void reserve(size_t bytes);
+        template <class T>
+        T* as() const { return reinterpret_cast<T*>(aligned_); }
+        float* data() const { return as<float>(); }
+
+    private:
+        std::vector<char> memory_;
+        char* aligned_ = nullptr;
+        size_t size_ = 0;
+    };
+
+    void reserve(int rows, int wanted);
+    // The batch of all feeds, with the logits of the last row of each that draws, or of all rows.
+    Batch gather(const std::vector<Feed>& feeds, bool all_rows);
+
+    const Kernels& kernels_;
+    Builder builder_;
+    Strides strides_;
+    std::vector<Sampler> samplers_;
+    std::vector<Buffer> private_;
+    std::vector<char*> private_rooms_;
+    Buffer x_, normed_, in_, extra_, attended_, hidden_, cos_, sin_, half_, quads_, scales_, logits_;
+    std::vector<int32_t> tokens_, first_row_, wanted_;
+    std::vector<int64_t> positions_;
+    std::vector<char*> states_;
+    std::vector<const Feed*> drawing_;
+    std::vector<int> drawn_;
+    int num_logits_ = 0;
+    Team team_;  // the last member: its threads end before what they use
+};
+
+}  // namespace everstream

@@ -1,0 +1,333 @@
+// Vectors of the level that this file is compiled for: F of floats, D of doubles, I of int32.
+//
+// Every operation works lane by lane, and sums across lanes are taken in one fixed order
+// (`Sum` in numeric.h), so all levels with a fused multiply-add give the same bits. v2 has none
+// and rounds twice.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define EVERSTREAM_REGISTERS 32
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define EVERSTREAM_REGISTERS 16
+#elif defined(__SSE2__)
+#include <smmintrin.h>
+#define EVERSTREAM_REGISTERS 16
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define EVERSTREAM_REGISTERS 32
+#else
+#error "no vector instructions that this project knows"
+#endif
+
+namespace everstream {
+namespace EVERSTREAM_LEVEL {
+
+#if defined(__AVX512F__)
+
+struct F {
+    static constexpr int W = 16;
+    __m512 v;
+    static F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static F set(float x) { return {_mm512_set1_ps(x)}; }
+    // bf16 pairs (even, odd) in 32-bit lanes.
+    static F even(const uint16_t* p) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+    }
+    static F odd(const uint16_t* p) {
+        return {_mm512_castsi512_ps(
+            _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000u))))};
+    }
+    static F bf16(const uint16_t* p) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+    }
+    static F int8(const int8_t* p) {
+        return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+    }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+};
+inline F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F operator/(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+// a < b ? x : y
+inline F select_less(F a, F b, F x, F y) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+// p times two to the power that the low bits of m hold.
+inline F scale_by_bits(F p, F m) {
+    return {_mm512_castsi512_ps(_mm512_add_epi32(
+        _mm512_castps_si512(p.v), _mm512_slli_epi32(_mm512_castps_si512(m.v), 23)))};
+}
+
+struct D {
+    static constexpr int W = 8;
+    __m512d v;
+    static D load(const double* p) { return {_mm512_loadu_pd(p)}; }
+    static D widen(const float* p) { return {_mm512_cvtps_pd(_mm256_loadu_ps(p))}; }
+    static D set(double x) { return {_mm512_set1_pd(x)}; }
+    void store(double* p) const { _mm512_storeu_pd(p, v); }
+    void narrow(float* p) const { _mm256_storeu_ps(p, _mm512_cvtpd_ps(v)); }
+};
+inline D operator+(D a, D b) { return {_mm512_add_pd(a.v, b.v)}; }
+inline D operator*(D a, D b) { return {_mm512_mul_pd(a.v, b.v)}; }
+inline D fma(D a, D b, D c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
+
+struct I {
+    __m512i v;
+    static I zero() { return {_mm512_setzero_si512()}; }
+    // Four bytes from memory to every lane.
+    static I spread(const void* p) {
+        float bits;
+        std::memcpy(&bits, p, 4);
+        return {_mm512_castps_si512(_mm512_set1_ps(bits))};
+    }
+    static I load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    // The bytes 0 and 2 (1 and 3) of each lane as 16-bit numbers.
+    I even_bytes() const { return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8)}; }
+    I odd_bytes() const { return {_mm512_srai_epi16(v, 8)}; }
+    void store(int32_t* p) const { _mm512_storeu_si512(p, v); }
+    F to_float() const { return {_mm512_cvtepi32_ps(v)}; }
+};
+inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+// sum + the two products of 16-bit numbers in each lane.
+inline I dot_pairs(I sum, I a, I b) {
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
+}
+
+#elif defined(__AVX2__)
+
+struct F {
+    static constexpr int W = 8;
+    __m256 v;
+    static F load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static F set(float x) { return {_mm256_set1_ps(x)}; }
+    static __m256i bits(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+    static F even(const uint16_t* p) {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(bits(p), 16))};
+    }
+    static F odd(const uint16_t* p) {
+        return {_mm256_castsi256_ps(
+            _mm256_and_si256(bits(p), _mm256_set1_epi32(int(0xffff0000u))))};
+    }
+    static F bf16(const uint16_t* p) {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16))};
+    }
+    static F int8(const int8_t* p) {
+        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
+    }
+    void store(float* p) const { _mm256_storeu_ps(p, v); }
+};
+inline F operator+(F a, F b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline F operator-(F a, F b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline F operator*(F a, F b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline F operator/(F a, F b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline F max(F a, F b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline F min(F a, F b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline F select_less(F a, F b, F x, F y) {
+    return {_mm256_blendv_ps(y.v, x.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))};
+}
+inline F scale_by_bits(F p, F m) {
+    return {_mm256_castsi256_ps(_mm256_add_epi32(
+        _mm256_castps_si256(p.v), _mm256_slli_epi32(_mm256_castps_si256(m.v), 23)))};
+}
+
+struct D {
+    static constexpr int W = 4;
+    __m256d v;
+    static D load(const double* p) { return {_mm256_loadu_pd(p)}; }
+    static D widen(const float* p) { return {_mm256_cvtps_pd(_mm_loadu_ps(p))}; }
+    static D set(double x) { return {_mm256_set1_pd(x)}; }
+    void store(double* p) const { _mm256_storeu_pd(p, v); }
+    void narrow(float* p) const { _mm_storeu_ps(p, _mm256_cvtpd_ps(v)); }
+};
+inline D operator+(D a, D b) { return {_mm256_add_pd(a.v, b.v)}; }
+inline D operator*(D a, D b) { return {_mm256_mul_pd(a.v, b.v)}; }
+inline D fma(D a, D b, D c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+
+struct I {
+    __m256i v;
+    static I zero() { return {_mm256_setzero_si256()}; }
+    static I spread(const void* p) {
+        float bits;
+        std::memcpy(&bits, p, 4);
+        return {_mm256_castps_si256(_mm256_set1_ps(bits))};
+    }
+    static I load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+    I even_bytes() const { return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8)}; }
+    I odd_bytes() const { return {_mm256_srai_epi16(v, 8)}; }
+    void store(int32_t* p) const { _mm256_storeu_si256((__m256i*)p, v); }
+    F to_float() const { return {_mm256_cvtepi32_ps(v)}; }
+};
+inline I operator+(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline I operator-(I a, I b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline I dot_pairs(I sum, I a, I b) {
+    return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v))};
+}
+
+#elif defined(__SSE2__)
+
+struct F {
+    static constexpr int W = 4;
+    __m128 v;
+    static F load(const float* p) { return {_mm_loadu_ps(p)}; }
+    static F set(float x) { return {_mm_set1_ps(x)}; }
+    static __m128i bits(const void* p) { return _mm_loadu_si128((const __m128i*)p); }
+    static F even(const uint16_t* p) { return {_mm_castsi128_ps(_mm_slli_epi32(bits(p), 16))}; }
+    static F odd(const uint16_t* p) {
+        return {_mm_castsi128_ps(_mm_and_si128(bits(p), _mm_set1_epi32(int(0xffff0000u))))};
+    }
+    static F bf16(const uint16_t* p) {
+        return {_mm_castsi128_ps(
+            _mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)p)), 16))};
+    }
+    static F int8(const int8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, 4);
+        return {_mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(four)))};
+    }
+    void store(float* p) const { _mm_storeu_ps(p, v); }
+};
+inline F operator+(F a, F b) { return {_mm_add_ps(a.v, b.v)}; }
+inline F operator-(F a, F b) { return {_mm_sub_ps(a.v, b.v)}; }
+inline F operator*(F a, F b) { return {_mm_mul_ps(a.v, b.v)}; }
+inline F operator/(F a, F b) { return {_mm_div_ps(a.v, b.v)}; }
+inline F fma(F a, F b, F c) { return {_mm_add_ps(_mm_mul_ps(a.v, b.v), c.v)}; }
+inline F max(F a, F b) { return {_mm_max_ps(a.v, b.v)}; }
+inline F min(F a, F b) { return {_mm_min_ps(a.v, b.v)}; }
+inline F select_less(F a, F b, F x, F y) {
+    return {_mm_blendv_ps(y.v, x.v, _mm_cmplt_ps(a.v, b.v))};
+}
+inline F scale_by_bits(F p, F m) {
+    return {_mm_castsi128_ps(
+        _mm_add_epi32(_mm_castps_si128(p.v), _mm_slli_epi32(_mm_castps_si128(m.v), 23)))};
+}
+
+struct D {
+    static constexpr int W = 2;
+    __m128d v;
+    static D load(const double* p) { return {_mm_loadu_pd(p)}; }
+    static D widen(const float* p) {
+        return {_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i*)p)))};
+    }
+    static D set(double x) { return {_mm_set1_pd(x)}; }
+    void store(double* p) const { _mm_storeu_pd(p, v); }
+    void narrow(float* p) const {
+        _mm_storel_epi64((__m128i*)p, _mm_castps_si128(_mm_cvtpd_ps(v)));
+    }
+};
+inline D operator+(D a, D b) { return {_mm_add_pd(a.v, b.v)}; }
+inline D operator*(D a, D b) { return {_mm_mul_pd(a.v, b.v)}; }
+inline D fma(D a, D b, D c) { return {_mm_add_pd(_mm_mul_pd(a.v, b.v), c.v)}; }
+
+struct I {
+    __m128i v;
+    static I zero() { return {_mm_setzero_si128()}; }
+    static I spread(const void* p) {
+        float bits;
+        std::memcpy(&bits, p, 4);
+        return {_mm_castps_si128(_mm_set1_ps(bits))};
+    }
+    static I load(const void* p) { return {_mm_loadu_si128((const __m128i*)p)}; }
+    I even_bytes() const { return {_mm_srai_epi16(_mm_slli_epi16(v, 8), 8)}; }
+    I odd_bytes() const { return {_mm_srai_epi16(v, 8)}; }
+    void store(int32_t* p) const { _mm_storeu_si128((__m128i*)p, v); }
+    F to_float() const { return {_mm_cvtepi32_ps(v)}; }
+};
+inline I operator+(I a, I b) { return {_mm_add_epi32(a.v, b.v)}; }
+inline I operator-(I a, I b) { return {_mm_sub_epi32(a.v, b.v)}; }
+inline I dot_pairs(I sum, I a, I b) {
+    return {_mm_add_epi32(sum.v, _mm_madd_epi16(a.v, b.v))};
+}
+
+#else  // NEON
+
+struct F {
+    static constexpr int W = 4;
+    float32x4_t v;
+    static F load(const float* p) { return {vld1q_f32(p)}; }
+    static F set(float x) { return {vdupq_n_f32(x)}; }
+    static uint32x4_t bits(const uint16_t* p) { return vreinterpretq_u32_u16(vld1q_u16(p)); }
+    static F even(const uint16_t* p) { return {vreinterpretq_f32_u32(vshlq_n_u32(bits(p), 16))}; }
+    static F odd(const uint16_t* p) {
+        return {vreinterpretq_f32_u32(vandq_u32(bits(p), vdupq_n_u32(0xffff0000u)))};
+    }
+    static F bf16(const uint16_t* p) { return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16))}; }
+    static F int8(const int8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, 4);
+        const int8x8_t bytes = vreinterpret_s8_s32(vdup_n_s32(four));
+        return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))};
+    }
+    void store(float* p) const { vst1q_f32(p, v); }
+};
+inline F operator+(F a, F b) { return {vaddq_f32(a.v, b.v)}; }
+inline F operator-(F a, F b) { return {vsubq_f32(a.v, b.v)}; }
+inline F operator*(F a, F b) { return {vmulq_f32(a.v, b.v)}; }
+inline F operator/(F a, F b) { return {vdivq_f32(a.v, b.v)}; }
+inline F fma(F a, F b, F c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+inline F select_less(F a, F b, F x, F y) { return {vbslq_f32(vcltq_f32(a.v, b.v), x.v, y.v)}; }
+// As on x86, where the second operand wins over a NaN.
+inline F max(F a, F b) { return select_less(b, a, a, b); }
+inline F min(F a, F b) { return select_less(a, b, a, b); }
+inline F scale_by_bits(F p, F m) {
+    return {vreinterpretq_f32_s32(vaddq_s32(
+        vreinterpretq_s32_f32(p.v), vshlq_n_s32(vreinterpretq_s32_f32(m.v), 23)))};
+}
+
+struct D {
+    static constexpr int W = 2;
+    float64x2_t v;
+    static D load(const double* p) { return {vld1q_f64(p)}; }
+    static D widen(const float* p) { return {vcvt_f64_f32(vld1_f32(p))}; }
+    static D set(double x) { return {vdupq_n_f64(x)}; }
+    void store(double* p) const { vst1q_f64(p, v); }
+    void narrow(float* p) const { vst1_f32(p, vcvt_f32_f64(v)); }
+};
+inline D operator+(D a, D b) { return {vaddq_f64(a.v, b.v)}; }
+inline D operator*(D a, D b) { return {vmulq_f64(a.v, b.v)}; }
+inline D fma(D a, D b, D c) { return {vfmaq_f64(c.v, a.v, b.v)}; }
+
+struct I {
+    int32x4_t v;
+    static I zero() { return {vdupq_n_s32(0)}; }
+    static I spread(const void* p) {
+        int32_t bits;
+        std::memcpy(&bits, p, 4);
+        return {vdupq_n_s32(bits)};
+    }
+    static I load(const void* p) { return {vld1q_s32((const int32_t*)p)}; }
+    I even_bytes() const {
+        const int16x8_t w = vreinterpretq_s16_s32(v);
+        return {vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(w, 8), 8))};
+    }
+    I odd_bytes() const {
+        return {vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_s32(v), 8))};
+    }
+    void store(int32_t* p) const { vst1q_s32(p, v); }
+    F to_float() const { return {vcvtq_f32_s32(v)}; }
+};
+inline I operator+(I a, I b) { return {vaddq_s32(a.v, b.v)}; }
+inline I operator-(I a, I b) { return {vsubq_s32(a.v, b.v)}; }
+inline I dot_pairs(I sum, I a, I b) {
+    const int16x8_t x = vreinterpretq_s16_s32(a.v), y = vreinterpretq_s16_s32(b.v);
+    const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+    const int32x4_t high = vmull_high_s16(x, y);
+    return {vaddq_s32(sum.v, vpaddq_s32(low, high))};
+}
+
+#endif
+
+}  // namespace EVERSTREAM_LEVEL
+}  // namespace everstream

@@ -1,0 +1,57 @@
+"""What the build makes of the C++ sources: a module that runs on any machine of its kind."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+NATIVE = Path(__file__).parent.parent / "model" / "ops" / "cpu"
+MODULE = NATIVE / f"_native{EXTENSION_SUFFIXES[0]}"
+OBJECTS = NATIVE / "cmake" / "CMakeFiles"
+C_LIBRARY = re.compile(r"(libc|libm|libpthread|ld-linux.*)\.so\.\d+")
+
+
+def test_module_is_built_where_a_compiler_is() -> None:
+    assert MODULE.is_file() or shutil.which("c++") is None
+
+
+def test_module_needs_the_c_library_alone() -> None:
+    needed = [name for module in built() for name in needed_by(module)]
+    assert [name for name in needed if not C_LIBRARY.fullmatch(name)] == []
+
+
+def test_levels_share_no_inline_code() -> None:
+    """Of equal inline functions the linker keeps one: never one that this machine cannot run."""
+    targets = inline_functions()
+    assert targets or not built()
+    for level in (name for name in targets if name.startswith("kernels_")):
+        elsewhere = set().union(*(found for name, found in targets.items() if name != level))
+        assert targets[level] & elsewhere == set(), level
+
+
+def built() -> list[Path]:
+    return [MODULE] if MODULE.is_file() else []
+
+
+def needed_by(module: Path) -> list[str]:
+    return re.findall(r"NEEDED.*\[(.+)\]", output("readelf", "--dynamic", str(module)))
+
+
+def inline_functions() -> dict[str, set[str]]:
+    """The names of the weak functions and variables that each target of the build defines."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in OBJECTS.glob("*.dir/**/*.o"):
+        target = path.relative_to(OBJECTS).parts[0].removesuffix(".dir")
+        for line in output("nm", "--defined-only", str(path)).splitlines():
+            _, kind, name = line.rsplit(maxsplit=2)
+            if kind in "WVu":
+                found[target].add(name)
+    return found
+
+
+def output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
