@@ -103,8 +103,8 @@ class Reader:
 
 def sums(layer: Attention) -> list[str]:
     """The tensors of its state that grow with the tokens: undecayed sums, and counts."""
-    spec = layer.state_spec(layer.config)
-    return [name for name in spec if spec[name].dtype == torch.float64 or name == "count"]
+    spec = layer.spec.state_spec(layer.config)
+    return [name for name in spec if spec[name].dtype == "float64" or name == "count"]
 
 
 def make_layer(name: str, generator: torch.Generator) -> Attention:
@@ -325,7 +325,7 @@ def main(argv: list[str] | None = None) -> None:
         started = time.perf_counter()
         layer = make_layer(name, torch.Generator().manual_seed(options.seed))
         stops = sorted(options.stops)
-        if layer.constant_state:
+        if layer.spec.constant_state:
             simulations[name] = simulate(layer, options.simulated_steps, options.seed + 1)
         else:
             stops = [stop for stop in stops if stop <= MAX_CACHE_TOKENS]

@@ -17,11 +17,14 @@ import statistics
 import time
 from dataclasses import dataclass
 
+import torch
+
 from benchmarks.harness import Figures, machine, print_result, resident_bytes, show, table
 from benchmarks.peers import Peer, peers
-from model.checkpoint import Checkpoint
 from model.state import kv_cache_bytes_per_token
-from server.engine.engine import Engine, EngineConfig
+from model.weights import num_parameters
+from server.backend import Backend, open_backend
+from server.engine.engine import EngineConfig
 from server.engine.types import Request, SamplingParams, TokenEvent
 from server.inspection import format_bytes
 from server.main import load_model
@@ -31,6 +34,8 @@ APPEND_TOKENS = 1024
 WARM_UP_TOKENS = 4096
 SETTLE_TOKENS = 50
 PEER_WARM_UP = 3
+#: dtype of ours -> of the softmax models beside it, which have no int8.
+PEER_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,12 @@ class Row:
 class Probe:
     """An engine whose sessions are fed and timed one at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, num_sessions: int) -> None:
+    def __init__(self, backend: Backend, num_sessions: int) -> None:
         numbers = itertools.count()
         self._numbers = itertools.count()
-        self._engine = Engine(
-            checkpoint,
-            EngineConfig(max_sessions=num_sessions, new_id=lambda: f"session-{next(numbers)}"),
-        )
-        vocabulary = range(checkpoint.tokenizer.vocab_size)
+        config = EngineConfig(new_id=lambda: f"session-{next(numbers)}")
+        self._engine = backend.engine(num_sessions, config)
+        vocabulary = range(backend.tokenizer.vocab_size)
         self._text = tuple(random.Random(0).choices(vocabulary, k=APPEND_TOKENS))
 
     def open(self) -> str:
@@ -98,10 +101,10 @@ class Probe:
 
 
 def measure(
-    checkpoint: Checkpoint, positions: list[int], num_tokens: int, rounds: int
+    backend: Backend, positions: list[int], num_tokens: int, rounds: int
 ) -> tuple[list[Row], list[int]]:
     """Our rows, and resident bytes as one session passes each of ``positions``."""
-    probe = Probe(checkpoint, num_sessions=len(positions))
+    probe = Probe(backend, num_sessions=len(positions))
     first = probe.open()
     probe.feed(first, WARM_UP_TOKENS)
     probe.decode(first, 4 * SETTLE_TOKENS)
@@ -120,7 +123,7 @@ def measure(
 
     times = in_turn(probe, sessions, max(1, num_tokens // rounds), rounds)
     rows = [
-        Row(checkpoint.config.attention, position, statistics.median(t), probe.state_bytes)
+        Row(backend.config.attention, position, statistics.median(t), probe.state_bytes)
         for position, t in zip(positions, times, strict=True)
     ]
     return rows, resident
@@ -194,7 +197,8 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
-    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
+    parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or int8")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--positions", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--tokens", type=int, default=500, help="timed at each position")
@@ -211,16 +215,20 @@ def main() -> None:
     options = arguments()
     on = machine()
     positions = sorted(options.positions)
-    checkpoint = load_model(options.model, options.dtype, options.threads)
-    config, dtype = checkpoint.config, checkpoint.model.head_weight.dtype
-    num_parameters = checkpoint.model.num_parameters()
+    checkpoint = load_model(options.model)
+    backend = open_backend(checkpoint, options.backend, options.dtype, options.threads)
+    config, dtype = checkpoint.config, getattr(torch, PEER_DTYPES[backend.dtype])
+    parameters = num_parameters(config)
 
-    rows, resident = measure(checkpoint, positions, options.tokens, options.rounds)
-    title = f"{dtype}, {options.threads} thread(s), one stream, {num_parameters:,} parameters"
+    rows, resident = measure(backend, positions, options.tokens, options.rounds)
+    title = (
+        f"{backend.dtype} on {backend.name}, {options.threads} thread(s), one stream,"
+        f" {parameters:,} parameters"
+    )
     print_memory(positions, resident, kv_cache_bytes_per_token(config))
-    groups, sizes = [rows], {config.attention: num_parameters}
+    groups, sizes = [rows], {config.attention: parameters}
     if options.peer_positions:
-        for peer in peers(config, num_parameters, dtype):
+        for peer in peers(config, parameters, dtype):
             sizes[peer.name] = peer.num_parameters
             spots = sorted(options.peer_positions)
             groups.append([measure_peer(peer, spot, options.peer_tokens) for spot in spots])
@@ -230,7 +238,8 @@ def main() -> None:
         on,
         {
             "threads": options.threads,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": backend.dtype,
+            "backend": backend.name,
             "digest": checkpoint.digest,
             "time_ratio": round(rows[-1].ms_per_token / rows[0].ms_per_token, 4),
             "rss_growth_kib": (resident[-1] - resident[0]) // 1024,

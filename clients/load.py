@@ -198,7 +198,7 @@ def summarize(load: Load, measured: Measured, seconds: float) -> Summary:
         streams=load.num_streams,
         requests=load.num_streams * load.num_requests,
         tokens=measured.num_tokens,
-        seconds=round(seconds, 3),
+        seconds=round(seconds, 6),
         tokens_per_s=round(measured.num_tokens / seconds, 1),
         ttft_p50_ms=_percentile_ms(measured.ttft_s, 50),
         ttft_p90_ms=_percentile_ms(measured.ttft_s, 90),

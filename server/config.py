@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 MIB = 1 << 20
+PREFIX = "EVERSTREAM_"
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -41,27 +50,27 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
-class ServerConfig(BaseSettings):
-    """Everything an operator may choose. Frozen; build it with `load`.
+class ServerConfig(BaseModel):
+    """Everything an operator may choose. Frozen; `load` builds it from flags and environment.
 
     At most one of ``max_sessions`` and ``state_memory`` (bytes) is set: they are two
-    ways to fix the size of the state pool. ``max_waiting`` bounds the requests
+    ways to fix the size of the state pool. ``threads`` None leaves the number to
+    the backend. ``max_waiting`` bounds the requests
     that are admitted and not yet running, ``outbox_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="EVERSTREAM_", frozen=True, extra="forbid", populate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    threads: int = Field(default=1, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    backend: Literal["auto", "native", "torch"] = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
 
     max_sessions: int | None = Field(default=None, ge=1)
-    state_memory: Annotated[int | None, NoDecode] = Field(default=None, ge=1)
+    state_memory: int | None = Field(default=None, ge=1)
     max_waiting: int = Field(default=256, ge=0)
     session_ttl_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
 
@@ -73,8 +82,8 @@ class ServerConfig(BaseSettings):
     max_socket_requests: int = Field(default=64, ge=1)
     outbox_events: int = Field(default=2048, ge=16)
 
-    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)
-    allowed_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
 
     @field_validator("state_memory", mode="before")
@@ -111,14 +120,17 @@ class ServerConfig(BaseSettings):
         return self
 
     @classmethod
-    def load(cls, **flags: Any) -> ServerConfig:
+    def load(cls, environment: Mapping[str, str] = os.environ, **flags: Any) -> ServerConfig:
         """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``.
 
         Raises `ConfigError` with one line per bad setting. A value is never
         repeated in the message: it may be a key.
         """
+        variables = {name: environment.get(PREFIX + name.upper()) for name in cls.model_fields}
+        given = {name: value for name, value in flags.items() if value is not None}
+        chosen = {name: value for name, value in variables.items() if value is not None} | given
         try:
-            return cls(**{name: value for name, value in flags.items() if value is not None})
+            return cls(**chosen)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
@@ -134,6 +146,6 @@ def _explain(item: Any) -> str:
     if not item["loc"]:
         return str(message)
     field = str(item["loc"][0])
-    variable = f"EVERSTREAM_{field.upper()}"
+    variable = PREFIX + field.upper()
     name = variable if field in _VARIABLE_ONLY else f"{flag_of(field)} ({variable})"
     return f"{name}: {message[0].lower()}{message[1:]}"

@@ -1,10 +1,10 @@
 """One thread owns the engine: commands go in, events come out, in batches of one step.
 
 The event loop posts commands to a bounded mailbox and is woken once per step for
-all that the step made. The engine never waits for a client: a reader that does
-not keep up overflows its own outbox and loses its requests. It does wait for the
-event loop itself, when that is `MAX_UNDELIVERED` steps behind: a slow server is
-not a reason to cut off its readers.
+all that the step made, or once for several steps where it is behind. The engine
+never waits for a client: a reader that does not keep up overflows its own outbox
+and loses its requests. It does wait for the event loop itself, when that is
+`MAX_UNDELIVERED` steps behind: a slow server is not a reason to cut off its readers.
 """
 
 from __future__ import annotations
@@ -13,21 +13,16 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from server.engine.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
-from server.engine.types import (
-    EngineStats,
-    Event,
-    Finished,
-    Request,
-    SessionInfo,
-    TokenEvent,
-)
+from server.engine.types import EngineStats, Event, Request, SessionInfo
 from server.mailbox import Mailbox
 from server.metrics import Metrics
+from server.readers import Readers, Sink
 
 logger = logging.getLogger("everstream.driver")
 
@@ -63,13 +58,6 @@ class EngineLike(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-class Sink(Protocol):
-    """Where the events of a request go: an `server.outbox.Outbox`."""
-
-    def put(self, item: Event, /) -> bool: ...
-    def fail(self, error: EngineError, /) -> None: ...
-
-
 @dataclass(slots=True)
 class _Command:
     """A call on the engine, and the future in the event loop that wants its result."""
@@ -81,13 +69,13 @@ class _Command:
     error: EngineError | None = None
 
 
-@dataclass(slots=True)
-class _Live:
-    """A request that has not finished: its reader and the times of its latencies."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one turn of the engine's thread has made, and when it was done."""
 
-    sink: Sink
-    submitted_s: float
-    last_token_s: float | None = None
+    commands: list[_Command]
+    events: list[Event]
+    done_s: float
 
 
 class Driver:
@@ -104,12 +92,12 @@ class Driver:
         self._clock = clock
         self._mailbox: Mailbox[_Command] = Mailbox(MAX_COMMANDS)
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
+        self._steps: deque[_Step] = deque()
+        self._awaits_delivery = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[str, _Live] = {}
+        self._readers = Readers(metrics)
         self._calls: set[asyncio.Future[Any]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._draining = False
         self._working_since: float | None = None
         self._last_stats = engine.stats()
@@ -134,14 +122,13 @@ class Driver:
         """
         if self._draining:
             raise Draining
-        if request.request_id in self._live:
+        if request.request_id in self._readers:
             raise InvalidRequest("request_id: is in use by a live request", "request_id")
-        self._live[request.request_id] = _Live(sink, self._clock())
-        self._idle.clear()
+        self._readers.add(request.request_id, sink, self._clock())
         try:
             await self._call(lambda engine, now: engine.submit(request, now), request.request_id)
         except EngineError:
-            self._forget(request.request_id)
+            self._readers.forget(request.request_id)
             raise
 
     def cancel(self, request_id: str) -> None:
@@ -151,7 +138,7 @@ class Driver:
 
     def release(self, sink: Sink) -> None:
         """Cancels every live request of ``sink``: its reader is gone."""
-        for request_id in [id for id, live in self._live.items() if live.sink is sink]:
+        for request_id in self._readers.requests(sink):
             self.cancel(request_id)
 
     async def create_session(self, owner: str) -> SessionInfo:
@@ -192,10 +179,10 @@ class Driver:
 
     async def drained(self) -> None:
         """Returns when no request is live."""
-        await self._idle.wait()
+        await self._readers.idle.wait()
 
     def cancel_all(self) -> None:
-        for request_id in list(self._live):
+        for request_id in self._readers.requests():
             self.cancel(request_id)
 
     # The event loop's side
@@ -214,44 +201,31 @@ class Driver:
         finally:
             self._calls.discard(future)
 
-    def _deliver(self, commands: list[_Command], events: list[Event], now: float) -> None:
-        """Runs in the event loop, once per step."""
-        self._undelivered.release()
-        for command in commands:
-            self._answer(command)
-        for event in events:
-            live = self._live.get(event.request_id)
-            if live is None:
-                continue
-            if type(event) is TokenEvent:
-                self._measure(live, now)
-            elif type(event) is Finished:
-                self.metrics.request_finished(event)
-                self._forget(event.request_id)
-            if not live.sink.put(event):
-                self.release(live.sink)
+    def _deliver(self) -> None:
+        """Runs in the event loop, for all steps that wait: each reader gets its events at once."""
+        self._awaits_delivery = False  # before the look at the steps: see `_turn`
+        steps = [self._steps.popleft() for _ in range(len(self._steps))]
+        if not steps:
+            return
+        self._undelivered.release(len(steps))
+        batches: dict[Sink, list[Event]] = {}
+        for step in steps:
+            for command in step.commands:
+                self._answer(command)
+            self._readers.sort(step.events, step.done_s, batches)
+        for sink, events in batches.items():
+            if not sink.put(events):
+                self.release(sink)
 
     def _answer(self, command: _Command) -> None:
         if command.error is not None and command.request_id is not None:
-            self._forget(command.request_id)
+            self._readers.forget(command.request_id)
         if command.future is None or command.future.done():
             return
         if command.error is not None:
             command.future.set_exception(command.error)
         else:
             command.future.set_result(command.result)
-
-    def _measure(self, live: _Live, now: float) -> None:
-        if live.last_token_s is None:
-            self.metrics.ttft.observe(now - live.submitted_s)
-        else:
-            self.metrics.inter_token.observe(now - live.last_token_s)
-        live.last_token_s = now
-
-    def _forget(self, request_id: str) -> None:
-        self._live.pop(request_id, None)
-        if not self._live:
-            self._idle.set()
 
     def _die(self) -> None:
         self.died.set()
@@ -261,10 +235,7 @@ class Driver:
         for future in list(self._calls):
             if not future.done():
                 future.set_exception(error)
-        for live in self._live.values():
-            live.sink.fail(error)
-        self._live.clear()
-        self._idle.set()
+        self._readers.fail_all(error)
 
     # The engine's thread
 
@@ -296,7 +267,10 @@ class Driver:
         self._working_since = None
         if commands or events:
             self._undelivered.acquire()
-            self._loop.call_soon_threadsafe(self._deliver, commands, events, self._clock())
+            self._steps.append(_Step(commands, events, self._clock()))
+            if not self._awaits_delivery:  # else the delivery that is due finds this step too
+                self._awaits_delivery = True
+                self._loop.call_soon_threadsafe(self._deliver)
 
     def _execute(self, command: _Command, now: float) -> None:
         try:

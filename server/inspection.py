@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.state import StateLayout, kv_cache_bytes_per_token
+from model.weights import num_parameters
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 TOKEN_COUNTS = (1_000, 100_000, 1_000_000)
 
@@ -32,11 +36,13 @@ def inspect(source: str, console: Console) -> None:
 
 
 def _model_table(checkpoint: Checkpoint) -> Table:
+    from rich.table import Table
+
     config = checkpoint.config
     table = Table(title="model", show_header=False)
     for name, value in (
         ("attention", config.attention),
-        ("parameters", f"{checkpoint.model.num_parameters():,}"),
+        ("parameters", f"{num_parameters(config):,}"),
         ("layers x width", f"{config.num_hidden_layers} x {config.hidden_size}"),
         ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
@@ -49,6 +55,8 @@ def _model_table(checkpoint: Checkpoint) -> Table:
 
 
 def _memory_table(checkpoint: Checkpoint) -> Table:
+    from rich.table import Table
+
     config = checkpoint.config
     table = Table("tokens seen", "state", "KV cache", title="one session's memory")
     layout = StateLayout.of(config)

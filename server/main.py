@@ -6,6 +6,7 @@ Heavy imports happen inside the commands, so that ``everstream --help`` is quick
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import secrets
@@ -13,20 +14,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clients.cli import chat
-from model.convert import cli as convert_cli
-from model.training import cli as training_cli
+from server.commands import Commands
 
 if TYPE_CHECKING:
-    import torch
     from fastapi import FastAPI
 
     from model.checkpoint import Checkpoint
     from server.api.model_info import ModelInfo
+    from server.backend import Backend
     from server.config import ServerConfig
 
 BUNDLED_MODEL = Path(__file__).parent.parent / "model" / "bundled"
@@ -34,15 +33,15 @@ BUNDLED_NAME = "everstream-stories"
 DEFAULT_STATE_MEMORY_BYTES = 512 << 20
 
 app = typer.Typer(
+    cls=Commands,
     help="Tokens for ever, at constant memory.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-training_cli.register(app)
-convert_cli.register(app)
-app.command()(chat)
 
+BackendName = Literal["auto", "native", "torch"]
+Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -63,8 +62,13 @@ def serve(
     model: Model = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of the matrix library [1].")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16 [auto].")] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, native or torch [auto].")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of weights: auto, float32, bfloat16 or int8 [auto].")
+    ] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions that fit the pool.")] = None,
     state_memory: Annotated[
         str | None, typer.Option(help="Size of the pool instead, such as 2GiB [512MiB].")
@@ -84,6 +88,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
+    gc.disable()  # what imports and loading make stays
     from server.config import ConfigError, ServerConfig
     from server.serving import bind
     from server.serving import serve as serve_app
@@ -97,6 +102,7 @@ def serve(
             model=model,
             host=host,
             port=port,
+            backend=backend,
             threads=threads,
             dtype=dtype,
             max_sessions=max_sessions,
@@ -114,8 +120,10 @@ def serve(
         address = f"{config.host}:{config.port}"
         raise _fail(f"cannot listen on {address}: {error.strerror}") from error
     with listener:
-        fastapi_app, info = build_app(config)
-        _greet(config, info, listener.getsockname()[1])
+        fastapi_app, info, name = build_app(config)
+        _greet(config, info, name, listener.getsockname()[1])
+        gc.freeze()
+        gc.enable()
         raise typer.Exit(serve_app(fastapi_app, config, listener))
 
 
@@ -130,8 +138,11 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of the matrix library.")] = 1,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
 ) -> None:
     """Generate in the terminal, without a server."""
     from server.engine.errors import EngineError
@@ -153,7 +164,9 @@ def generate(
         sys.stdout.flush()
 
     try:
-        summary = run(load_model(model, dtype, threads), prompt, sampling, write)
+        with _clear_errors():
+            opened = open_model(load_model(model), backend, dtype, threads)
+        summary = run(opened, prompt, sampling, write)
     except EngineError as error:
         raise _fail(error) from error
     typer.echo(f"\n\n{summary}", err=True)
@@ -172,85 +185,91 @@ def inspect(
         inspection.inspect(model or str(BUNDLED_MODEL), Console())
 
 
-def build_app(config: ServerConfig) -> tuple[FastAPI, ModelInfo]:
-    """Loads the model and puts engine, driver and application around it."""
+def build_app(config: ServerConfig) -> tuple[FastAPI, ModelInfo, str]:
+    """Loads the model and puts engine, driver and application around it; names the backend."""
     from server.api.app import create_app
     from server.driver import Driver
-    from server.engine.engine import Engine, EngineConfig
+    from server.engine.engine import EngineConfig
     from server.metrics import Metrics
 
-    checkpoint = load_model(config.model, config.dtype, config.threads)
-    info = _model_info(checkpoint, config)
-    engine = Engine(
-        checkpoint,
-        EngineConfig(
-            max_sessions=info.max_sessions,
-            new_id=lambda: f"sess_{secrets.token_hex(16)}",
-            max_waiting=config.max_waiting,
-            session_ttl_s=config.session_ttl_s,
-        ),
-    )
-    driver = Driver(engine, time.monotonic, Metrics())
-    return create_app(driver, checkpoint.tokenizer, info, config, _version()), info
-
-
-def load_model(source: str | None, dtype: str, threads: int) -> Checkpoint:
-    """The checkpoint, on ``threads`` threads; leaves with a message where it cannot be had."""
-    import torch
-
-    from model.checkpoint import load_checkpoint
-    from server.memory import keep_freed_memory
-
-    keep_freed_memory()
-    torch.set_num_threads(threads)
     with _clear_errors():
-        return load_checkpoint(source or BUNDLED_MODEL, _torch_dtype(dtype))
+        checkpoint = load_model(config.model)
+        num_sessions = _num_sessions(checkpoint, config)
+        backend = open_model(checkpoint, config.backend, config.dtype, config.threads)
+    limits = EngineConfig(
+        new_id=lambda: f"sess_{secrets.token_hex(16)}",
+        max_waiting=config.max_waiting,
+        session_ttl_s=config.session_ttl_s,
+    )
+    try:
+        engine = backend.engine(num_sessions, limits)
+    except OSError as error:
+        raise _fail(f"--state-memory: {num_sessions} sessions: {error.strerror}") from error
+    info = _model_info(checkpoint, backend, config, num_sessions)
+    driver = Driver(engine, time.monotonic, Metrics())
+    return create_app(driver, backend.tokenizer, info, config, _version()), info, backend.name
 
 
-def _torch_dtype(name: str) -> torch.dtype:
-    """bfloat16 for ``auto`` where the processor multiplies it natively."""
-    import torch
+def load_model(source: str | None) -> Checkpoint:
+    """The checkpoint of a folder or a hub id, or the bundled one. Raises what loading raises."""
+    from model.checkpoint import load_checkpoint
 
-    if name == "auto":
-        name = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return load_checkpoint(source or BUNDLED_MODEL)
 
 
-def _model_info(checkpoint: Checkpoint, config: ServerConfig) -> ModelInfo:
+def open_model(
+    checkpoint: Checkpoint, backend: BackendName, dtype: str, threads: int | None
+) -> Backend:
+    """See `server.backend.open_backend`."""
+    from server.backend import open_backend
+
+    return open_backend(checkpoint, backend, dtype, threads)
+
+
+def _num_sessions(checkpoint: Checkpoint, config: ServerConfig) -> int:
+    from model.state import StateLayout
+
+    state_bytes = StateLayout.of(checkpoint.config).num_bytes
+    memory = config.state_memory or DEFAULT_STATE_MEMORY_BYTES
+    num_sessions = config.max_sessions or memory // state_bytes
+    if num_sessions < 1:
+        raise _fail(f"--state-memory: one session takes {state_bytes} bytes")
+    return num_sessions
+
+
+def _model_info(
+    checkpoint: Checkpoint, backend: Backend, config: ServerConfig, num_sessions: int
+) -> ModelInfo:
     from model.state import StateLayout, kv_cache_bytes_per_token
+    from model.weights import num_parameters
     from server.api.model_info import ModelInfo
 
-    with _clear_errors():
-        state_bytes = StateLayout.of(checkpoint.config).num_bytes
-    memory = config.state_memory or DEFAULT_STATE_MEMORY_BYTES
-    max_sessions = config.max_sessions or memory // state_bytes
-    if max_sessions < 1:
-        raise _fail(f"--state-memory: one session takes {state_bytes} bytes")
     return ModelInfo(
         name=Path(config.model).name if config.model else BUNDLED_NAME,
         digest=checkpoint.digest,
         attention=checkpoint.config.attention,
-        dtype=str(checkpoint.model.head_weight.dtype).removeprefix("torch."),
-        parameters=checkpoint.model.num_parameters(),
-        vocab_size=checkpoint.tokenizer.vocab_size,
-        state_bytes_per_session=state_bytes,
+        dtype=backend.dtype,
+        parameters=num_parameters(checkpoint.config),
+        vocab_size=backend.config.vocab_size,
+        state_bytes_per_session=StateLayout.of(checkpoint.config).num_bytes,
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(checkpoint.config),
-        max_sessions=max_sessions,
+        max_sessions=num_sessions,
         created_s=int(time.time()),
     )
 
 
-def _greet(config: ServerConfig, info: ModelInfo, port: int) -> None:
+def _greet(config: ServerConfig, info: ModelInfo, backend: str, port: int) -> None:
     """Says what runs, and prints a line that can be pasted to see tokens stream."""
     from server.inspection import format_bytes
 
+    where = "on torch" if backend == "torch" else "on the native runtime"
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{host}:{port}"
     body = {"prompt": "Once upon a time", "max_tokens": 200, "temperature": 0.8, "stream": True}
     key = "-H 'Authorization: Bearer YOUR_KEY' " if config.api_keys else ""
     typer.echo(
         f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters, {info.attention},"
-        f" {info.dtype}, on torch.\n"
+        f" {info.dtype}, {where}.\n"
         f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
         " at token ten and at token ten million.\n\n"
         f"Open {url}/ or paste:\n\n"
@@ -271,10 +290,11 @@ def _clear_errors() -> Iterator[None]:
     from model.checkpoint import CheckpointError
     from model.config import ConfigError
     from model.tokenizer import TokenizerError
+    from server.backend import BackendError
 
     try:
         yield
-    except (CheckpointError, ConfigError, TokenizerError) as error:
+    except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
         raise _fail(error) from error
 
 

@@ -38,9 +38,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Counts ``count`` observations of ``value``."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def family(self, name: str, help_text: str) -> HistogramMetricFamily:
         names = [*(str(bound) for bound in self._bounds), "+Inf"]

@@ -1,13 +1,15 @@
 """Between the driver and one reader: a bounded queue that reports overflow instead of waiting.
 
 One reader may own several requests (a WebSocket does), so that one wake-up of
-its sender takes all that a step made for it.
+its sender takes all that a step made for it. Mostly it need not even wake up:
+see `Outbox.take`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from server.engine.errors import EngineError
@@ -36,16 +38,19 @@ class Outbox(Generic[T]):
         self._max_items = max_items
         self._items: deque[T] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._shortcut: Callable[[Sequence[T]], bool] | None = None
         self.broken: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
 
-    def put(self, item: T) -> bool:
-        """Adds an item; False where this very item made the outbox overflow."""
+    def put(self, items: Sequence[T]) -> bool:
+        """Adds items; False where these very items made the outbox overflow."""
         if self.broken.done():
             return True
-        if len(self._items) >= self._max_items:
+        if self._shortcut is not None and self._shortcut(items):
+            return True
+        if len(self._items) + len(items) > self._max_items:
             self.fail(ReaderTooSlow())
             return False
-        self._items.append(item)
+        self._items.extend(items)
         self._wake()
         return True
 
@@ -57,20 +62,26 @@ class Outbox(Generic[T]):
         self._items.clear()
         self._wake()
 
-    async def take(self) -> list[T]:
-        """All waiting items, at least one; raises the `EngineError` of a broken outbox."""
+    async def take(self, shortcut: Callable[[Sequence[T]], bool] | None = None) -> list[T]:
+        """All waiting items, at least one; raises the `EngineError` of a broken outbox.
+
+        As long as it waits, `put` offers its items to ``shortcut``. Where that
+        returns True it has dealt with them, and the reader sleeps on.
+        """
         while not self._items:
             if self.broken.done():
                 raise self.broken.result()
             self._waiter = asyncio.get_running_loop().create_future()
+            self._shortcut = shortcut
             try:
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter = self._shortcut = None
         items = list(self._items)
         self._items.clear()
         return items
 
     def _wake(self) -> None:
+        self._shortcut = None  # what comes now must not overtake what waits
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from model.checkpoint import Checkpoint
-from server.engine.engine import Engine, EngineConfig
+from server.backend import Backend
+from server.engine.engine import EngineConfig
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent
 
 
 def generate(
-    checkpoint: Checkpoint, prompt: str, sampling: SamplingParams, write: Callable[[str], None]
+    backend: Backend, prompt: str, sampling: SamplingParams, write: Callable[[str], None]
 ) -> str:
     """Writes the text as it comes; returns a line about speed and memory.
 
     Raises `InvalidRequest` for parameters out of range.
     """
-    engine = Engine(checkpoint, EngineConfig(max_sessions=1, new_id=lambda: "terminal"))
-    tokens = tuple(checkpoint.tokenizer.encode(prompt))
+    engine = backend.engine(1, EngineConfig(new_id=lambda: "terminal"))
+    tokens = tuple(backend.tokenizer.encode(prompt))
     started = time.perf_counter()
     engine.submit(Request("terminal", "terminal", tokens, sampling), now=0.0)
     write(prompt)

@@ -1,5 +1,6 @@
-"""An engine without a model: the interface of `server.engine.engine.Engine`, bytes as tokens.
+"""An engine without a model, and a native runtime without one.
 
+`FakeEngine` has the interface of `server.engine.engine.Engine`, bytes as tokens.
 What it generates depends on the seed and the position alone: a fixed story, read
 from a place that the seed chooses. Words in a prompt make it misbehave:
 ``END`` at its end generates the end-of-text token at once, ``<fail>`` fails the
@@ -10,8 +11,12 @@ from __future__ import annotations
 
 import codecs
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from server.api.model_info import ModelInfo
 from server.engine.errors import (
@@ -21,6 +26,7 @@ from server.engine.errors import (
     SessionBusy,
     SessionNotFound,
 )
+from server.engine.sampling import has_penalty
 from server.engine.types import (
     EngineStats,
     Event,
@@ -283,3 +289,63 @@ class FakeEngine:
         idle_s = 0.0 if session.running else now - session.last_used_s
         busy = session.running is not None
         return SessionInfo(session.id, session.length, session.seq, busy, idle_s, STATE_BYTES)
+
+
+@dataclass(frozen=True)
+class FakeDraw:
+    """What `FakeRuntime.draw` was asked for."""
+
+    params: SamplingParams
+
+
+class FakeRuntime:
+    """A stand-in for `model.ops.cpu.runtime.Runtime`: the next token is a hash of all before it.
+
+    A slot's state is that hash and a count of the tokens, so a step that feeds a
+    wrong token, slot or position is seen, and any cut of a text gives the same.
+    A state of all ones is not finite.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.calls: list[list[int]] = []
+
+    def draw(self, **params: Any) -> FakeDraw:
+        return FakeDraw(SamplingParams(**params))
+
+    def run(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slots: list[int],
+        positions: list[int],
+        tokens: list[Sequence[int]],
+        draws: list[FakeDraw | None],
+        recents: list[Sequence[int] | None] | None = None,
+    ) -> list[int]:
+        assert len(set(slots)) == len(slots), slots
+        self.calls.append([len(row) for row in tokens])
+        rows = zip(slots, positions, tokens, draws, recents or [None] * len(slots), strict=True)
+        return [self._row(pool[row[0]].view(np.int64), *row[1:]) for row in rows]
+
+    def _row(
+        self,
+        state: npt.NDArray[np.int64],
+        position: int,
+        tokens: Sequence[int],
+        draw: FakeDraw | None,
+        recent: Sequence[int] | None,
+    ) -> int:
+        if state[0] == -1:
+            return -1 if draw is None else -2
+        assert tokens
+        assert state[1] == position, (state[1], position)
+        for token in tokens:
+            assert 0 <= token < self._vocab_size, token
+            state[0] = (int(state[0]) * 31 + token + 1) % (1 << 40)
+        state[1] += len(tokens)
+        if draw is None:
+            return -1
+        assert (recent is not None) == has_penalty(draw.params)
+        assert recent is None or list(recent)[-len(tokens) :] == list(tokens)[-len(recent) :]
+        seed = draw.params.seed if draw.params.temperature else 0
+        return hash((int(state[0]), int(state[1]), seed)) % self._vocab_size

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention import mechanism
+from model.attention import spec_of
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training.data import documents
@@ -68,7 +68,7 @@ def score(
 ) -> dict[str, Any]:
     """The figures of one text, for JSON. ``model`` is left in evaluation mode."""
     model.eval()
-    constant = mechanism(model.config.attention).constant_state
+    constant = spec_of(model.config.attention).constant_state
     long = streamed if constant else sliding
     runs: dict[str, Nats] = {
         "windows": _concat(texts, lambda t: in_pieces(model, eos_token_id, t, WINDOW, autocast)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers import matching_width, own_parameters
-from model.attention import MECHANISMS, mechanism
+from model.attention import MECHANISMS, spec_of
 from model.config import ConfigError, ModelConfig
 from model.state import StateLayout
 
@@ -49,7 +49,7 @@ class Spec:
     def parse(cls, text: str) -> Spec:
         """Raises `ConfigError` for an unknown mechanism or option, or a value of another type."""
         attention, _, rest = text.partition(":")
-        known = mechanism(attention).options
+        known = {name: o.default for name, o in spec_of(attention).options.items()}
         options = []
         for part in filter(None, rest.split(",")):
             name, equals, value = part.partition("=")
@@ -93,7 +93,7 @@ def all_specs() -> list[Spec]:
 
 def state_bytes(config: ModelConfig) -> int | None:
     """Bytes of one session's state as we store it; None where it grows with the text."""
-    if not mechanism(config.attention).constant_state:
+    if not spec_of(config.attention).constant_state:
         return None
     return StateLayout.of(config).num_bytes
 

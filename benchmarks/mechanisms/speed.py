@@ -19,7 +19,7 @@ from benchmarks.harness import Figures
 from benchmarks.mechanisms.folder import Folder
 from benchmarks.mechanisms.language import Recipe, session_bytes, training
 from benchmarks.mechanisms.specs import SIZES, Spec
-from model.attention import mechanism
+from model.attention import spec_of
 from model.config import ModelConfig
 from model.lm import LanguageModel, ModelState
 from model.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ def decoding_rates(config: ModelConfig, speed: SpeedRecipe) -> dict[str, float]:
     model = LanguageModel(config)
     model.init_weights(torch.Generator().manual_seed(0))
     model.to(getattr(torch, speed.dtype)).eval()
-    constant = mechanism(config.attention).constant_state
+    constant = spec_of(config.attention).constant_state
     rates = {}
     for sessions in speed.sessions:
         for context in speed.contexts[:1] if constant else speed.contexts:
@@ -121,7 +121,7 @@ def filled(model: LanguageModel, sessions: int, context: int) -> tuple[ModelStat
     """The state after ``context`` tokens; a cache holds noise, which takes as long to read."""
     generator = torch.Generator().manual_seed(0)
     position = torch.full((sessions,), context)
-    if not mechanism(model.config.attention).constant_state:
+    if not spec_of(model.config.attention).constant_state:
         empty = model.empty_state(sessions)
         return tuple(
             {

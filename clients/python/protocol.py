@@ -46,6 +46,8 @@ class Sampling(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     seed: int
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]

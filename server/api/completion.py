@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -23,6 +23,13 @@ class CompletionWriter:
     model: str
     created_s: int
     include_usage: bool = False
+    _around: tuple[bytes, bytes, bytes] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Cuts a token's chunk at its text and its position: the rest is the same for all."""
+        head, _, after = self._chunk("TEXT", None, 1, None).rpartition(b"1")
+        before, _, between = head.rpartition(b'"TEXT"')
+        object.__setattr__(self, "_around", (before, between, after))
 
     def whole(self, events: list[Event]) -> bytes:
         """The JSON answer; raises `InternalFailure` where the request ended by an error."""
@@ -34,7 +41,9 @@ class CompletionWriter:
     def chunks(self, event: Event) -> bytes:
         """The server-sent events for one event of the engine; the last ends with ``[DONE]``."""
         if isinstance(event, TokenEvent):
-            return self._chunk(event.text, None, event.position, None)
+            before, between, after = self._around
+            text = orjson.dumps(event.text)
+            return b"%b%b%b%d%b" % (before, text, between, event.position, after)
         if isinstance(event, Started):
             return b""
         if event.finish_reason == "error":

@@ -1,8 +1,8 @@
-"""The server's WebSocket frames as text."""
+"""The server's WebSocket frames as JSON in UTF-8."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -19,28 +19,32 @@ class Work:
 
     request_id: str
     request: Request
+    _before: bytes = field(init=False, repr=False)
 
-    def frame(self, event: Event) -> str | None:
+    def __post_init__(self) -> None:
+        """Writes what all of its tokens' frames begin with."""
+        head = encode({"type": "token", "request_id": self.request_id})
+        object.__setattr__(self, "_before", head[:-1])
+
+    def frame(self, event: Event) -> bytes | None:
         """The frame for an event of this request, if the event has one."""
         if isinstance(event, TokenEvent):
-            return self._token(event)
+            return self.token(event)
         if isinstance(event, Started):
             return self._started(event)
         return self._finished(event)
 
-    def _token(self, event: TokenEvent) -> str:
-        return encode(
-            {
-                "type": "token",
-                "request_id": self.request_id,
-                "seq": event.seq,
-                "position": event.position,
-                "token_id": event.token_id,
-                "text": event.text,
-            }
+    def token(self, event: TokenEvent) -> bytes:
+        """The frame for one token of this request."""
+        return b'%b,"seq":%d,"position":%d,"token_id":%d,"text":%b}' % (
+            self._before,
+            event.seq,
+            event.position,
+            event.token_id,
+            orjson.dumps(event.text),
         )
 
-    def _started(self, event: Started) -> str | None:
+    def _started(self, event: Started) -> bytes | None:
         if self.request.sampling is None:
             return None
         return encode(
@@ -53,7 +57,7 @@ class Work:
             }
         )
 
-    def _finished(self, event: Finished) -> str:
+    def _finished(self, event: Finished) -> bytes:
         usage = usage_object(event.usage)
         if event.finish_reason is None:
             return encode(
@@ -78,7 +82,7 @@ class Work:
         return encode({**frame, "error": event.error} if event.error is not None else frame)
 
 
-def created_frame(request_id: str, info: SessionInfo) -> str:
+def created_frame(request_id: str, info: SessionInfo) -> bytes:
     """The answer to ``create``."""
     return encode(
         {
@@ -91,12 +95,12 @@ def created_frame(request_id: str, info: SessionInfo) -> str:
     )
 
 
-def deleted_frame(request_id: str, session: str) -> str:
+def deleted_frame(request_id: str, session: str) -> bytes:
     """The answer to ``delete``."""
     return encode({"type": "deleted", "request_id": request_id, "session": session})
 
 
-def error_frame(request_id: str | None, error: EngineError) -> str:
+def error_frame(request_id: str | None, error: EngineError) -> bytes:
     """The answer to what cannot be done; ``request_id`` is None where the client gave none."""
     return encode(
         {
@@ -108,6 +112,6 @@ def error_frame(request_id: str | None, error: EngineError) -> str:
     )
 
 
-def encode(frame: dict[str, Any]) -> str:
+def encode(frame: dict[str, Any]) -> bytes:
     """A frame's JSON."""
-    return orjson.dumps(frame).decode()
+    return orjson.dumps(frame)

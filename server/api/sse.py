@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from server.api.completion import DONE, sse
 from server.api.errors import error_object
 from server.api.refuse import error_response
+from server.api.shortcut import Write, writer_of
 from server.driver import Driver
 from server.engine.errors import EngineError, InternalFailure
 from server.engine.types import Event, Finished, Request
@@ -93,10 +94,16 @@ class SseAnswer(WatchedAnswer):
             return
         headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._stream(events, send)
+        await self._stream(events, send, writer_of(scope))
         await send({"type": "http.response.body", "body": b""})
 
-    async def _stream(self, events: list[Event], send: Send) -> None:
+    async def _stream(self, events: list[Event], send: Send, write: Write) -> None:
+        """Sends ``events`` and all that follow; those take the shortcut while the client reads."""
+
+        def write_now(events: Sequence[Event]) -> bool:
+            ended = isinstance(events[-1], Finished)
+            return not ended and write([self._write(event) for event in events])
+
         while True:
             body = b"".join(map(self._write, events))
             if body:
@@ -104,7 +111,7 @@ class SseAnswer(WatchedAnswer):
             if isinstance(events[-1], Finished):
                 return
             try:
-                events = await self._outbox.take()
+                events = await self._outbox.take(write_now)
             except EngineError as error:
                 body = sse({"error": error_object(error)}) + DONE
                 await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -112,10 +119,18 @@ class SseAnswer(WatchedAnswer):
 
 
 async def _collect(outbox: Outbox[Event]) -> list[Event]:
-    events: list[Event] = []
-    while not events or not isinstance(events[-1], Finished):
-        events += await outbox.take()
-    return events
+    """All events of a request; wakes up for the last one."""
+    collected: list[Event] = []
+
+    def collect(events: Sequence[Event]) -> bool:
+        if isinstance(events[-1], Finished):
+            return False
+        collected.extend(events)
+        return True
+
+    while not collected or not isinstance(collected[-1], Finished):
+        collected.extend(await outbox.take(collect))
+    return collected
 
 
 def _raise_if_failed(events: list[Event]) -> None:

@@ -13,15 +13,27 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._between_characters = True
 
     def push(self, token_id: int) -> str:
         """The characters that this token completes; bytes that can be none become U+FFFD."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode() if self._between_characters else self._go_on(data)
+        except UnicodeDecodeError:
+            return self._go_on(data)
 
     def flush(self) -> str:
         """U+FFFD for an unfinished character, if there is one; starts anew."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
+        self._between_characters = True
+        return text
+
+    def _go_on(self, data: bytes) -> str:
+        """Takes into account how the last character began, and how the next one does."""
+        text = self._decoder.decode(data)
+        self._between_characters = not self._decoder.getstate()[0]
         return text
 
 

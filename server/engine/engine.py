@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from model.checkpoint import Checkpoint
-from model.state import StateLayout
-from server.engine.detokenizer import Detokenizer, StopStrings
+from model.config import ModelConfig
+from model.tokenizer import Tokenizer
+from server.engine.detokenizer import Detokenizer
 from server.engine.errors import InvalidRequest, QueueFull
 from server.engine.lifecycle import Phase, check_move
-from server.engine.runner import Runner
-from server.engine.sampler import Draw, check_params, sample
-from server.engine.scheduler import Plan, Scheduler
+from server.engine.live import Live
+from server.engine.runner import NOT_FINITE, Feed, Runner
+from server.engine.sampling import check_params
+from server.engine.scheduler import Scheduler
 from server.engine.sessions import Session, SessionTable
 from server.engine.state_pool import StatePool
 from server.engine.types import (
@@ -40,54 +38,32 @@ from server.engine.types import (
 class EngineConfig:
     """Limits, all fixed at start. ``new_id`` names sessions: unguessable in production."""
 
-    max_sessions: int
     new_id: Callable[[], str]
-    chunk_sizes: tuple[int, ...] = (64, 16)
     max_running: int = 256
     max_waiting: int = 1024
     session_ttl_s: float = 900.0
 
 
-@dataclass(eq=False, slots=True)
-class _Live:
-    """A request between `submit` and its `Finished`."""
-
-    request: Request
-    session: Session
-    tokens: tuple[int, ...]  # to feed: the session's pending token, then the prompt
-    held: tuple[int, ...]  # the prompt's last token, if nothing is to be generated after it
-    length: int  # of the session before this request
-    stop_strings: StopStrings
-    phase: Phase = Phase.WAITING
-    num_fed: int = 0
-    num_generated: int = 0
-
-    @property
-    def position(self) -> int:
-        return self.session.position
-
-    @property
-    def num_unfed(self) -> int:
-        return len(self.tokens) - self.num_fed if self.phase is not Phase.DECODE else 1
-
-
 class Engine:
     """Continuous batching over sessions of constant size."""
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        self.tokenizer = checkpoint.tokenizer
-        self._model_config = checkpoint.config
-        self._config = config
-        self._layout = StateLayout.of(checkpoint.config)
-        device = checkpoint.model.head_weight.device
-        self._pool = StatePool(self._layout, config.max_sessions, device)
-        self._runner = Runner(checkpoint.model, self._pool, config.chunk_sizes)
-        self._sessions = SessionTable(self._pool, config.session_ttl_s)
-        self._scheduler: Scheduler[_Live] = Scheduler(
-            config.chunk_sizes, config.max_running, config.max_waiting
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        tokenizer: Tokenizer,
+        pool: StatePool,
+        runner: Runner,
+        config: EngineConfig,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._model_config, self._config = model_config, config
+        self._pool, self._runner = pool, runner
+        self._sessions = SessionTable(pool, config.session_ttl_s)
+        self._scheduler: Scheduler[Live] = Scheduler(
+            runner.grid, config.max_running, config.max_waiting
         )
-        self._live: dict[str, _Live] = {}
-        self._cancelled: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
+        self._cancelled: dict[str, Live] = {}
         self._num_prompt = self._num_completion = 0
 
     # Commands
@@ -153,7 +129,9 @@ class Engine:
             events.append(Started(live.request.request_id, live.session.id, live.length))
             if not live.tokens:
                 events.append(self._finish(live, None, now))
-        self._run(self._scheduler.plan(), events, now)
+        plan = self._scheduler.plan()
+        if plan:
+            self._run(plan, events, now)
         return events
 
     def has_work(self) -> bool:
@@ -170,7 +148,7 @@ class Engine:
             num_sessions=len(self._sessions),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            state_bytes_per_session=self._layout.num_bytes,
+            state_bytes_per_session=self._pool.layout.num_bytes,
             prompt_tokens_total=self._num_prompt,
             completion_tokens_total=self._num_completion,
             expired_sessions_total=self._sessions.num_expired,
@@ -178,84 +156,60 @@ class Engine:
 
     # The parts of a step
 
-    def _run(self, plan: Plan[_Live], events: list[Event], now: float) -> None:
-        ready: list[tuple[_Live, Tensor]] = []
-        if plan.chunks:
-            parts = [live.tokens[live.num_fed :][: plan.chunk_size] for live in plan.chunks]
-            rows = self._runner.prefill(*_where(plan.chunks), parts)
-            for live, part, logits in zip(plan.chunks, parts, rows, strict=True):
-                self._fed(live, part)
-                if live.num_fed == len(live.tokens):
-                    ready.append((live, logits))
-        if plan.steps:
-            tokens = [self._next_token(live) for live in plan.steps]
-            rows = self._runner.decode(*_where(plan.steps), tokens)
-            for live, token, logits in zip(plan.steps, tokens, rows, strict=True):
-                self._fed(live, (token,))
-                if live.num_fed == len(live.tokens):
-                    ready.append((live, logits))
-        self._advance(ready, events, now)
-
-    def _next_token(self, live: _Live) -> int:
-        if live.phase is Phase.DECODE:
-            assert live.session.pending is not None
-            return live.session.pending
-        return live.tokens[live.num_fed]
-
-    def _fed(self, live: _Live, tokens: tuple[int, ...]) -> None:
-        """Bookkeeping after the state has seen ``tokens``."""
-        session = live.session
-        if live.phase is Phase.PREFILL:
-            live.num_fed += len(tokens)
-            session.recent.extend(tokens if session.pending is None else tokens[1:])
-        session.position += len(tokens)
-        session.pending = None
-
-    def _advance(self, ready: list[tuple[_Live, Tensor]], events: list[Event], now: float) -> None:
-        """Samples for the requests whose prompts are fed, and ends those that only fed."""
-        sampling = []
-        for live, logits in ready:
-            if live.request.sampling is None:
-                events.append(self._finish(live, None, now))
-            else:
-                sampling.append((live, logits))
-        if not sampling:
-            return
-        draws = [
-            Draw(live.request.sampling, live.session.position, live.session.recent)
-            for live, _ in sampling
-            if live.request.sampling is not None
-        ]
-        logits = torch.stack([row for _, row in sampling])
-        # A model's vocabulary may be padded beyond the tokenizer's: those ids stand for nothing.
-        tokens = sample(logits[:, : self.tokenizer.vocab_size], draws)
-        for (live, _), token in zip(sampling, tokens, strict=True):
+    def _run(self, plan: list[tuple[Live, int]], events: list[Event], now: float) -> None:
+        """One call of the runner for all rows, then what came of each."""
+        feeds = [self._feed(live, count) for live, count in plan]
+        tokens = self._runner.run(feeds)
+        for (live, count), token in zip(plan, tokens, strict=True):
+            session = live.session
+            session.position += count
+            session.pending = None
             if live.phase is Phase.PREFILL:
+                live.num_fed += count
+                live.num_unfed -= count
+                if live.num_unfed:
+                    continue
+                if live.draw is None:
+                    events.append(self._finish(live, None, now))
+                    continue
                 self._move(live, Phase.DECODE)
-            if token is None:
-                events.append(self._finish(live, "error", now, "the model's output is not finite"))
-            else:
+                live.num_unfed = 1  # from here on, the token sampled last
+            if token >= 0:
                 self._generated(live, token, events, now)
+            else:
+                assert token == NOT_FINITE, token
+                events.append(self._finish(live, "error", now, "the model's output is not finite"))
 
-    def _generated(self, live: _Live, token: int, events: list[Event], now: float) -> None:
-        session, params = live.session, live.request.sampling
-        assert params is not None
-        text, met = live.stop_strings.push(session.detokenizer.push(token))
-        position = session.length
+    def _feed(self, live: Live, count: int) -> Feed:
+        """The row of ``live``; the tokens of a prompt become recent ones."""
+        session = live.session
+        if live.phase is Phase.DECODE:
+            assert session.pending is not None
+            return Feed(session.slot, session.position, (session.pending,), live.draw, live.recent)
+        tokens = live.tokens[live.num_fed : live.num_fed + count]
+        session.recent.extend(tokens if session.pending is None else tokens[1:])
+        draw = live.draw if count == live.num_unfed else None
+        return Feed(session.slot, session.position, tokens, draw, live.recent)
+
+    def _generated(self, live: Live, token: int, events: list[Event], now: float) -> None:
+        session, stops, met = live.session, live.stop_strings, False
+        text = session.detokenizer.push(token)
+        if stops is not None:
+            text, met = stops.push(text)
+        position = session.position
         session.hold(token)
         session.seq += 1
         live.num_generated += 1
         self._num_completion += 1
         events.append(TokenEvent(live.request.request_id, session.seq, position, token, text))
-        ended = token == self._model_config.eos_token_id and not params.ignore_eos
-        if met or ended or token in params.stop_token_ids:
+        if met or token in live.ends:
             events.append(self._finish(live, "stop", now, drop_held=met))
-        elif live.num_generated == params.max_tokens:
+        elif live.num_generated == live.max_tokens:
             events.append(self._finish(live, "length", now))
 
     def _finish(
         self,
-        live: _Live,
+        live: Live,
         reason: FinishReason | None,
         now: float,
         error: str | None = None,
@@ -273,7 +227,7 @@ class Engine:
         self._cancelled.pop(request.request_id, None)
         if reason == "error":
             session.keep = False  # its state cannot be trusted
-        text = "" if drop_held else live.stop_strings.flush()
+        text = live.stop_strings.flush() if live.stop_strings and not drop_held else ""
         if not session.keep and not drop_held:
             text += session.detokenizer.flush()
         if request.sampling is not None:
@@ -295,7 +249,7 @@ class Engine:
             error,
         )
 
-    def _move(self, live: _Live, phase: Phase) -> None:
+    def _move(self, live: Live, phase: Phase) -> None:
         check_move(live.phase, phase)
         live.phase = phase
 
@@ -316,7 +270,7 @@ class Engine:
         detokenizer = Detokenizer(self.tokenizer)
         return self._sessions.open(self._config.new_id(), owner, keep, detokenizer, now)
 
-    def _prepare(self, request: Request, session: Session) -> _Live:
+    def _prepare(self, request: Request, session: Session) -> Live:
         """What the request feeds: the token still pending, a start token if asked, its own."""
         pending = () if session.pending is None else (session.pending,)
         start: tuple[int, ...] = ()
@@ -324,12 +278,11 @@ class Engine:
             start = (self._model_config.bos_token_id,)
         if request.tokens:
             session.detokenizer.flush()  # an unfinished character ends where new text begins
-        stops = request.sampling.stop if request.sampling else ()
         tokens = (*pending, *start, *request.tokens)
-        split = len(tokens) if request.sampling else len(tokens) - 1
-        return _Live(
-            request, session, tokens[:split], tokens[split:], session.length, StopStrings(stops)
-        )
+        if request.sampling is None:
+            return Live.feeding(request, session, tokens)
+        draw = self._runner.prepare(request.sampling)
+        return Live.generating(request, session, tokens, draw, self._model_config.eos_token_id)
 
     def _info(self, session: Session, now: float) -> SessionInfo:
         idle_s = 0.0 if session.running else now - session.last_used
@@ -339,11 +292,5 @@ class Engine:
             session.seq,
             session.running is not None,
             idle_s,
-            self._layout.num_bytes,
+            self._pool.layout.num_bytes,
         )
-
-
-def _where(requests: list[_Live]) -> tuple[list[int], list[int]]:
-    """Slots and positions."""
-    sessions = [live.session for live in requests]
-    return [s.slot for s in sessions], [s.position for s in sessions]

@@ -1,24 +1,24 @@
 """What runs in the next step: a decision over counts and positions, without tensors.
 
-A prompt is fed in chunks on a fixed grid: a chunk of size s starts at a multiple
-of s, counted from position 0 of the session, and the largest size that fits is
-taken, whatever else is running. The grid is part of the definition of a
-session's bits. What fits no chunk goes token by token.
-
-Every running request gets one token per step: its next one to decode, or of its
-prompt where that is off the grid. Beside them at most `PREFILL_TOKENS` tokens of
-chunks run, taken in turn. So prompts, however long or many, delay each token of
+Every running request gets one token per step: its next one to decode, or the
+last of its prompt. Beside them at most `PREFILL_TOKENS` tokens of prompts are
+fed, taken in turn. So prompts, however long or many, delay each token of
 another stream by no more than that, and long prompts advance alike.
+
+Where the runner has a grid, because another cut of a prompt would give other
+bits, a chunk of size s starts at a multiple of s, counted from position 0 of
+the session, and the largest size that fits is taken, whatever else is running.
+The grid is part of the definition of a session's bits. What fits no chunk goes
+token by token, and the chunks of one step have one size.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-#: Tokens of prompts that one step feeds in chunks; no chunk is larger.
+#: Tokens of prompts that one step feeds; no chunk is larger.
 PREFILL_TOKENS = 128
 
 
@@ -37,24 +37,16 @@ class Schedulable(Hashable, Protocol):
 R = TypeVar("R", bound=Schedulable)
 
 
-@dataclass(frozen=True)
-class Plan(Generic[R]):
-    """One step: ``chunks`` feed ``chunk_size`` tokens each, ``steps`` one token each."""
-
-    chunk_size: int
-    chunks: list[R]
-    steps: list[R]
-
-
 class Scheduler(Generic[R]):
-    """First come, first served up to ``max_running`` requests; in turn for chunks.
+    """First come, first served up to ``max_running`` requests; in turn for prompts.
 
-    ``chunk_sizes`` are in descending order, each a multiple of the next.
+    ``grid`` has chunk sizes in descending order, each a multiple of the next,
+    or none where prompts may be cut anywhere.
     """
 
-    def __init__(self, chunk_sizes: tuple[int, ...], max_running: int, max_waiting: int) -> None:
-        assert chunk_sizes[0] <= PREFILL_TOKENS, chunk_sizes
-        self.chunk_sizes = chunk_sizes
+    def __init__(self, grid: tuple[int, ...], max_running: int, max_waiting: int) -> None:
+        assert not grid or grid[0] <= PREFILL_TOKENS, grid
+        self.grid = grid
         self.max_running = max_running
         self.max_waiting = max_waiting
         self.waiting: deque[R] = deque()
@@ -84,19 +76,44 @@ class Scheduler(Generic[R]):
             self.running[admitted[-1]] = None
         return admitted
 
-    def plan(self) -> Plan[R]:
-        """The next step for the running requests."""
-        sizes = {request: self._chunk_size(request) for request in self.running}
-        size = next((size for size in sizes.values() if size), 1)
-        chunks = [r for r in self.running if sizes[r] == size > 1][: PREFILL_TOKENS // size]
-        for request in chunks:  # to the back of the queue
-            del self.running[request]
-            self.running[request] = None
-        return Plan(size, chunks, [r for r in self.running if not sizes[r]])
+    def plan(self) -> list[tuple[R, int]]:
+        """The running requests of the next step, and how many tokens each feeds."""
+        single, prompts = [], []
+        for request in self.running:
+            if request.num_unfed == 1:
+                single.append((request, 1))
+            else:
+                prompts.append(request)
+        if not prompts:
+            return single
+        chunks = self._chunks_on_grid(prompts) if self.grid else self._chunks(prompts)
+        for request, size in chunks:
+            if size > 1:  # to the back of the queue
+                del self.running[request]
+                self.running[request] = None
+        return chunks + single
+
+    def _chunks(self, prompts: list[R]) -> list[tuple[R, int]]:
+        """As many tokens as the bound leaves, to the first in turn first."""
+        chunks, left = [], PREFILL_TOKENS
+        for request in prompts:
+            if not left:
+                break
+            size = min(request.num_unfed, left)
+            chunks.append((request, size))
+            left -= size
+        return chunks
+
+    def _chunks_on_grid(self, prompts: list[R]) -> list[tuple[R, int]]:
+        """Chunks of the size that is first in turn; one token each for what is off the grid."""
+        sizes = {request: self._chunk_size(request) for request in prompts}
+        size = next((size for size in sizes.values() if size > 1), 1)
+        chunks = [(r, size) for r in prompts if sizes[r] == size > 1][: PREFILL_TOKENS // size]
+        return chunks + [(r, 1) for r in prompts if sizes[r] == 1]
 
     def _chunk_size(self, request: R) -> int:
-        """The size of the chunk that the request's next tokens make; 0 for none."""
-        for size in self.chunk_sizes:
+        """The size of the chunk that the request's next tokens make; 1 where they make none."""
+        for size in self.grid:
             if request.position % size == 0 and request.num_unfed >= size:
                 return size
-        return 0
+        return 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from server.engine.detokenizer import Detokenizer
 from server.engine.errors import CapacityExhausted, SessionBusy, SessionNotFound
-from server.engine.sampler import PENALTY_WINDOW
+from server.engine.sampling import PENALTY_WINDOW
 from server.engine.state_pool import StatePool
 
 

@@ -1,31 +1,37 @@
 """All sessions' states in one allocation of known size: a slot is a row, capacity an integer.
 
-The memory is reserved at start, so a session never fails for want of it later.
-A slot is zeroed when it is handed out: zero is the empty state, and no session
-can meet what another one left.
+The address space is reserved at start, so a session never fails for want of it
+later; a page of it takes memory when it is first written. A slot is zeroed when
+it is handed out: zero is the empty state, and no session can meet what another
+one left.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import mmap
 
-from model.lm import ModelState
+import numpy as np
+import numpy.typing as npt
+
 from model.state import StateLayout
+
+Block = npt.NDArray[np.uint8]
 
 
 class StatePool:
-    """``num_slots`` blocks of state. The caller frees each slot that it allocates."""
+    """``num_slots`` blocks of state: the rows of ``blocks``, [num_slots, num_bytes] uint8.
 
-    def __init__(
-        self, layout: StateLayout, num_slots: int, device: torch.device | None = None
-    ) -> None:
+    The caller frees each slot that it allocates. Raises `OSError` where the system
+    has no such room.
+    """
+
+    def __init__(self, layout: StateLayout, num_slots: int) -> None:
         assert num_slots > 0, num_slots
-        self.layout = layout
-        self.num_slots = num_slots
-        self._blocks = torch.zeros(num_slots, layout.num_bytes, dtype=torch.uint8, device=device)
-        self._views = layout.views(self._blocks)
+        self.layout, self.num_slots = layout, num_slots
+        memory = mmap.mmap(-1, num_slots * layout.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.blocks: Block = np.frombuffer(memory, np.uint8).reshape(num_slots, layout.num_bytes)
         self._free = list(range(num_slots))[::-1]
+        self._held: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -33,35 +39,23 @@ class StatePool:
 
     @property
     def num_held(self) -> int:
-        return self.num_slots - len(self._free)
+        return len(self._held)
 
     def allocate(self) -> int | None:
         """A zeroed slot, or None where all are held."""
         if not self._free:
             return None
         slot = self._free.pop()
-        self._blocks[slot].zero_()
+        self._held.add(slot)
+        self.blocks[slot] = 0
         return slot
 
     def free(self, slot: int) -> None:
-        assert 0 <= slot < self.num_slots and slot not in self._free, slot
+        assert slot in self._held, slot
+        self._held.remove(slot)
         self._free.append(slot)
 
-    def block(self, slot: int) -> Tensor:
+    def block(self, slot: int) -> Block:
         """The slot's bytes, [num_bytes] uint8, sharing the pool's memory."""
-        return self._blocks[slot]
-
-    def gather(self, slots: Tensor) -> ModelState:
-        """A copy of the states of ``slots`` [B] int64; a single slot is not copied but shared."""
-        if len(slots) == 1:
-            row = int(slots[0])
-            return tuple({n: t[row : row + 1] for n, t in layer.items()} for layer in self._views)
-        return tuple(
-            {n: t.index_select(0, slots) for n, t in layer.items()} for layer in self._views
-        )
-
-    def scatter(self, slots: Tensor, state: ModelState) -> None:
-        """Writes the first ``len(slots)`` rows of ``state`` into ``slots`` [B] int64."""
-        for views, layer in zip(self._views, state, strict=True):
-            for name, tensor in layer.items():
-                views[name].index_copy_(0, slots, tensor[: len(slots)])
+        block: Block = self.blocks[slot]
+        return block

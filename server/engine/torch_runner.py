@@ -1,9 +1,10 @@
-"""Runs the model on rows of the state pool, with the same bits in any company.
+"""Runs the model on torch, with the same bits in any company.
 
 A row's result must not depend on how many rows share its batch, so every
 product has a shape for which the machine's matrix library treats each row
 alike. Which those are is found out at start, on the model itself, not assumed:
-see `server.engine.invariance`.
+see `server.engine.invariance`. Chunks and single steps agree up to rounding
+only, so prompts are cut on a grid.
 """
 
 from __future__ import annotations
@@ -14,63 +15,93 @@ import torch
 from torch import Tensor
 
 from model.lm import LanguageModel, ModelState
+from model.state_tensors import state_views
 from server.engine.invariance import MAX_ROWS, chunk_batch, row_tile
+from server.engine.runner import NO_TOKEN, Feed
+from server.engine.sampler import Draw, sample
 from server.engine.state_pool import StatePool
+from server.engine.types import SamplingParams
+
+#: Chunk sizes of prompts, each a multiple of the next.
+GRID = (64, 16)
 
 Forward = Callable[[Tensor, ModelState, Tensor], tuple[Tensor, ModelState]]
 
 
-class Runner:
-    """Prefill and decode for slots of ``pool``. Not thread-safe: the engine's thread owns it."""
+class TorchRunner:
+    """See `server.engine.runner.Runner`. The model is on the CPU, where the pool is.
+
+    Only the first ``num_ids`` ids are drawn: a model's vocabulary may be padded
+    beyond the tokenizer's, and those ids stand for nothing.
+    """
 
     def __init__(
-        self, model: LanguageModel, pool: StatePool, chunk_sizes: tuple[int, ...] = ()
+        self,
+        model: LanguageModel,
+        pool: StatePool,
+        num_ids: int,
+        grid: tuple[int, ...] = GRID,
     ) -> None:
+        self.grid = grid
+        self._num_ids = num_ids
         self._model = model
-        self._pool = pool
+        self._views = state_views(pool.layout, torch.from_numpy(pool.blocks))
         self.row_tile = row_tile(model)
-        self.chunk_batch = {size: chunk_batch(model, size) for size in chunk_sizes}
+        self.chunk_batch = {size: chunk_batch(model, size) for size in grid}
 
-    def prefill(
-        self, slots: Sequence[int], positions: Sequence[int], chunks: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Feeds one chunk, all of one size, to each of B slots.
+    def prepare(self, params: SamplingParams) -> SamplingParams:
+        """The sampler takes them as they are."""
+        return params
+
+    @torch.inference_mode()
+    def run(self, feeds: Sequence[Feed]) -> list[int]:
+        """See `server.engine.runner.Runner.run`. Chunks of each size, then single tokens."""
+        rows: dict[int, Tensor] = {}
+        for size in sorted({len(feed.tokens) for feed in feeds}, reverse=True):
+            index = [i for i, feed in enumerate(feeds) if len(feed.tokens) == size]
+            part = [feeds[i] for i in index]
+            logits = self._decode(part) if size == 1 else self._prefill(part, size)
+            rows.update(zip(index, logits, strict=True))
+        return self._sample(feeds, rows)
+
+    def _sample(self, feeds: Sequence[Feed], rows: dict[int, Tensor]) -> list[int]:
+        tokens = [NO_TOKEN] * len(feeds)
+        index = [i for i, feed in enumerate(feeds) if feed.draw is not None]
+        if index:
+            draws = [_draw(feeds[i]) for i in index]
+            logits = torch.stack([rows[i] for i in index])
+            drawn = sample(logits[:, : self._num_ids], draws)
+            for i, token in zip(index, drawn, strict=True):
+                tokens[i] = token
+        return tokens
+
+    def _prefill(self, feeds: list[Feed], size: int) -> Tensor:
+        """Feeds one chunk of ``size`` tokens to each slot.
 
         Returns the logits after the last token of each, [B, vocabulary] float32.
         """
-        batch = self.chunk_batch[len(chunks[0])]
-        hidden = self._run(self._last_hidden, slots, positions, chunks, batch, tile=1)
-        return self._logits(hidden)
+        return self._logits(self._run(self._last_hidden, feeds, self.chunk_batch[size], tile=1))
 
-    def decode(
-        self, slots: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
-    ) -> Tensor:
-        """Feeds one token to each of B slots; the logits after it, [B, vocabulary] float32."""
-        logits = self._run(self._model.step, slots, positions, tokens, MAX_ROWS, self.row_tile)
-        return logits.float()
+    def _decode(self, feeds: list[Feed]) -> Tensor:
+        """Feeds one token to each slot; the logits after it, [B, vocabulary] float32."""
+        return self._run(self._step, feeds, MAX_ROWS, self.row_tile).float()
 
-    @torch.inference_mode()
-    def _run(
-        self,
-        forward: Forward,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        inputs: Sequence[object],
-        batch: int,
-        tile: int,
-    ) -> Tensor:
+    def _run(self, forward: Forward, feeds: list[Feed], batch: int, tile: int) -> Tensor:
         """``forward`` over at most ``batch`` slots at a time, padded to whole tiles."""
         outputs = []
-        for start in range(0, len(slots), batch):
-            part = slice(start, start + batch)
-            index, where, ids = (
-                _padded(values[part], tile, self._model) for values in (slots, positions, inputs)
-            )
-            rows = len(slots[part])
-            output, state = forward(ids, self._pool.gather(index), where)
-            self._pool.scatter(index[:rows], state)
-            outputs.append(output[:rows])
+        for start in range(0, len(feeds), batch):
+            part = feeds[start : start + batch]
+            padded = part + part[:1] * (-len(part) % tile)
+            index = torch.tensor([feed.slot for feed in padded])
+            where = torch.tensor([feed.position for feed in padded])
+            tokens = torch.tensor([list(feed.tokens) for feed in padded])
+            output, state = forward(tokens, self._gather(index), where)
+            self._scatter(index[: len(part)], state)
+            outputs.append(output[: len(part)])
         return torch.cat(outputs)
+
+    def _step(self, ids: Tensor, state: ModelState, where: Tensor) -> tuple[Tensor, ModelState]:
+        return self._model.step(ids.squeeze(1), state, where)
 
     def _last_hidden(
         self, ids: Tensor, state: ModelState, where: Tensor
@@ -78,13 +109,26 @@ class Runner:
         x, state = self._model.hidden_chunk(ids, state, where)
         return x[:, -1], state
 
-    @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
         padding = hidden[:1].expand(-len(hidden) % self.row_tile, -1)
         return self._model.logits(torch.cat([hidden, padding]))[: len(hidden)].float()
 
+    def _gather(self, slots: Tensor) -> ModelState:
+        """A copy of the states of ``slots`` [B] int64; a single slot is not copied but shared."""
+        if len(slots) == 1:
+            row = int(slots[0])
+            return tuple({n: t[row : row + 1] for n, t in layer.items()} for layer in self._views)
+        return tuple(
+            {n: t.index_select(0, slots) for n, t in layer.items()} for layer in self._views
+        )
 
-def _padded(values: Sequence[object], tile: int, model: LanguageModel) -> Tensor:
-    """The values as a tensor, the first one repeated up to a whole number of tiles."""
-    padding = [values[0]] * (-len(values) % tile)
-    return torch.tensor([*values, *padding], device=model.head_weight.device)
+    def _scatter(self, slots: Tensor, state: ModelState) -> None:
+        """Writes the first ``len(slots)`` rows of ``state`` into ``slots`` [B] int64."""
+        for views, layer in zip(self._views, state, strict=True):
+            for name, tensor in layer.items():
+                views[name].index_copy_(0, slots, tensor[: len(slots)])
+
+
+def _draw(feed: Feed) -> Draw:
+    assert isinstance(feed.draw, SamplingParams), feed.draw
+    return Draw(feed.draw, feed.position + len(feed.tokens), feed.recent or ())

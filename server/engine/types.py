@@ -7,19 +7,20 @@ session from 0. ``owner`` is the tenant that a session belongs to.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. Checked by `server.engine.sampler.check_params`.
+    """How the next token is drawn. Checked by `server.engine.sampling.check_params`.
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are
-    off; ``repetition_penalty`` 1 is off (Keskar et al. 2019, section 4.1) and
-    looks at the last `server.engine.sampler.PENALTY_WINDOW` tokens. The draw
-    at a position depends on ``seed`` and that position alone.
+    off, and so are ``repetition_penalty`` 1 (Keskar et al. 2019, section 4.1),
+    ``presence_penalty`` 0 and ``frequency_penalty`` 0 (OpenAI's). Penalties look
+    at the last `server.engine.sampling.PENALTY_WINDOW` tokens. The draw at a
+    position depends on ``seed`` and that position alone.
     """
 
     temperature: float = 1.0
@@ -27,6 +28,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int = 0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
@@ -70,9 +73,8 @@ class Started:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One generated token.
+class TokenEvent(NamedTuple):
+    """One generated token; a tuple, because there is one for every token.
 
     ``seq`` numbers the session's generated events from 1 for as long as the
     session lives. ``text`` is what became safe to show: whole characters, and

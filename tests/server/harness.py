@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from server.api.app import create_app
 from server.config import ServerConfig
 from server.driver import Driver
-from server.engine.types import EngineStats
+from server.engine.types import EngineStats, Request, SamplingParams
 from server.metrics import Metrics
 from server.protocol import HttpProtocol
 from server.serving import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
@@ -47,6 +47,18 @@ class Gate:
     def open(self) -> None:
         self._open = True
         self._steps.release()
+
+
+class Recorder(FakeEngine):
+    """Remembers the sampling of each request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampling: list[SamplingParams | None] = []
+
+    def submit(self, request: Request, now: float) -> None:
+        self.sampling.append(request.sampling)
+        super().submit(request, now)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,21 @@ def test_flags_win_over_environment_and_that_over_defaults(monkeypatch: pytest.M
     assert (config.port, config.host, config.drain_timeout_s) == (7000, "0.0.0.0", 10.0)
 
 
+def test_variables_are_read_as_their_fields_are() -> None:
+    environment = {
+        "EVERSTREAM_THREADS": "3",
+        "EVERSTREAM_BACKEND": "native",
+        "EVERSTREAM_SESSION_TTL_S": "2.5",
+        "EVERSTREAM_TYPO": "1",
+        "PORT": "1",
+    }
+    config = ServerConfig.load(environment)
+    assert (config.threads, config.backend, config.session_ttl_s) == (3, "native", 2.5)
+    assert config.port == 8000
+    with pytest.raises(ConfigError, match=r"--port \(EVERSTREAM_PORT\)"):
+        ServerConfig.load({"EVERSTREAM_PORT": ""})
+
+
 def test_lists_come_from_the_environment_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTREAM_API_KEYS", "one, two,")
     monkeypatch.setenv("EVERSTREAM_ALLOWED_ORIGINS", "https://a.example")
@@ -56,6 +71,7 @@ def test_keys_do_not_show() -> None:
         ({"allowed_origins": "example.com"}, "--allow-origin"),
         ({"api_keys": ("",)}, "--api-key"),
         ({"dtype": "int4"}, "--dtype"),
+        ({"backend": "cuda"}, "--backend"),
     ],
 )
 def test_bad_setting_is_named_by_its_flag(flags: dict[str, object], named: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -141,6 +142,28 @@ async def test_loop_wakes_once_per_step_whatever_the_number_of_requests() -> Non
             batches.append(await outbox.take())
             num_finished += sum(isinstance(event, Finished) for event in batches[-1])
     assert len(batches) <= 64  # of 64 x 6 events
+
+
+async def test_steps_that_wait_for_the_loop_reach_a_reader_as_one_batch() -> None:
+    steps = threading.Semaphore(0)
+    gate = Gate()
+
+    def before_step() -> None:
+        steps.release()
+        gate()
+
+    async with driving(FakeEngine(before_step=before_step), gate) as driver:
+        outbox: Outbox[Event] = Outbox(100)
+        submitting = asyncio.create_task(driver.submit(request(max_tokens=50), outbox))
+        gate.allow(1)
+        await submitting
+        assert [type(event) for event in await outbox.take()] == [Started]
+        gate.allow(8)
+        for _ in range(10):  # nothing is delivered meanwhile: this is the event loop's thread
+            assert steps.acquire(timeout=10)
+        batch = await outbox.take()
+        assert [event.seq for event in batch if isinstance(event, TokenEvent)] == list(range(1, 9))
+        driver.cancel("r")
 
 
 async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:

@@ -9,14 +9,14 @@ import torch
 
 from benchmarks.harness import ServerProcess
 from clients.python.synchronous import Client
-from model.attention import MECHANISMS, mechanism
+from model.attention import MECHANISMS, spec_of
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.tokenizer import train_tokenizer
 from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import prose
 
-SERVED = [name for name in MECHANISMS if mechanism(name).constant_state]
+SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
 PROMPT = "the old grey fox ran over a hill and told every small bird what he saw there " * 6
 #: So that a prompt of some 100 tokens reaches past windows and epochs.
 OPTIONS: dict[str, dict[str, object]] = {
@@ -70,7 +70,8 @@ def test_trained_checkpoint_is_served(attention: str, corpus: Path, tmp_path: Pa
     assert losses[-1] < 0.8 * losses[0]
     wanted = greedy(folder, PROMPT, 24)
     sampling = {"temperature": 0.0, "ignore_eos": True}
-    with ServerProcess("--model", str(folder), "--max-sessions", "4") as server:
+    flags = ("--model", str(folder), "--max-sessions", "4", "--dtype", "float32")
+    with ServerProcess(*flags) as server:
         with Client(server.url) as client:
             assert client.complete(PROMPT, max_tokens=24, **sampling).text == wanted
             # In two requests of one session: the state between them is all that it has.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 import time
@@ -36,6 +37,17 @@ def frame(opcode: int, payload: bytes) -> bytes:
     size = len(payload)
     head = bytes((0x80 | opcode, 0x80 | (min(126, size))))
     return head + (struct.pack("!H", size) if size >= 126 else b"") + bytes(4) + payload
+
+
+def unchunked(answer: bytes) -> bytes:
+    """The body of a whole chunked answer."""
+    rest, body = answer.partition(b"\r\n\r\n")[2], b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        num_bytes = int(size, 16)
+        assert rest[num_bytes : num_bytes + 2] == b"\r\n"
+        body, rest = body + rest[:num_bytes], rest[num_bytes + 2 :]
+    return body
 
 
 async def deaf_client(server: Running, sent: bytes, room_bytes: int = 4096) -> socket.socket:
@@ -163,6 +175,52 @@ async def test_slow_reader_that_wakes_up_sees_1008(server: Running) -> None:
         assert part
         received += part
     client.close()
+
+
+async def test_reader_that_pauses_for_long_gets_everything_in_order() -> None:
+    body = json.dumps({"prompt": "hi", "max_tokens": 5000, "stream": True}).encode()
+    async with running(outbox_events=1 << 20) as server:
+        client = await deaf_client(server, post(body, "connection: close\r\n"))
+        received = await asyncio.get_running_loop().sock_recv(client, 1)  # it has begun
+        await asyncio.wait_for(server.driver.drained(), 20)
+        while part := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
+            received += part
+        client.close()
+    positions = [int(found) for found in re.findall(rb'"position":(\d+)}', unchunked(received))]
+    assert positions == [*range(2, 5002), 5002]
+
+
+async def test_socket_whose_peer_pauses_for_long_gets_everything_in_order() -> None:
+    message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": 5000}
+    async with running(outbox_events=1 << 20) as server:
+        client = await deaf_websocket(server)
+        client.send(frame(1, json.dumps(message).encode()))
+        received = await asyncio.get_running_loop().sock_recv(client, 1)  # it has begun
+        await asyncio.wait_for(server.driver.drained(), 20)
+        while b'"finished"' not in received[-1000:]:
+            received += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+        client.close()
+    numbers = [int(found) for found in re.findall(rb'"seq":(\d+)', received)]
+    assert numbers == list(range(1, 5002))
+
+
+async def test_connection_serves_the_next_request_after_a_stream(server: Running) -> None:
+    body = b'{"prompt": "hi", "max_tokens": 200, "stream": true}'
+    answer = await server.exchange(post(body) + post(body, "connection: close\r\n"))
+    start = answer.rindex(b"HTTP/1.1 200 OK")
+    for one in (answer[:start], answer[start:]):
+        events = unchunked(one)
+        assert events.count(b"data: {") == 201
+        assert events.endswith(b"data: [DONE]\n\n")
+
+
+async def test_stream_to_an_old_client_is_not_chunked(server: Running) -> None:
+    body = b'{"prompt": "hi", "max_tokens": 20, "stream": true}'
+    answer = await server.exchange(post(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    head, _, events = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert events.count(b"data: {") == 21
+    assert events.endswith(b"\n\ndata: [DONE]\n\n")
 
 
 async def test_peer_that_never_answers_pings_is_dropped() -> None:

@@ -12,10 +12,11 @@ from server.config import ServerConfig
 from tests.server.harness import Running, receive, running
 
 SAMPLING = (
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"),
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "seed"),
     *("stop", "stop_token_ids", "ignore_eos"),
 )
-NUMBERS = SAMPLING[:7]
+NUMBERS = SAMPLING[:9]
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "true", '"3"', "[]", "{}", "9" * 5000)
 
 BAD_VALUES = [
@@ -26,6 +27,8 @@ BAD_VALUES = [
     *(("top_p", value) for value in ("0", "1.1", "-1")),
     *(("min_p", value) for value in ("-0.1", "1.1")),
     *(("repetition_penalty", value) for value in ("0", "-1", "11")),
+    *(("presence_penalty", value) for value in ("-2.1", "2.1")),
+    *(("frequency_penalty", value) for value in ("-2.1", "2.1")),
     *(("seed", value) for value in ("-1", "9223372036854775808", "1.5")),
     ("stop", json.dumps(["x"] * 10_000)),
     ("stop", json.dumps("x" * 900_000)),

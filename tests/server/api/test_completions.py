@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from server.engine.types import SamplingParams
 from tests.fakes import STORY, FakeEngine
-from tests.server.harness import Gate, Running, running
+from tests.server.harness import Gate, Recorder, Running, running
 
 
 def story(start: int, length: int, seed: int) -> str:
@@ -43,8 +44,20 @@ async def test_drawn_seed_is_returned_and_repeats_the_answer(server: Running) ->
 async def test_null_means_default(server: Running) -> None:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stream")
     names += ("stop_token_ids", "ignore_eos", "session", "keep", "stream_options", "user", "seed")
+    names += ("presence_penalty", "frequency_penalty")
     response = await server.generate(prompt="hi", max_tokens=1, **dict.fromkeys(names))
     assert response.status_code == 200
+
+
+async def test_penalties_reach_the_engine() -> None:
+    engine = Recorder()
+    async with running(engine) as server:
+        await server.generate(
+            prompt="hi", max_tokens=1, seed=0, presence_penalty=-2, frequency_penalty=1.5
+        )
+    assert engine.sampling == [
+        SamplingParams(max_tokens=1, seed=0, presence_penalty=-2, frequency_penalty=1.5)
+    ]
 
 
 async def test_prompt_of_token_ids(server: Running) -> None:

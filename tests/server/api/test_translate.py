@@ -29,12 +29,13 @@ async def test_what_is_not_given_has_the_engine_s_default() -> None:
 async def test_everything_given_arrives() -> None:
     wire = body(
         '{"prompt": [1, 2], "session": "s", "keep": true, "max_tokens": 9, "temperature": 0,'
-        '"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 7,'
+        '"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,'
+        '"presence_penalty": -2, "frequency_penalty": 0.25, "seed": 7,'
         '"stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": true}'
     )
     request = await TRANSLATOR.generate("r", "me", wire, wire)
     assert request.sampling == SamplingParams(
-        0, 3, 0.5, 0.1, 1.5, 7, 9, ("a", "b"), (4,), ignore_eos=True
+        0, 3, 0.5, 0.1, 1.5, -2, 0.25, 7, 9, ("a", "b"), (4,), ignore_eos=True
     )
     assert (request.tokens, request.session, request.keep) == ((1, 2), "s", True)
 

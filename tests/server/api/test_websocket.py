@@ -6,8 +6,9 @@ import json
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from server.engine.types import SamplingParams
 from tests.fakes import STATE_BYTES, FakeEngine
-from tests.server.harness import Gate, Running, receive, receive_until, running, send
+from tests.server.harness import Gate, Recorder, Running, receive, receive_until, running, send
 
 
 async def test_generate_answers_started_tokens_finished(server: Running) -> None:
@@ -43,6 +44,17 @@ async def test_generate_answers_started_tokens_finished(server: Running) -> None
         "finish_reason": "length",
         "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
     }
+
+
+async def test_penalties_reach_the_engine() -> None:
+    engine = Recorder()
+    penalties = {"presence_penalty": 2, "frequency_penalty": -0.5}
+    async with running(engine) as server, server.socket() as socket:
+        await send(
+            socket, type="generate", request_id="a", prompt="hi", max_tokens=1, seed=0, **penalties
+        )
+        await receive_until(socket, "finished")
+    assert engine.sampling == [SamplingParams(max_tokens=1, seed=0, **penalties)]
 
 
 async def test_unkept_session_ends_with_its_request(server: Running) -> None:

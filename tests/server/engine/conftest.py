@@ -7,15 +7,22 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from server.engine.engine import Engine
+from tests.fakes import FakeRuntime
 from tests.tiny import drain, tiny_engine
 
 
 @pytest.fixture
-def make_engine() -> Iterator[Callable[..., Engine]]:
+def runtime() -> FakeRuntime | None:
+    """Stands in for the native runtime; None for torch."""
+    return None
+
+
+@pytest.fixture
+def make_engine(runtime: FakeRuntime | None) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def make(**options: object) -> Engine:
-        engines.append(tiny_engine(**options))  # type: ignore[arg-type]
+        engines.append(tiny_engine(runtime=runtime, **options))  # type: ignore[arg-type]
         return engines[-1]
 
     yield make

@@ -8,15 +8,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from server.engine.errors import CapacityExhausted, QueueFull, SessionBusy, SessionNotFound
 from server.engine.types import Event, Finished, Started, TokenEvent
-from tests.tiny import request, tiny_engine
+from tests.fakes import FakeRuntime
+from tests.tiny import request, tiny_engine, tiny_tokenizer
 
 
 class EngineMachine(RuleBasedStateMachine):
     """A model of what clients may know, beside the real engine."""
 
+    def make_runtime(self) -> FakeRuntime | None:
+        return None
+
     def __init__(self) -> None:
         super().__init__()
-        self.engine = tiny_engine(max_sessions=5, max_running=3, max_waiting=2, session_ttl_s=50.0)
+        self.engine = tiny_engine(
+            max_sessions=5,
+            max_running=3,
+            max_waiting=2,
+            session_ttl_s=50.0,
+            runtime=self.make_runtime(),
+        )
         self.now = 0.0
         self.count = 0
         self.live: dict[str, list[Event]] = {}
@@ -119,3 +129,14 @@ class EngineMachine(RuleBasedStateMachine):
 
 EngineMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 test_engine_machine = EngineMachine.TestCase
+
+
+class NativeMachine(EngineMachine):
+    """On a stand-in for the native runtime, which sees a wrong token, slot or position."""
+
+    def make_runtime(self) -> FakeRuntime | None:
+        return FakeRuntime(tiny_tokenizer().vocab_size)
+
+
+NativeMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+test_engine_machine_on_the_native_runner = NativeMachine.TestCase

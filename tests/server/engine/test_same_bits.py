@@ -7,15 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 
-from model.attention import MECHANISMS, mechanism
+from model.attention import MECHANISMS, spec_of
 from server.engine.engine import Engine
 from tests.tiny import drain, finished, request, solo, tokens_of
 
 MakeEngine = Callable[..., Engine]
-SERVED = [name for name in MECHANISMS if mechanism(name).constant_state]
+SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
 PROMPT = tuple(range(1, 150))  # two chunks of the grid and a rest
 
 
@@ -40,22 +41,22 @@ def test_same_tokens_alone_or_among_63_others(make_engine: MakeEngine, attention
 def test_same_state_bits_alone_or_among_others(make_engine: MakeEngine, attention: str) -> None:
     engine = make_engine(attention=attention)
 
-    def state(events: list[object]) -> torch.Tensor:
+    def state(events: list[object]) -> bytes:
         session = finished(events).session  # type: ignore[arg-type]
-        return engine._pool.block(engine._sessions.find(str(session), "me").slot).clone()
+        return engine._pool.block(engine._sessions.find(str(session), "me").slot).tobytes()
 
     alone = state(solo(engine, request("me", PROMPT, keep=True)))  # type: ignore[arg-type]
     for i in range(20):
         engine.submit(request(f"other-{i}", PROMPT[i:], max_tokens=30), 0.0)
     engine.submit(request("me", PROMPT, keep=True), 0.0)
-    assert torch.equal(state(drain(engine)["me"]), alone)  # type: ignore[arg-type]
+    assert state(drain(engine)["me"]) == alone  # type: ignore[arg-type]
 
 
 def test_slots_carry_nothing_over(make_engine: MakeEngine, attention: str) -> None:
     fresh = make_engine(attention=attention, max_sessions=1)
     wanted = tokens_of(solo(fresh, request(tokens=PROMPT, seed=2)))
     used = make_engine(attention=attention, max_sessions=1)
-    used._pool._blocks.view(torch.float32).fill_(float("nan"))
+    used._pool.blocks.view(np.float32).fill(float("nan"))
     assert tokens_of(solo(used, request(tokens=PROMPT, seed=2))) == wanted
     assert tokens_of(solo(used, request(tokens=PROMPT, seed=2))) == wanted
 
@@ -65,9 +66,8 @@ def test_other_requests_in_one_batch_survive_a_row_of_nan(make_engine: MakeEngin
     alone = tokens_of(solo(engine, request("good", max_tokens=20)))
     bad = engine.create_session("me", 0.0).session
     solo(engine, request("feed", (5, 6), bad, generate=False))
-    engine._pool.block(engine._sessions.find(bad, "me").slot).view(torch.float32).fill_(
-        float("nan")
-    )
+    slot = engine._sessions.find(bad, "me").slot
+    engine._pool.block(slot).view(np.float32).fill(float("nan"))
     engine.submit(request("good", max_tokens=20), 0.0)
     engine.submit(request("bad", (), bad, max_tokens=20), 0.0)
     events = drain(engine)

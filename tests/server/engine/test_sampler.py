@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from server.engine.runner import NOT_FINITE
 from server.engine.sampler import Draw, sample, uniform
 from server.engine.types import SamplingParams
 
@@ -21,10 +22,12 @@ def logits_of(*probabilities: float) -> Tensor:
     return torch.tensor(probabilities).log()
 
 
-def frequencies(logits: Tensor, num: int = 4000, **params: object) -> dict[int, float]:
-    draws = [draw(position=i, **params) for i in range(num)]
+def frequencies(
+    logits: Tensor, num: int = 4000, recent: tuple[int, ...] = (), **params: object
+) -> dict[int, float]:
+    draws = [draw(position=i, recent=recent, **params) for i in range(num)]
     counts = Counter(sample(logits.expand(num, -1), draws))
-    return {int(token or 0): count / num for token, count in counts.items()}
+    return {token: count / num for token, count in counts.items()}
 
 
 def test_temperature_zero_is_greedy() -> None:
@@ -73,7 +76,7 @@ def test_filters_keep(params: dict[str, object], kept: set[int]) -> None:
 def test_equals_the_plain_definition(
     seed: int, top_k: int, top_p: float, min_p: float, temperature: float
 ) -> None:
-    """Against all tokens sorted, filtered and inverted one by one."""
+    """Against all tokens sorted and filtered one by one, and walked in the order of their ids."""
     logits = 3 * torch.randn(400, generator=torch.Generator().manual_seed(seed))
     params = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": temperature}
     p, order = torch.softmax(logits / temperature, dim=-1).double().sort(descending=True)
@@ -82,13 +85,11 @@ def test_equals_the_plain_definition(
         if (top_k and index >= top_k) or mass >= top_p or value < min_p * float(p[0]):
             break
         kept, mass = index + 1, mass + value
-    cumulative = p[:kept].cumsum(0) / p[:kept].sum()
+    weights = dict(zip(order[:kept].tolist(), p[:kept].tolist(), strict=True))
     u = uniform(seed, 5)
     (token,) = sample(logits.unsqueeze(0), [draw(5, seed=seed, **params)])
-    index = order.tolist().index(token)
-    assert index < kept
-    below = float(cumulative[index - 1]) if index else 0.0
-    assert below - 1e-5 <= u <= float(cumulative[index]) + 1e-5
+    below = sum(weight for id, weight in weights.items() if id < token) / mass
+    assert below - 1e-5 <= u <= below + weights[token] / mass + 1e-5
 
 
 def test_repetition_penalty_divides_and_multiplies() -> None:
@@ -99,12 +100,38 @@ def test_repetition_penalty_divides_and_multiplies() -> None:
     assert torch.equal(logits, torch.tensor([[2.0, 1.9, -1.0, -1.5]]))
 
 
+@pytest.mark.parametrize(
+    ("penalties", "recent", "wanted"),
+    [
+        ({"presence_penalty": 0.2}, (0, 0, 0), 1),
+        ({"presence_penalty": 0.05}, (0, 0, 0), 0),
+        ({"frequency_penalty": 0.05}, (0,), 0),
+        ({"frequency_penalty": 0.05}, (0, 0, 0), 1),
+        ({"presence_penalty": -2.0}, (3,), 3),
+        ({"frequency_penalty": -1.5}, (2, 3, 3, 2, 2), 2),
+        ({"repetition_penalty": 1.1, "presence_penalty": -0.1}, (0,), 0),
+        ({"repetition_penalty": 1.1, "frequency_penalty": -0.05}, (0,), 1),
+        ({"presence_penalty": 2.0, "frequency_penalty": 2.0}, (), 0),
+    ],
+)
+def test_presence_and_frequency_are_taken_off(
+    penalties: dict[str, float], recent: tuple[int, ...], wanted: int
+) -> None:
+    logits = torch.tensor([[2.0, 1.9, -1.0, 0.5]])
+    assert sample(logits, [draw(recent=recent, temperature=0.0, **penalties)]) == [wanted]
+
+
+def test_penalties_come_before_the_temperature() -> None:
+    found = frequencies(logits_of(0.5, 0.5), temperature=0.5, presence_penalty=0.5, recent=(0,))
+    assert found[0] == pytest.approx(1 / (1 + math.exp(0.5 / 0.5)), abs=0.03)
+
+
 def test_row_that_is_not_finite_is_reported_alone() -> None:
     logits = torch.zeros(3, 5)
     logits[1, 2] = math.nan
     first, second, third = sample(logits, [draw(0), draw(0), draw(0, temperature=0.0)])
-    assert second is None
-    assert first is not None
+    assert second == NOT_FINITE
+    assert first >= 0
     assert third == 0
 
 

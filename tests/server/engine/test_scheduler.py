@@ -17,12 +17,20 @@ class Job:
     name: str = ""
 
 
-def scheduler(*jobs: Job, max_running: int = 100) -> Scheduler[Job]:
-    result: Scheduler[Job] = Scheduler((64, 16), max_running=max_running, max_waiting=100)
+def scheduler(
+    *jobs: Job, max_running: int = 100, grid: tuple[int, ...] = (64, 16)
+) -> Scheduler[Job]:
+    result: Scheduler[Job] = Scheduler(grid, max_running=max_running, max_waiting=100)
     for job in jobs:
         result.add(job)
     result.admit()
     return result
+
+
+def feed(plan: list[tuple[Job, int]]) -> None:
+    """Does what the plan says."""
+    for job, size in plan:
+        job.position, job.num_unfed = job.position + size, job.num_unfed - size
 
 
 @pytest.mark.parametrize(
@@ -30,21 +38,19 @@ def scheduler(*jobs: Job, max_running: int = 100) -> Scheduler[Job]:
     [
         (0, 200, 64),
         (0, 63, 16),
-        (0, 15, 0),
+        (0, 15, 1),
         (64, 64, 64),
         (64, 20, 16),
         (16, 200, 16),
         (48, 200, 16),
-        (1, 200, 0),
-        (63, 200, 0),
-        (128, 1, 0),
+        (1, 200, 1),
+        (63, 200, 1),
+        (128, 1, 1),
     ],
 )
 def test_chunks_lie_on_the_grid(position: int, num_unfed: int, size: int) -> None:
     job = Job(position, num_unfed)
-    plan = scheduler(job).plan()
-    assert (plan.chunks, plan.steps) == (([job], []) if size else ([], [job]))
-    assert plan.chunk_size == (size or 1)
+    assert scheduler(job).plan() == [(job, size)]
 
 
 def test_bounded_chunks_beside_all_steps() -> None:
@@ -54,24 +60,54 @@ def test_bounded_chunks_beside_all_steps() -> None:
     schedule = scheduler(*prompts, *short, *decoding)
     for size in (64, 64, 64, 16, 16, 64):
         plan = schedule.plan()
-        assert plan.steps == decoding
-        assert plan.chunk_size == size
-        assert len(plan.chunks) * size <= PREFILL_TOKENS
-        for job in plan.chunks:
-            job.position, job.num_unfed = job.position + size, job.num_unfed - size
-        decoding += [job for job in plan.chunks if job in short]
+        single = [job for job, count in plan if count == 1]
+        chunks = [(job, count) for job, count in plan if count > 1]
+        assert set(single) == set(decoding)
+        assert {count for _, count in chunks} == {size}
+        assert len(chunks) * size <= PREFILL_TOKENS
+        feed(chunks)
+        decoding += [job for job, _ in chunks if job in short]
 
 
-def test_long_prompts_take_turns() -> None:
+@pytest.mark.parametrize("grid", [(64, 16), (64,)])
+def test_long_prompts_take_turns(grid: tuple[int, ...]) -> None:
     jobs = [Job(0, 64 * 50, name) for name in "abc"]
-    schedule = scheduler(*jobs)
+    schedule = scheduler(*jobs, grid=grid)
     order = ""
     for _ in range(6):
-        for job in schedule.plan().chunks:
-            job.position += 64
-            job.num_unfed -= 64
-            order += job.name
+        plan = schedule.plan()
+        feed(plan)
+        order += "".join(job.name for job, _ in plan)
     assert order == "abcabcabcabc"
+
+
+def test_prompts_share_the_bound_where_any_cut_will_do() -> None:
+    """As they come; who got some goes to the back, and a single token is always fed."""
+    decoding = [Job(i, 1) for i in range(3)]
+    prompts = [Job(0, 30, "a"), Job(7, 300, "b"), Job(0, 50, "c"), Job(0, 2, "d")]
+    schedule = scheduler(*decoding, *prompts, grid=())
+    shares = []
+    for _ in range(5):
+        plan = schedule.plan()
+        feed(plan)
+        shares.append("".join(f"{job.name}{size} " for job, size in plan if job.name))
+        for job in [job for job in prompts if job in schedule.running and not job.num_unfed]:
+            schedule.remove(job)
+        for job in decoding:
+            assert (job, 1) in plan
+            job.num_unfed = 1
+    assert shares == ["a30 b98 ", "c50 d2 b76 ", "b126 ", "", ""]
+    assert prompts[1].position == 7 + 300
+
+
+def test_prompt_that_is_left_one_token_keeps_its_turn() -> None:
+    jobs = [Job(0, PREFILL_TOKENS - 1, "a"), Job(0, 500, "b"), Job(0, 500, "c")]
+    schedule = scheduler(*jobs, grid=())
+    plan = schedule.plan()
+    assert plan == [(jobs[0], PREFILL_TOKENS - 1), (jobs[1], 1)]
+    feed(plan)
+    schedule.remove(jobs[0])
+    assert schedule.plan() == [(jobs[1], PREFILL_TOKENS)]
 
 
 def test_first_come_first_served_up_to_the_bound() -> None:
@@ -85,22 +121,27 @@ def test_first_come_first_served_up_to_the_bound() -> None:
     assert not schedule.waiting
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=12))
-def test_everybody_gets_through(prompts: list[tuple[int, int]]) -> None:
+@given(
+    st.sampled_from([(64, 16), (16,), ()]),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=12),
+)
+def test_everybody_gets_through(grid: tuple[int, ...], prompts: list[tuple[int, int]]) -> None:
     """Each step serves every running job but those that wait for their turn with a chunk."""
-    schedule = scheduler(*(Job(position, unfed) for position, unfed in prompts))
+    schedule = scheduler(*(Job(position, unfed) for position, unfed in prompts), grid=grid)
     bound = sum(unfed for _, unfed in prompts) + 1
     for _ in range(bound):
         if not schedule.running:
             break
         plan = schedule.plan()
-        for job in plan.chunks:
-            assert job.position % plan.chunk_size == 0
-            job.position += plan.chunk_size
-            job.num_unfed -= plan.chunk_size
-        for job in plan.steps:
-            job.position, job.num_unfed = job.position + 1, job.num_unfed - 1
-        assert plan.chunks or plan.steps
+        assert plan
+        assert len({job for job, _ in plan}) == len(plan)
+        chunks = [(job, size) for job, size in plan if size > 1]
+        assert sum(size for _, size in chunks) <= PREFILL_TOKENS
+        assert all(size in grid and job.position % size == 0 for job, size in chunks if grid)
+        assert all(0 < size <= job.num_unfed for job, size in plan)
+        planned = {job for job, _ in plan}
+        assert all(job in planned for job in schedule.running if job.num_unfed == 1)
+        feed(plan)
         for job in [job for job in schedule.running if job.num_unfed == 0]:
             schedule.remove(job)
     assert not schedule.running

@@ -1,0 +1,126 @@
+"""Tokens take the short way where there is one, and arrive in order by whichever way they go."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from server.api.service import Service
+from server.api.shortcut import EXTENSION, writer_of
+from server.api.sse import SseAnswer
+from server.api.translate import Limits, Translator
+from server.api.websocket import StreamEndpoint
+from server.driver import Driver
+from server.engine.types import Event, Request, SamplingParams, TokenEvent
+from server.metrics import Metrics
+from tests.fakes import MODEL, ByteTokenizer, FakeEngine
+
+NUM_TOKENS = 200
+
+
+class Peer:
+    """An ASGI server of one connection. It refuses the n-th short write if ``refuse[n]``."""
+
+    def __init__(self, refuse: Sequence[bool]) -> None:
+        self.received = b""
+        self.num_short = self.num_long = 0
+        self.ended = asyncio.Event()
+        self._refuse = itertools.cycle(refuse)
+        self._hesitates = any(refuse)
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def write(self, parts: Sequence[bytes]) -> bool:
+        if next(self._refuse):
+            return False
+        self.num_short += 1
+        self._keep(b"".join(parts))
+        return True
+
+    async def send(self, message: Any) -> None:
+        if self._hesitates:
+            await asyncio.sleep(0)
+        data = message.get("body") or message.get("text", "").encode()
+        self.num_long += bool(data)
+        self._keep(data)
+
+    async def receive(self) -> Any:
+        return await self._messages.get()
+
+    def tell(self, **message: Any) -> None:
+        self._messages.put_nowait(message)
+
+    def seqs(self) -> list[int]:
+        return [int(found) for found in re.findall(rb'"seq":(\d+)', self.received)]
+
+    def _keep(self, data: bytes) -> None:
+        self.received += data
+        if b"[DONE]" in data or b'"finished"' in data:
+            self.ended.set()
+
+
+@asynccontextmanager
+async def driving() -> AsyncIterator[Driver]:
+    driver = Driver(FakeEngine(), time.monotonic, Metrics())
+    await driver.start()
+    yield driver
+    await driver.stop()
+
+
+def write_seq(event: Event) -> bytes:
+    return b'"seq":%d ' % event.seq if isinstance(event, TokenEvent) else b"[DONE]"
+
+
+async def stream_events(peer: Peer, scope: dict[str, Any]) -> None:
+    async with driving() as driver:
+        request = Request("r", "me", (1,), SamplingParams(max_tokens=NUM_TOKENS))
+        await SseAnswer(driver, request, write_seq, 1000)(scope, peer.receive, peer.send)
+
+
+async def stream_frames(peer: Peer, scope: dict[str, Any]) -> None:
+    async with driving() as driver:
+        translator = Translator(ByteTokenizer(), Limits(100, 1000))
+        service = Service(driver, translator, MODEL, outbox_events=1000, max_socket_requests=4)
+        scope |= {"type": "websocket", "state": {"owner": "me"}, "subprotocols": []}
+        message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": NUM_TOKENS}
+        peer.tell(type="websocket.connect")
+        peer.tell(type="websocket.receive", text=json.dumps(message))
+        serving = asyncio.create_task(StreamEndpoint(service)(scope, peer.receive, peer.send))
+        await peer.ended.wait()
+        peer.tell(type="websocket.disconnect")
+        await serving
+
+
+@pytest.mark.parametrize("stream", [stream_events, stream_frames])
+@pytest.mark.parametrize("refuse", ["0", "1", "01", "0010111"])
+async def test_order_holds_whichever_writes_are_refused(stream: Any, refuse: str) -> None:
+    peer = Peer([digit == "1" for digit in refuse])
+    await stream(peer, {"extensions": {EXTENSION: peer.write}})
+    assert peer.seqs()[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))
+
+
+@pytest.mark.parametrize("stream", [stream_events, stream_frames])
+async def test_tokens_wake_nobody_while_the_peer_reads(stream: Any) -> None:
+    peer = Peer([False])
+    await stream(peer, {"extensions": {EXTENSION: peer.write}})
+    assert peer.num_long <= 4
+    assert peer.num_short > 4
+
+
+@pytest.mark.parametrize("stream", [stream_events, stream_frames])
+async def test_server_without_the_shortcut_gets_all_by_send(stream: Any) -> None:
+    peer = Peer([False])
+    await stream(peer, {})
+    assert peer.seqs()[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))
+    assert peer.num_short == 0
+
+
+def test_scope_without_the_shortcut_refuses_every_write() -> None:
+    assert not writer_of({"type": "http"})([b"x"])
