@@ -1,0 +1,96 @@
+"""The command ``everstream quantize``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from model.checkpoint import Checkpoint
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to ``app``."""
+    app.command("quantize")(quantize_command)
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """What the user can mend becomes one line on stderr and exit status 2."""
+    from model.checkpoint import CheckpointError
+    from model.config import ConfigError
+    from model.evaluation import DataError
+    from model.ops.cpu.runtime import NativeError
+    from model.tokenizer import TokenizerError
+
+    try:
+        yield
+    except (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        NativeError,
+        TokenizerError,
+        UnicodeDecodeError,
+    ) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def quantize_command(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; its files are replaced.")],
+    dtype: Annotated[
+        Literal["int8", "bfloat16"], typer.Option(help="Of the stored weights.")
+    ] = "int8",
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(help="UTF-8 text: bits per byte of each precision on it.", exists=True),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of the evaluation.", min=1)] = 1,
+) -> None:
+    """Write a checkpoint again with smaller weights, and measure what they lose."""
+    from model.checkpoint import load_checkpoint, locate
+    from model.quantization.quantize import save_quantized
+
+    with errors_as_lines():
+        folder = locate(model)
+        if out.resolve() == folder.resolve():
+            raise typer.BadParameter("is the model's own folder", param_hint="OUT")
+        checkpoint = load_checkpoint(folder)
+        save_quantized(out, checkpoint, dtype)
+        typer.echo(f"{out}: {_num_bytes(out):,} bytes of weights, before {_num_bytes(folder):,}")
+        if evaluate is not None:
+            _compare(checkpoint, evaluate, threads)
+
+
+def _num_bytes(folder: Path) -> int:
+    """Of the files that hold the weights."""
+    from model.weights import weight_files
+
+    return sum(file.stat().st_size for file in weight_files(folder))
+
+
+def _compare(checkpoint: Checkpoint, path: Path, threads: int) -> None:
+    """Prints a line of JSON per precision; ``loss`` is against float32."""
+    from model.ops.cpu.runtime import DTYPES, Runtime
+    from model.quantization.evaluate import evaluate
+
+    exact: float | None = None
+    for dtype in DTYPES:
+        runtime = Runtime(checkpoint.config, checkpoint.weights, dtype, threads)
+        result = evaluate(runtime, checkpoint.tokenizer, path).bits_per_byte
+        exact = result if exact is None else exact
+        values = {
+            "data": path.name,
+            "mode": "windows",
+            "dtype": dtype,
+            "bits_per_byte": round(result, 4),
+            "loss": round(result - exact, 4),
+        }
+        typer.echo(json.dumps(values))

@@ -1,0 +1,99 @@
+"""Checkpoints whose large matrices are int8, or all of whose weights are bfloat16.
+
+A matrix of int8 has a scale per output row beside it, under its name and
+``.scale``: w[i, :] ~ int8[i, :] * scale[i]. `model.weights` multiplies them
+when it reads. The scale is max|w[i, :]| / 127 in float32, rounding is to
+nearest, ties to even: what the native runtime does when it packs float32 for
+int8, so that it packs such a checkpoint to the very same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from model.checkpoint import CONFIG, TOKENIZER, Checkpoint
+from model.weights import SCALE, WEIGHTS, CheckpointError
+
+Dtype = Literal["int8", "bfloat16"]
+Array = npt.NDArray[Any]
+Float = npt.NDArray[np.float32]
+
+#: Ends of the names of the matrices that the native runtime holds in its precision.
+_MATRICES = (
+    *(".attention.qkv.weight", ".attention.gate.weight", ".attention.out.weight"),
+    *(".mlp.up.weight", ".mlp.down.weight"),
+)
+_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight")
+_NAMES = {"float32": "F32", "int8": "I8", "uint16": "BF16"}  # bfloat16 is kept as its bits
+
+
+def becomes_int8(name: str) -> bool:
+    """Whether a weight of this name becomes int8; the small ones do not."""
+    return name in _TABLES or name.endswith(_MATRICES)
+
+
+def quantize_rows(matrix: Float) -> tuple[npt.NDArray[np.int8], Float]:
+    """int8 [n, k] and scales [n] float32 of a float32 matrix [n, k]. A row of zeros has scale 0."""
+    scale = np.abs(matrix).max(axis=1) / np.float32(127)
+    by = np.broadcast_to(scale[:, None], matrix.shape)
+    steps = np.divide(matrix, by, out=np.zeros_like(matrix), where=by > 0)
+    return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
+
+
+def to_bfloat16(values: Float) -> npt.NDArray[np.uint16]:
+    """The bits of finite float32 values rounded to bfloat16, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def save_quantized(folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:
+    """Writes the three files of a checkpoint, in this project's names, into ``folder``.
+
+    ``int8`` leaves the small weights as they are: those that bfloat16 holds
+    exactly as bfloat16, else as float32. Raises `CheckpointError` for a weight
+    that is not finite. ``folder`` must not be the one that is read.
+    """
+    tensors = dict(_tensors(checkpoint, dtype))
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.config.save(folder / CONFIG)
+    checkpoint.tokenizer.save(folder / TOKENIZER)
+    _write(folder / WEIGHTS, tensors)
+
+
+def _tensors(checkpoint: Checkpoint, dtype: Dtype) -> Iterator[tuple[str, Array]]:
+    for name in checkpoint.weights:
+        weight = np.asarray(checkpoint.weights[name], np.float32, order="C")
+        if not np.isfinite(weight).all():
+            raise CheckpointError(f"{name} is not finite")
+        if dtype == "int8" and becomes_int8(name):
+            yield from zip((name, name + SCALE), quantize_rows(weight), strict=True)
+        else:
+            short = to_bfloat16(weight)
+            exact = not (weight.view(np.uint32) & 0xFFFF).any()
+            yield name, short if exact or dtype == "bfloat16" else weight
+
+
+def _write(path: Path, tensors: dict[str, Array]) -> None:
+    """A safetensors file; wider numbers first, as the format wants them aligned."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": _NAMES[tensors[name].dtype.name],
+            "shape": tensors[name].shape,
+            "data_offsets": (start, end),
+        }
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name in order:
+            file.write(tensors[name].tobytes())
