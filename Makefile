@@ -20,6 +20,9 @@ $(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || \
 	echo "The native runtime was not built, so the server runs on torch, many times slower (Debian: apt-get install g++ python3-dev)." >&2
 endef
 
+ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell command -v qemu-aarch64 2>/dev/null))
+ARM_TESTS := tests/model/ops/cpu/arm
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint format bench soak docker docker-check clean
 
@@ -33,7 +36,13 @@ test: $(VENV)/.installed-dev ## Installs what is missing and runs every test
 ifeq ($(CHROMIUM),)
 	@echo "No Chromium is installed, so tests/browser is left out (Debian: apt-get install chromium)." >&2
 endif
-	@$(BIN)/python -m pytest $(if $(CHROMIUM),,--ignore=tests/browser) $(ARGS)
+ifeq ($(ARM),)
+	@echo "$(ARM_TESTS) is left out (Debian: apt-get install g++-aarch64-linux-gnu qemu-user)." >&2
+endif
+	@$(WARN_WITHOUT_NATIVE)
+	@$(BIN)/python -m pytest $(if $(CHROMIUM),,--ignore=tests/browser) \
+		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
+		$$($(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || echo --ignore=tests/model/ops) $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Checks style, types and the Dockerfile
 	$(BIN)/ruff check $(CHECKED)
@@ -46,8 +55,11 @@ format: $(VENV)/.installed-dev ## Formats the code and mends what ruff can mend
 	$(BIN)/ruff format $(CHECKED)
 
 bench: $(VENV)/.installed-bench ## Runs the benchmarks; each ends with a line of JSON
-	$(BIN)/python benchmarks/flatness.py $(ARGS)
-	$(BIN)/python benchmarks/serve.py $(ARGS)
+	$(BIN)/python -m benchmarks.flatness $(ARGS)
+	$(BIN)/python -m benchmarks.decode $(ARGS)
+	$(BIN)/python -m benchmarks.serve $(ARGS)
+	$(BIN)/python -m benchmarks.server_cost $(ARGS)
+	$(BIN)/python -m benchmarks.capacity $(ARGS)
 
 soak: $(VENV)/.installed-bench ## Ten minutes of joins, cancels, disconnects and bad requests
 	$(BIN)/python benchmarks/soak.py $(ARGS)

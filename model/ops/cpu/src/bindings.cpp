@@ -181,28 +181,15 @@ NB_MODULE(_native, m) {
     m.def("levels", &levels);
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"));
     m.def(
-        "read_bandwidth",
-        [](size_t bytes, double seconds, int threads) {
-            const nb::gil_scoped_release release;
-            return read_bandwidth(bytes, seconds, threads);
-        },
-        nb::arg("bytes"), nb::arg("seconds"), nb::arg("threads"));
+        "read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("seconds"), nb::arg("threads"),
+        nb::arg("level") = "", nb::call_guard<nb::gil_scoped_release>());
     m.def(
         "multiply_add_rate",
         [](double seconds, int threads, const std::string& precision, const std::string& level) {
-            const Kernels& kernels = kernels_of(level);
-            const Precision p = precision_of(precision);
-            const nb::gil_scoped_release release;
-            std::vector<double> rates(static_cast<size_t>(threads));
-            std::vector<std::thread> workers;
-            for (double& rate : rates)
-                workers.emplace_back([&] { rate = kernels.multiply_add_rate(seconds, p); });
-            double total = 0;
-            for (std::thread& worker : workers) worker.join();
-            for (double rate : rates) total += rate;
-            return total;
+            return multiply_add_rate(seconds, threads, precision_of(precision), level);
         },
-        nb::arg("seconds"), nb::arg("threads"), nb::arg("precision"), nb::arg("level") = "");
+        nb::arg("seconds"), nb::arg("threads"), nb::arg("precision"), nb::arg("level") = "",
+        nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Draw>(m, "Draw")
         .def(
             "__init__",

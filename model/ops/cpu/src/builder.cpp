@@ -15,7 +15,7 @@ namespace everstream {
 
 namespace {
 
-constexpr size_t ALIGNMENT = 64, HUGE_PAGE = size_t(2) << 20;
+constexpr size_t ALIGNMENT = 64, HUGE_PAGE = size_t(2) << 20, SLAB = 4 * HUGE_PAGE;
 
 const std::map<std::string, Mechanism> MECHANISMS = {
     {"elu", Mechanism::elu},
@@ -84,20 +84,27 @@ const std::string& Options::text(const std::string& name) const {
 
 void Builder::Free::operator()(void* memory) const { std::free(memory); }
 
+// From slabs of whole huge pages, one after the other: a step reads them front to back.
 template <class T>
 T* Builder::allocate(size_t count) {
-    const size_t wanted = std::max<size_t>(count * sizeof(T), ALIGNMENT);
-    const size_t alignment = wanted >= HUGE_PAGE / 4 ? HUGE_PAGE : ALIGNMENT;
-    const size_t bytes = (wanted + alignment - 1) / alignment * alignment;
-    void* memory = std::aligned_alloc(alignment, bytes);
-    if (!memory) throw std::bad_alloc();
-    memory_.emplace_back(memory);
+    const size_t bytes = (count * sizeof(T) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (bytes > slab_left_) {
+        const size_t slab = (bytes + SLAB - 1) / SLAB * SLAB;
+        void* memory = std::aligned_alloc(HUGE_PAGE, slab);
+        if (!memory) throw std::bad_alloc();
+        slabs_.emplace_back(memory);
 #if defined(__linux__)
-    if (alignment == HUGE_PAGE) madvise(memory, bytes, MADV_HUGEPAGE);
+        madvise(memory, slab, MADV_HUGEPAGE);
 #endif
-    std::memset(memory, 0, bytes);
+        next_ = static_cast<char*>(memory);
+        slab_left_ = slab;
+    }
+    char* result = next_;
+    std::memset(result, 0, bytes);
+    next_ += bytes;
+    slab_left_ -= bytes;
     num_bytes_ += bytes;
-    return static_cast<T*>(memory);
+    return reinterpret_cast<T*>(result);
 }
 
 Builder::Builder(

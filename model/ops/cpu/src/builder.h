@@ -67,8 +67,9 @@ private:
     const Kernels& kernels_;
     Model model_;
     std::vector<Layer> layers_;
-    std::vector<std::unique_ptr<void, Free>> memory_;
-    size_t num_bytes_ = 0;
+    std::vector<std::unique_ptr<void, Free>> slabs_;
+    char* next_ = nullptr;  // in the last slab
+    size_t slab_left_ = 0, num_bytes_ = 0;
 };
 
 }  // namespace everstream

@@ -14,7 +14,7 @@ constexpr int FEW_ROWS = 4;
 
 // One thread's own room.
 struct Private {
-    Tiles tiles;
+    alignas(64) float products[TASK_ROWS * PANEL];
     HeadScratch head;
     float* normed;
     uint16_t* half;
@@ -167,7 +167,7 @@ private:
             const int end = int(int64_t(rows.num) * (part + 1) / parts);
             matmul_task(
                 *product.weight, rows.all(), begin, end - begin, panel, panel + w.count(),
-                product.out, p.tiles);
+                product.out, p.products);
         });
     }
 

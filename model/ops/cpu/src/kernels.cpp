@@ -42,28 +42,52 @@ void block_sums(const float* weights, int n, float* sums) {
 double multiply_add_rate(double seconds, Precision precision) {
     constexpr int K = 64;
     struct Operands {
-        alignas(64) float weights[K * PANEL], x[ROWS * K], scales[ROWS + PANEL], products[ROWS * PANEL];
-        alignas(64) uint16_t half[ROWS * K];
-        alignas(64) uint8_t quads[ROWS * K * 2];
+        alignas(64) float weights[K * PANEL], x[TALL_ROWS * K], scales[TALL_ROWS + PANEL];
+        alignas(64) float products[TALL_ROWS * PANEL];
+        alignas(64) uint16_t half[TALL_ROWS * K];
+        alignas(64) uint8_t quads[TALL_ROWS * K * 2];
         alignas(64) int32_t sums[PANEL];
     } at = {};
     Input in;
     in.f = at.x, in.stride = K, in.half = at.half, in.quads = at.quads, in.scale = at.scales;
     Matrix w;
     w.precision = precision, w.n = w.panel = PANEL, w.k = w.k_padded = K, w.data = at.weights;
-    w.scale = at.scales + ROWS, w.sums = at.sums;
+    w.scale = at.scales + TALL_ROWS, w.sums = at.sums;
     // Through a pointer, so that what is timed is what a product calls.
-    void (*volatile run)(const Matrix&, const Input&, int, int, float*) = tile<ROWS>;
+    const bool tall = precision != Precision::float32;
+    const int rows = tall ? TALL_ROWS : FLAT_ROWS, vectors = tall ? TALL_NV : NV;
+    volatile Tile run = tall ? tile<TALL_ROWS, TALL_NV> : tile<FLAT_ROWS, NV>;
     const auto begin = std::chrono::steady_clock::now();
     int64_t rounds = 0;
     double elapsed = 0;
     while (elapsed < seconds) {
-        for (int i = 0; i < 256; i++) run(w, in, 0, 0, at.products);
+        for (int i = 0; i < 256; i++) run(w, in, 0, 0, 0, 0, at.products);
         rounds += 256;
         const auto now = std::chrono::steady_clock::now();
         elapsed = std::chrono::duration<double>(now - begin).count();
     }
-    return double(rounds) * 2.0 * ROWS * PANEL * K / elapsed;
+    return double(rounds) * 2.0 * rows * vectors * F::W * K / elapsed;
+}
+
+// Bytes per second that one thread reads from `memory`, again and again.
+double read_rate(const float* memory, size_t bytes, double seconds) {
+    const size_t n = bytes / 4 / (8 * F::W) * (8 * F::W);
+    F sums[8];
+    for (F& sum : sums) sum = F::set(0.0f);
+    const auto begin = std::chrono::steady_clock::now();
+    double elapsed = 0, read = 0;
+    while (elapsed < seconds) {
+        for (size_t i = 0; i < n; i += 8 * F::W)
+            for (int j = 0; j < 8; j++) sums[j] = sums[j] + F::load(memory + i + j * F::W);
+        read += double(n * 4);
+        const auto now = std::chrono::steady_clock::now();
+        elapsed = std::chrono::duration<double>(now - begin).count();
+    }
+    float kept[F::W];
+    for (const F& sum : sums) sum.store(kept);
+    volatile float sink = kept[0];
+    (void)sink;
+    return read / elapsed;
 }
 
 }  // namespace
@@ -82,6 +106,7 @@ const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL) = {
     EVERSTREAM_LEVEL::arg_max,
     EVERSTREAM_LEVEL::block_sums,
     EVERSTREAM_LEVEL::multiply_add_rate,
+    EVERSTREAM_LEVEL::read_rate,
 };
 
 }  // namespace everstream

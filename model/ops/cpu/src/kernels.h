@@ -60,6 +60,7 @@ struct Kernels {
     int (*arg_max)(const float* logits, int n);
     void (*block_sums)(const float* weights, int n, float* sums);  // of SAMPLER_BLOCK each
     double (*multiply_add_rate)(double seconds, Precision);  // operations per second of one thread
+    double (*read_rate)(const float* memory, size_t bytes, double seconds);  // bytes per second
 };
 
 extern const Kernels kernels_v2, kernels_v3, kernels_v4, kernels_v4dot, kernels_neon;

@@ -1,6 +1,8 @@
 #include "levels.h"
 
-#include <chrono>
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 
@@ -58,33 +60,28 @@ const Kernels& kernels_of(const std::string& name) {
     throw std::invalid_argument("level '" + name + "' does not run on this machine");
 }
 
-double read_bandwidth(size_t bytes, double seconds, int threads) {
-    const size_t each = std::max<size_t>(bytes / size_t(threads) / 8, 1024);
+// The sum over threads that run at the same time.
+static double on_threads(int threads, const std::function<double()>& rate) {
     std::vector<double> rates(static_cast<size_t>(threads));
     std::vector<std::thread> workers;
-    for (int t = 0; t < threads; t++)
-        workers.emplace_back([&, t] {
-            std::vector<uint64_t> buffer(each, uint64_t(t) + 1);
-            volatile uint64_t sink = 0;
-            const auto begin = std::chrono::steady_clock::now();
-            double elapsed = 0, read = 0;
-            while (elapsed < seconds) {
-                uint64_t sums[8] = {};
-                for (size_t i = 0; i + 8 <= each; i += 8)
-                    for (size_t j = 0; j < 8; j++) sums[j] += buffer[i + j];
-                for (uint64_t sum : sums) sink = sink + sum;
-                read += double(each * 8);
-                const auto now = std::chrono::steady_clock::now();
-                elapsed = std::chrono::duration<double>(now - begin).count();
-            }
-            rates[size_t(t)] = read / elapsed;
-        });
-    double total = 0;
-    for (int t = 0; t < threads; t++) {
-        workers[size_t(t)].join();
-        total += rates[size_t(t)];
-    }
-    return total;
+    for (double& result : rates) workers.emplace_back([&rate, &result] { result = rate(); });
+    for (std::thread& worker : workers) worker.join();
+    return std::accumulate(rates.begin(), rates.end(), 0.0);
+}
+
+double read_bandwidth(size_t bytes, double seconds, int threads, const std::string& level) {
+    const Kernels& kernels = kernels_of(level);
+    const size_t each = std::max<size_t>(bytes / size_t(threads), 4096);
+    return on_threads(threads, [&] {
+        const std::vector<float> memory(each / 4, 1.0f);
+        return kernels.read_rate(memory.data(), each, seconds);
+    });
+}
+
+double multiply_add_rate(
+    double seconds, int threads, Precision precision, const std::string& level) {
+    const Kernels& kernels = kernels_of(level);
+    return on_threads(threads, [&] { return kernels.multiply_add_rate(seconds, precision); });
 }
 
 }  // namespace everstream

@@ -6,8 +6,9 @@
 // integer sums are exact.
 #pragma once
 
+#include <array>
 #include <cmath>
-#include <type_traits>
+#include <utility>
 
 #include "model.h"
 #include "numeric.h"
@@ -21,13 +22,18 @@
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
 
-// A tile of ROWS x NV vectors of accumulators leaves registers for NV weights and one input.
-constexpr int NV = EVERSTREAM_REGISTERS == 32 ? 4 : 2;
+// A panel is NV vectors of outputs. A tile of accumulators leaves registers for its weights and an
+// input. Where weights are widened on the way and rows are many, a tile takes half a panel and
+// twice the rows, so that each widened weight serves more of them.
+constexpr bool MANY_REGISTERS = EVERSTREAM_REGISTERS == 32;
+constexpr int NV = MANY_REGISTERS ? 4 : 2;
 constexpr int PANEL = NV * F::W;
-constexpr int ROWS = 6;
-// Rows of one task, and the part of k whose widened weights stay in the cache.
-constexpr int TASK_ROWS = 64;
-constexpr int BLOCK_K = 256;
+constexpr int FLAT_ROWS = 6;
+constexpr int TALL_ROWS = MANY_REGISTERS ? 12 : 6, TALL_NV = 2;
+// How far ahead of its work a row alone asks for weights, in bytes.
+constexpr ptrdiff_t NEAR = 1024;
+// Rows of one task.
+constexpr int TASK_ROWS = 96;
 
 constexpr int padded(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -98,97 +104,99 @@ inline void prepare_row(Precision p, const Input& x, int row, int k) {
     }
 }
 
-// tmp [ROWS][PANEL] (+)= x w, over `k` inputs of MR rows.
-template <int MR>
-inline void tile_float(const float* x, int stride, const float* w, int k, float* tmp, bool first) {
-    F acc[MR][NV];
-    for (int r = 0; r < MR; r++)
-        for (int j = 0; j < NV; j++)
-            acc[r][j] = first ? F::set(0.0f) : F::load(tmp + r * PANEL + j * F::W);
-    for (int i = 0; i < k; i++, w += PANEL) {
-        F wv[NV];
-        for (int j = 0; j < NV; j++) wv[j] = F::load(w + j * F::W);
-        for (int r = 0; r < MR; r++) {
-            const F xv = F::set(x[size_t(r) * stride + i]);
-            for (int j = 0; j < NV; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
-        }
-    }
-    for (int r = 0; r < MR; r++)
-        for (int j = 0; j < NV; j++) acc[r][j].store(tmp + r * PANEL + j * F::W);
+// Asks for the N vectors that lie `ahead` bytes after w: what this thread will read later.
+template <int N>
+inline void prefetch(const void* w, ptrdiff_t ahead) {
+    constexpr int BYTES = N * F::W * 4;
+    for (int line = 0; line < BYTES; line += 64)
+        __builtin_prefetch((const char*)w + ahead + line, 0, 2);
 }
 
-// The same for bfloat16 pairs, widened on the way: for few rows.
-template <int MR>
-inline void tile_bf16(const float* x, int stride, const uint16_t* w, int k, float* tmp) {
-    F acc[MR][NV];
+// A tile: `tmp` [MR][PANEL] = x w for MR rows and N vectors of outputs, whose weights begin at w.
+
+template <int MR, int N>
+inline void tile_float(
+    const float* x, int stride, const float* w, int k, ptrdiff_t ahead, float* tmp) {
+    F acc[MR][N];
     for (int r = 0; r < MR; r++)
-        for (int j = 0; j < NV; j++) acc[r][j] = F::set(0.0f);
-    for (int i = 0; i < k; i += 2, w += 2 * PANEL) {
-        __builtin_prefetch((const char*)w + 1024);
-        if (PANEL >= 64) {
-            __builtin_prefetch((const char*)w + 1088);
-            __builtin_prefetch((const char*)w + 1152);
-            __builtin_prefetch((const char*)w + 1216);
-        }
-        F wv[NV];
-        for (int j = 0; j < NV; j++) wv[j] = F::even(w + j * 2 * F::W);
+        for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
+    for (int i = 0; i < k; i++, w += PANEL) {
+        prefetch<N>(w, ahead);
+        F wv[N];
+        for (int j = 0; j < N; j++) wv[j] = F::load(w + j * F::W);
         for (int r = 0; r < MR; r++) {
             const F xv = F::set(x[size_t(r) * stride + i]);
-            for (int j = 0; j < NV; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
-        }
-        for (int j = 0; j < NV; j++) wv[j] = F::odd(w + j * 2 * F::W);
-        for (int r = 0; r < MR; r++) {
-            const F xv = F::set(x[size_t(r) * stride + i + 1]);
-            for (int j = 0; j < NV; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
+            for (int j = 0; j < N; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
         }
     }
     for (int r = 0; r < MR; r++)
-        for (int j = 0; j < NV; j++) acc[r][j].store(tmp + r * PANEL + j * F::W);
+        for (int j = 0; j < N; j++) acc[r][j].store(tmp + r * PANEL + j * F::W);
+}
+
+template <int MR, int N>
+inline void tile_bf16(
+    const float* x, int stride, const uint16_t* w, int k, ptrdiff_t ahead, float* tmp) {
+    F acc[MR][N];
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
+    for (int i = 0; i < k; i += 2, w += 2 * PANEL) {
+        prefetch<N>(w, ahead);
+        F wv[N];
+        for (int j = 0; j < N; j++) wv[j] = F::even(w + j * 2 * F::W);
+        for (int r = 0; r < MR; r++) {
+            const F xv = F::set(x[size_t(r) * stride + i]);
+            for (int j = 0; j < N; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
+        }
+        for (int j = 0; j < N; j++) wv[j] = F::odd(w + j * 2 * F::W);
+        for (int r = 0; r < MR; r++) {
+            const F xv = F::set(x[size_t(r) * stride + i + 1]);
+            for (int j = 0; j < N; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
+        }
+    }
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) acc[r][j].store(tmp + r * PANEL + j * F::W);
 }
 
 #if EVERSTREAM_DOT
-template <int MR>
-inline void tile_dot(const uint16_t* x, int stride, const uint16_t* w, int k, float* tmp) {
-    __m512 acc[MR][NV];
+template <int MR, int N>
+inline void tile_dot(
+    const uint16_t* x, int stride, const uint16_t* w, int k, ptrdiff_t ahead, float* tmp) {
+    __m512 acc[MR][N];
     for (int r = 0; r < MR; r++)
-        for (int j = 0; j < NV; j++) acc[r][j] = _mm512_setzero_ps();
+        for (int j = 0; j < N; j++) acc[r][j] = _mm512_setzero_ps();
     for (int i = 0; i < k; i += 2, w += 2 * PANEL) {
-        __m512bh wv[NV];
-        for (int j = 0; j < NV; j++) wv[j] = (__m512bh)_mm512_loadu_si512(w + j * 32);
+        prefetch<N>(w, ahead);
+        __m512bh wv[N];
+        for (int j = 0; j < N; j++) wv[j] = (__m512bh)_mm512_loadu_si512(w + j * 2 * F::W);
         for (int r = 0; r < MR; r++) {
-            int32_t pair;
-            std::memcpy(&pair, x + size_t(r) * stride + i, 4);
-            const __m512bh xv = (__m512bh)_mm512_set1_epi32(pair);
-            for (int j = 0; j < NV; j++) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], wv[j], xv);
+            const __m512bh xv = (__m512bh)I::spread(x + size_t(r) * stride + i).v;
+            for (int j = 0; j < N; j++) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], wv[j], xv);
         }
     }
     for (int r = 0; r < MR; r++)
-        for (int j = 0; j < NV; j++) _mm512_storeu_ps(tmp + r * PANEL + j * 16, acc[r][j]);
+        for (int j = 0; j < N; j++) _mm512_storeu_ps(tmp + r * PANEL + j * F::W, acc[r][j]);
 }
 #endif
 
-template <int MR>
+template <int MR, int N>
 inline void tile_int8(
     const uint8_t* x, size_t stride, const float* x_scale, const int8_t* w, int k,
-    const float* scale, const int32_t* sums, float* tmp) {
-    I acc[MR][NV];
+    const float* scale, const int32_t* sums, ptrdiff_t ahead, float* tmp) {
+    I acc[MR][N];
     for (int r = 0; r < MR; r++)
-        for (int j = 0; j < NV; j++) acc[r][j] = I::zero();
+        for (int j = 0; j < N; j++) acc[r][j] = I::zero();
     for (int i = 0; i < k; i += 4, w += 4 * PANEL, x += QUAD_BYTES) {
-        __builtin_prefetch((const char*)w + 1024);
-        if (PANEL >= 64) {
-            __builtin_prefetch((const char*)w + 1088);
-            __builtin_prefetch((const char*)w + 1152);
-            __builtin_prefetch((const char*)w + 1216);
-        }
+        prefetch<N>(w, ahead);
 #if EVERSTREAM_DOT
-        for (int j = 0; j < NV; j++) {
-            const I wv = I::load(w + j * 4 * F::W);
-            for (int r = 0; r < MR; r++)
-                acc[r][j].v = _mm512_dpbusd_epi32(acc[r][j].v, I::spread(x + r * stride).v, wv.v);
+        I wv[N];
+        for (int j = 0; j < N; j++) wv[j] = I::load(w + j * 4 * F::W);
+        for (int r = 0; r < MR; r++) {
+            const I xv = I::spread(x + r * stride);
+            for (int j = 0; j < N; j++)
+                acc[r][j].v = _mm512_dpbusd_epi32(acc[r][j].v, xv.v, wv[j].v);
         }
 #else
-        for (int j = 0; j < NV; j += 2) {  // two vectors at a time, for want of registers
+        for (int j = 0; j < N; j += 2) {  // two vectors at a time, for want of registers
             const I a = I::load(w + j * 4 * F::W), b = I::load(w + (j + 1) * 4 * F::W);
             const I a_even = a.even_bytes(), a_odd = a.odd_bytes();
             const I b_even = b.even_bytes(), b_odd = b.odd_bytes();
@@ -202,7 +210,7 @@ inline void tile_int8(
         }
 #endif
     }
-    for (int j = 0; j < NV; j++) {
+    for (int j = 0; j < N; j++) {
         const F by = F::load(scale + j * F::W);
         for (int r = 0; r < MR; r++) {
             I total = acc[r][j];
@@ -210,15 +218,6 @@ inline void tile_int8(
             (total.to_float() * (by * F::set(x_scale[r]))).store(tmp + r * PANEL + j * F::W);
         }
     }
-    (void)sums;
-}
-
-inline void widen(const uint16_t* w, int k, float* out) {
-    for (int i = 0; i < k; i += 2, w += 2 * PANEL, out += 2 * PANEL)
-        for (int j = 0; j < NV; j++) {
-            F::even(w + j * 2 * F::W).store(out + j * F::W);
-            F::odd(w + j * 2 * F::W).store(out + PANEL + j * F::W);
-        }
 }
 
 // Where the products go, row by row.
@@ -234,7 +233,7 @@ inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out
     if (w.bias) map(tmp, tmp, w.bias + begin, PANEL, [](F a, F b) { return a + b; });
     float* y = out.y + size_t(row) * out.stride;
     switch (out.into) {
-        case Into::store: std::memcpy(y + begin, tmp, size_t(n) * 4); break;
+        case Into::store: map(y + begin, tmp, n, [](F a) { return a; }); break;
         case Into::add: map(y + begin, y + begin, tmp, n, [](F a, F b) { return a + b; }); break;
         case Into::gelu: map(y + begin, tmp, n, [](F a) { return gelu(a); }); break;
         case Into::swiglu: {  // y has room for whole half panels
@@ -245,91 +244,68 @@ inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out
     }
 }
 
-// Room of one thread: widened weights and the products of one task.
-struct Tiles {
-    alignas(64) float weights[BLOCK_K * PANEL];
-    alignas(64) float products[TASK_ROWS * PANEL];
-};
-
-template <int MR>
-inline void tile(const Matrix& w, const Input& x, int row, int panel, float* tmp) {
+// The outputs of `panel` from vector `j` on, N of them, for MR rows from `row` on.
+template <int MR, int N>
+inline void tile(
+    const Matrix& w, const Input& x, int row, int panel, int j, ptrdiff_t ahead, float* tmp) {
     const char* data = (const char*)w.data + size_t(panel) * w.panel_bytes();
     const float* f = x.f + size_t(row) * x.stride;
+    const int output = panel * PANEL + j * F::W;
+    tmp += j * F::W;
     switch (w.precision) {
         case Precision::float32:
-            tile_float<MR>(f, x.stride, (const float*)data, w.k, tmp, true);
+            tile_float<MR, N>(f, x.stride, (const float*)data + j * F::W, w.k, ahead, tmp);
             break;
-        case Precision::bfloat16:
+        case Precision::bfloat16: {
+            const uint16_t* weights = (const uint16_t*)data + j * 2 * F::W;
 #if EVERSTREAM_DOT
-            tile_dot<MR>(x.half + size_t(row) * x.stride, x.stride, (const uint16_t*)data, w.k, tmp);
+            const uint16_t* half = x.half + size_t(row) * x.stride;
+            tile_dot<MR, N>(half, x.stride, weights, w.k, ahead, tmp);
 #else
-            tile_bf16<MR>(f, x.stride, (const uint16_t*)data, w.k_padded, tmp);
+            tile_bf16<MR, N>(f, x.stride, weights, w.k_padded, ahead, tmp);
 #endif
             break;
+        }
         case Precision::int8: {
             const size_t stride = size_t(x.stride / 4) * QUAD_BYTES;
-            tile_int8<MR>(
-                x.quads + size_t(row) * stride, stride, x.scale + row, (const int8_t*)data,
-                w.k_padded, w.scale + panel * PANEL, w.sums + panel * PANEL, tmp);
+            tile_int8<MR, N>(
+                x.quads + size_t(row) * stride, stride, x.scale + row,
+                (const int8_t*)data + j * 4 * F::W, w.k_padded, w.scale + output, w.sums + output,
+                ahead, tmp);
             break;
         }
     }
 }
 
-template <class Fn>
-inline void with_rows(int rows, Fn fn) {
-    static_assert(ROWS == 6, "one case per height of a tile");
-    switch (rows) {
-        case 1: fn(std::integral_constant<int, 1>()); break;
-        case 2: fn(std::integral_constant<int, 2>()); break;
-        case 3: fn(std::integral_constant<int, 3>()); break;
-        case 4: fn(std::integral_constant<int, 4>()); break;
-        case 5: fn(std::integral_constant<int, 5>()); break;
-        default: fn(std::integral_constant<int, 6>());
-    }
+using Tile = void (*)(
+    const Matrix&, const Input&, int row, int panel, int j, ptrdiff_t ahead, float* tmp);
+
+template <int N, size_t... MR>
+constexpr auto tiles_of_heights(std::index_sequence<MR...>) {
+    return std::array<Tile, sizeof...(MR)>{tile<int(MR) + 1, N>...};
 }
 
-// Brings part `i` of `parts` of a panel into the second cache.
-inline void prefetch_part(const char* panel, size_t bytes, int i, int parts) {
-    const size_t begin = bytes * size_t(i) / size_t(parts), end = bytes * size_t(i + 1) / size_t(parts);
-    for (size_t at = begin; at < end; at += 64) __builtin_prefetch(panel + at, 0, 2);
-}
-
-// One panel of outputs for `rows` (at most TASK_ROWS) rows from `row` on. Meanwhile the panel
-// `ahead`, which this thread will probably need next, is fetched.
+// One panel of outputs for `rows` (at most TASK_ROWS) rows from `row` on; `products` has room for
+// them. Meanwhile the panel `ahead`, which this thread will probably need next, is asked for.
 inline void matmul_task(
     const Matrix& w, const Input& x, int row, int rows, int panel, int ahead, const Output& out,
-    Tiles& t) {
-    const int blocks = (rows + ROWS - 1) / ROWS;
-    const bool widened = w.precision == Precision::bfloat16 && !EVERSTREAM_DOT && blocks > 1;
-    const char* data = (const char*)w.data;
-    const int tiles = blocks * (widened ? (w.k_padded + BLOCK_K - 1) / BLOCK_K : 1);
-    int num_done = 0;
-    const auto each_block = [&](auto fn) {
-        for (int b = 0; b < blocks; b++) {
-            const int begin = rows * b / blocks, end = rows * (b + 1) / blocks;
-            if (blocks > 1 && ahead < w.num_panels())
-                prefetch_part(
-                    data + size_t(ahead) * w.panel_bytes(), w.panel_bytes(), num_done++, tiles);
-            with_rows(end - begin, [&](auto height) { fn(height, begin); });
-        }
-    };
-    if (widened) {
-        const uint16_t* weights = (const uint16_t*)(data + size_t(panel) * w.panel_bytes());
-        for (int i = 0; i < w.k_padded; i += BLOCK_K) {
-            const int k = w.k_padded - i < BLOCK_K ? w.k_padded - i : BLOCK_K;
-            widen(weights + size_t(i) * PANEL, k, t.weights);
-            each_block([&](auto height, int begin) {
-                const float* f = x.f + size_t(row + begin) * x.stride + i;
-                tile_float<height()>(f, x.stride, t.weights, k, t.products + begin * PANEL, i == 0);
-            });
-        }
-    } else {
-        each_block([&](auto height, int begin) {
-            tile<height()>(w, x, row + begin, panel, t.products + begin * PANEL);
-        });
+    float* products) {
+    static constexpr auto flat_tiles = tiles_of_heights<NV>(std::make_index_sequence<FLAT_ROWS>());
+    static constexpr auto tall_tiles =
+        tiles_of_heights<TALL_NV>(std::make_index_sequence<TALL_ROWS>());
+    const bool tall = rows > FLAT_ROWS && w.precision != Precision::float32;
+    const auto panel_bytes = ptrdiff_t(w.panel_bytes());
+    const Tile* tiles = tall ? tall_tiles.data() : flat_tiles.data();
+    const int height = tall ? TALL_ROWS : FLAT_ROWS, width = tall ? TALL_NV : NV;
+    const int blocks = (rows + height - 1) / height, parts = blocks * (NV / width);
+    for (int part = 0; part < parts; part++) {
+        const int b = part % blocks, j = part / blocks * width;
+        const int begin = rows * b / blocks, end = rows * (b + 1) / blocks;
+        // A single tile is over before the next panel is needed: it looks ahead within its own.
+        const ptrdiff_t next = parts == 1 ? NEAR : b == 0 ? (ahead - panel) * panel_bytes : 0;
+        tiles[end - begin - 1](w, x, row + begin, panel, j, next, products + begin * PANEL);
     }
-    for (int r = 0; r < rows; r++) finish_row(w, panel, t.products + r * PANEL, out, row + r);
+    for (int r = 0; r < rows; r++) finish_row(w, panel, products + r * PANEL, out, row + r);
 }
 
 // One row of a table as float32.

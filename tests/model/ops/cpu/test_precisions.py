@@ -1,0 +1,129 @@
+"""bfloat16 and int8 weights: as the definition with weights rounded in the same way.
+
+Inputs of int8 products are rounded too, to 127 steps of each row's largest
+number, as are those of bfloat16 products at a level that multiplies bfloat16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from model.lm import LanguageModel, model_of, weights_of
+from model.ops.cpu.runtime import Runtime, levels
+from tests.model.ops.cpu.models import (
+    NAMES,
+    Shape,
+    defined,
+    feed,
+    make_model,
+    random_tokens,
+    relative_error,
+    state_error,
+    states,
+)
+
+#: Matrices that are kept in the precision asked for; all else is float32.
+ROUNDED = ("embedding", "head", ".qkv", ".gate", ".out", "mlp.up", "mlp.down")
+#: Where inputs are float32 nothing but the weights differs from float32's own tolerance.
+BFLOAT16_TOLERANCE, ROUNDED_INPUTS_TOLERANCE = 5e-6, 2e-2
+#: ``normed`` multiplies what was rounded by what was rounded before its sums.
+INT8_TOLERANCE = dict.fromkeys(NAMES, 4e-2) | {"normed": 1e-1}
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+def is_rounded(name: str, weight: npt.NDArray[np.float32]) -> bool:
+    return weight.ndim == 2 and name.removesuffix(".weight").endswith(ROUNDED)
+
+
+def rounded(weights: Weights, dtype: str) -> Weights:
+    to = {"bfloat16": to_bfloat16, "int8": to_int8}[dtype]
+    return {name: to(w) if is_rounded(name, w) else w for name, w in weights.items()}
+
+
+def to_bfloat16(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    result: npt.NDArray[np.float32] = torch.from_numpy(weight).bfloat16().float().numpy()
+    return result
+
+
+def to_int8(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Each row as int8 times its largest size over 127."""
+    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(127)
+    return np.rint(rows / np.where(scale > 0, scale, np.float32(1))).astype(np.float32) * scale
+
+
+def model_with(model: LanguageModel, weights: Weights) -> LanguageModel:
+    return model_of(model.config, weights)
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_equals_definition_with_rounded_weights(name: str, level: str) -> None:
+    model = make_model(Shape({"head_dim": 18, "tie_word_embeddings": False}).config(name))
+    weights, tokens = weights_of(model), random_tokens(model.config, 66)
+    runtime = Runtime(model.config, weights, "bfloat16", level=level)
+    pool = runtime.empty_pool(1)
+    found = torch.from_numpy(feed(runtime, pool, 0, tokens))
+    wanted, wanted_state = defined(model_with(model, rounded(weights, "bfloat16")), tokens)
+    if level == "v4dot":
+        assert relative_error(found, wanted) <= ROUNDED_INPUTS_TOLERANCE
+        return
+    assert relative_error(found, wanted) <= BFLOAT16_TOLERANCE
+    assert state_error(states(model.config, pool[0]), wanted_state) <= BFLOAT16_TOLERANCE
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "vq"])
+def test_int8_is_close_to_definition_with_rounded_weights(name: str, level: str) -> None:
+    """A code of ``vq`` may be another one after rounding, so it is left to the test below."""
+    model = make_model(Shape({"head_dim": 18, "tie_word_embeddings": False}).config(name))
+    weights, tokens = weights_of(model), random_tokens(model.config, 66)
+    runtime = Runtime(model.config, weights, "int8", level=level)
+    found = torch.from_numpy(feed(runtime, runtime.empty_pool(1), 0, tokens))
+    wanted, _ = defined(model_with(model, rounded(weights, "int8")), tokens)
+    assert relative_error(found, wanted) <= INT8_TOLERANCE[name]
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("hidden_size", [24, 45, 130])
+@pytest.mark.parametrize("vocab_size", [17, 300])
+def test_int8_product_is_exact_but_for_its_rounding(
+    level: str, hidden_size: int, vocab_size: int
+) -> None:
+    """With blocks that add nothing the logits are one product: norm, rounding, integer sums."""
+    settings = {
+        "hidden_size": hidden_size,
+        "vocab_size": vocab_size,
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+    }
+    model = make_model(Shape(settings).config("vq"))
+    weights, tokens = weights_of(model), list(range(17))
+    for name in ("attention.out", "mlp.down"):
+        weights[f"blocks.0.{name}.weight"][:] = 0.0
+    runtime = Runtime(model.config, weights, "int8", level=level)
+    pool, draw = runtime.empty_pool(17), runtime.draw(temperature=0.0)
+    runtime.run(pool, tokens, [0] * 17, [[token] for token in tokens], [draw] * 17)
+    x = to_int8(weights["embedding.weight"])[tokens].astype(np.float64)
+    x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + model.config.rms_norm_eps)
+    x = (x * weights["norm.weight"]).astype(np.float32)
+    wanted = to_int8(x).astype(np.float64) @ to_int8(weights["head.weight"]).astype(np.float64).T
+    error = np.abs(runtime.logits() - wanted).max(-1) / np.abs(wanted).max(-1)
+    # An input that lies between two steps may be rounded to either: one step of a weight.
+    assert np.median(error) <= 1e-6
+    assert error.max() <= 1e-2
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("int8", 1)])
+def test_weights_take_the_bytes_of_their_precision(dtype: str, size: int) -> None:
+    config = Shape(
+        {"vocab_size": 512, "hidden_size": 128, "head_dim": 64, "intermediate_size": 256}
+    ).config("elu")
+    model = make_model(config)
+    num_bytes = Runtime(config, weights_of(model), dtype).num_bytes
+    # The embedding is kept twice, to be looked up and as the head.
+    plain = size * (model.num_parameters() + 512 * 128)
+    assert plain <= num_bytes <= 1.1 * plain

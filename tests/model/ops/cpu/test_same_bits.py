@@ -1,0 +1,153 @@
+"""The same bits whatever the batch, the slot, the number of threads and the cut of a prompt.
+
+Logits and state blocks are compared byte by byte with those of a sequence fed
+alone, in one call, by one thread. Slots without a session hold ones in every
+bit, NaN as a number, and keep them.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.ops.cpu.runtime import DTYPES, Runtime, levels
+from tests.model.ops.cpu.models import FUSED, NAMES, random_tokens, small_runtime, small_weights
+
+#: Every dtype where products differ; attention is float32 in all of them.
+CASES = [(name, "float32") for name in NAMES] + [
+    (name, dtype) for name in ("delta", "elu", "gated") for dtype in ("bfloat16", "int8")
+]
+POISON = 0xFF
+LENGTHS = (1, 3, 70, 64, 17, 6, 33)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a sequence leaves: the logits after its last token, and its state."""
+
+    logits: bytes
+    state: bytes
+
+
+def alone(name: str, dtype: str, tokens: list[int]) -> Result:
+    runtime = small_runtime(name, dtype)
+    pool = runtime.empty_pool(1)
+    runtime.run(pool, [0], [0], [tokens], [runtime.draw(temperature=0.0)])
+    return Result(runtime.logits()[0].tobytes(), pool[0].tobytes())
+
+
+def sequences(name: str, lengths: tuple[int, ...]) -> list[list[int]]:
+    config, _ = small_weights(name)
+    return [random_tokens(config, length, seed) for seed, length in enumerate(lengths)]
+
+
+def together(
+    runtime: Runtime, texts: list[list[int]], chance: random.Random, longest: int
+) -> list[Result]:
+    """Fed in random groups, orders, slots and pieces of up to ``longest`` tokens."""
+    num_slots = len(texts) + 5
+    pool = np.full((num_slots, runtime.layout.num_bytes), POISON, np.uint8)
+    slots = chance.sample(range(num_slots), len(texts))
+    pool[slots] = 0
+    done, results = [0] * len(texts), [Result(b"", b"")] * len(texts)
+    draw = runtime.draw(temperature=0.0)
+    while any(done[i] < len(text) for i, text in enumerate(texts)):
+        waiting = [i for i, text in enumerate(texts) if done[i] < len(text)]
+        group = chance.sample(waiting, chance.randint(1, len(waiting)))
+        sizes = [chance.randint(1, longest) for _ in group]
+        parts = [texts[i][done[i] : done[i] + n] for i, n in zip(group, sizes, strict=True)]
+        last = [done[i] + len(part) == len(texts[i]) for i, part in zip(group, parts, strict=True)]
+        runtime.run(
+            pool,
+            [slots[i] for i in group],
+            [done[i] for i in group],
+            parts,
+            [draw if ends else None for ends in last],
+        )
+        ended = [i for i, ends in zip(group, last, strict=True) if ends]
+        for i, logits in zip(ended, runtime.logits(), strict=True):
+            results[i] = Result(logits.tobytes(), b"")
+        for i, part in zip(group, parts, strict=True):
+            done[i] += len(part)
+    assert_poisoned(pool, slots)
+    return [
+        Result(result.logits, pool[slot].tobytes())
+        for result, slot in zip(results, slots, strict=True)
+    ]
+
+
+def assert_poisoned(pool: npt.NDArray[np.uint8], used: list[int]) -> None:
+    free = np.setdiff1d(np.arange(len(pool)), used)
+    assert (pool[free] == POISON).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_company_pieces_slots_and_threads_do_not_matter(
+    name: str, dtype: str, threads: int
+) -> None:
+    texts = sequences(name, LENGTHS)
+    found = together(small_runtime(name, dtype, threads), texts, random.Random(threads), 40)
+    assert found == [alone(name, dtype, text) for text in texts]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_token_by_token_is_the_same(name: str, dtype: str) -> None:
+    texts = sequences(name, (64,))
+    found = together(small_runtime(name, dtype), texts, random.Random(0), 1)
+    assert found == [alone(name, dtype, text) for text in texts]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 13, 64, 97, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_number_of_rows_is_the_same(dtype: str, rows: int, threads: int) -> None:
+    runtime = small_runtime("gated", dtype, threads)
+    texts = sequences("gated", (1,) * rows)
+    pool, draw = runtime.empty_pool(rows), runtime.draw(temperature=0.0)
+    runtime.run(pool, list(range(rows)), [0] * rows, texts, [draw] * rows)
+    for slot, logits in enumerate(runtime.logits()):
+        wanted = alone("gated", dtype, texts[slot])
+        assert Result(logits.tobytes(), pool[slot].tobytes()) == wanted
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    dtype=st.sampled_from(DTYPES),
+    threads=st.integers(1, 4),
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=9),
+    longest=st.integers(1, 90),
+    chance=st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_schedule_is_the_same(
+    name: str, dtype: str, threads: int, lengths: list[int], longest: int, chance: random.Random
+) -> None:
+    texts = sequences(name, tuple(lengths))
+    found = together(small_runtime(name, dtype, threads), texts, chance, longest)
+    assert found == [alone(name, dtype, text) for text in texts]
+
+
+def test_sampled_tokens_do_not_depend_on_company() -> None:
+    runtime, texts = small_runtime("elu"), sequences("elu", LENGTHS)
+    draws = [runtime.draw(temperature=1.5, top_p=0.95, seed=i) for i in range(len(texts))]
+    pool, slots = runtime.empty_pool(len(texts)), list(range(len(texts)))
+    found = runtime.run(pool, slots, [0] * len(texts), texts, draws)
+    for text, draw, token in zip(texts, draws, found, strict=True):
+        assert runtime.run(runtime.empty_pool(1), [0], [0], [text], [draw]) == [token]
+
+
+@pytest.mark.parametrize("level", [level for level in levels() if level != "v2"])
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_levels_with_a_fused_multiply_add_agree(name: str, dtype: str, level: str) -> None:
+    """But for bfloat16 dot products, which round their inputs too."""
+    text, chance = sequences(name, (70,)), random.Random(0)
+    found = together(small_runtime(name, dtype, 1, level), text, chance, 70)
+    wanted = together(small_runtime(name, dtype, 1, FUSED), text, chance, 70)
+    assert (found == wanted) is not (dtype == "bfloat16" and level == "v4dot")

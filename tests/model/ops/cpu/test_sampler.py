@@ -1,0 +1,276 @@
+"""The native draw against its definition, written out in plain Python.
+
+Penalties, then softmax(logits / temperature), then the filters: of the tokens
+sorted by falling probability, lower ids first where equal, ``top_k`` keeps so
+many, ``top_p`` those up to the one at which their sum reaches it, and ``min_p``
+those of at least that fraction of the largest; the shortest of the three is
+kept. The kept tokens are walked in the order of their ids, and the first at
+which the running sum passes u times their sum is drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.lm import weights_of
+from model.ops.cpu import _native
+from model.ops.cpu.runtime import NOT_FINITE, Draw, Runtime
+from server.engine.sampler import uniform
+from tests.model.ops.cpu.models import (
+    NAMES,
+    Shape,
+    make_model,
+    random_tokens,
+    small_runtime,
+    small_weights,
+)
+
+#: Of probabilities; the native weights are float32.
+ROUNDING = 3e-7
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Params:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+    def native(self) -> Draw:
+        return small_runtime("elu").draw(**vars(self))
+
+
+def native(logits: Logits, params: Params, position: int = 0, recent: Sequence[int] = ()) -> int:
+    return _native.sample(logits, params.native(), position, list(recent))
+
+
+def penalized(logits: Logits, params: Params, recent: Sequence[int]) -> Logits:
+    logits = logits.copy()
+    for token, count in Counter(recent).items():
+        x, factor = logits[token], np.float32(params.repetition_penalty)
+        taken = np.float32(params.presence_penalty)
+        taken += np.float32(params.frequency_penalty) * np.float32(count)
+        logits[token] = (x / factor if x > 0 else x * factor) - taken
+    return logits
+
+
+def allowed(logits: Logits, params: Params, position: int, recent: Sequence[int]) -> set[int]:
+    """The tokens that the definition draws when its numbers are moved by a rounding."""
+    logits = penalized(logits, params, recent)
+    if params.temperature == 0.0:
+        return {int(logits.argmax())}
+    x = logits.astype(np.float64) / float(np.float32(params.temperature))
+    p = np.exp(x - x.max())
+    order = np.lexsort((np.arange(len(p)), -p))
+    u = uniform(params.seed, position)
+    found = set()
+    for kept in kept_counts(p[order] / p.sum(), params):
+        ids = np.sort(order[:kept])
+        running = np.cumsum(p[ids])
+        for moved in (u - ROUNDING, u, u + ROUNDING):
+            index = int(np.searchsorted(running, moved * running[-1], side="right"))
+            found.add(int(ids[min(index, kept - 1)]))
+    return found
+
+
+def kept_counts(p: npt.NDArray[np.float64], params: Params) -> set[int]:
+    """How many of the sorted probabilities the filters may keep."""
+    counts = set()
+    for by in (-ROUNDING, 0.0, ROUNDING):
+        kept = min(params.top_k or len(p), len(p))
+        if params.top_p < 1.0:
+            reached = np.searchsorted(np.cumsum(p), params.top_p + by)
+            kept = min(kept, int(reached) + 1)
+        kept = min(kept, int((p >= params.min_p * p[0] * (1 + 10 * by)).sum()))
+        counts.add(max(kept, 1))
+    return counts
+
+
+def random_params(chance: np.random.Generator) -> Params:
+    def some(off: float, *on: float) -> float:
+        return float(chance.choice(on)) if chance.random() < 0.5 else off
+
+    return Params(
+        temperature=float(chance.choice([0.01, 0.3, 0.8, 1.0, 2.0])),
+        top_k=int(some(0, 1, 2, 5, 40, 200, 5000)),
+        top_p=some(1.0, 1e-4, 0.1, 0.5, 0.9, 0.95, 0.999),
+        min_p=some(0.0, 1e-4, 0.01, 0.05, 0.3, 1.0),
+        repetition_penalty=some(1.0, 0.5, 1.1, 2.0),
+        presence_penalty=some(0.0, -2.0, 0.4, 2.0),
+        frequency_penalty=some(0.0, -0.3, 0.3),
+        seed=int(chance.integers(2**63)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "num_draws"), [(1, 30), (17, 1000), (300, 1000), (8192, 250), (32000, 100)]
+)
+@pytest.mark.parametrize("kind", ["normal", "peaked", "ties", "flat"])
+def test_draw_equals_definition(vocab_size: int, num_draws: int, kind: str) -> None:
+    chance, sure = np.random.default_rng(vocab_size), 0
+    for position in range(num_draws):
+        logits = chance.normal(size=vocab_size) * {"peaked": 8.0, "flat": 0.0}.get(kind, 2.0)
+        logits = (np.round(logits) if kind == "ties" else logits).astype(np.float32)
+        params = random_params(chance)
+        recent = chance.integers(vocab_size, size=int(chance.integers(20))).tolist()
+        wanted = allowed(logits, params, position, recent)
+        assert native(logits, params, position, recent) in wanted, (params, position)
+        sure += len(wanted) == 1
+    assert sure >= 0.8 * num_draws
+
+
+@given(
+    logits=st.lists(st.integers(-4000, 4000), min_size=1, max_size=40),
+    temperature=st.floats(0.01, 100.0),
+    top_k=st.integers(0, 50),
+    top_p=st.floats(0.0, 1.0, exclude_min=True),
+    min_p=st.floats(0.0, 1.0),
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 2**62),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_draw_equals_definition(
+    logits: list[int],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    position: int,
+) -> None:
+    params = Params(temperature, top_k, top_p, min_p, seed=seed)
+    row = np.array(logits, np.float32) / np.float32(64)
+    assert native(row, params, position) in allowed(row, params, position, [])
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (Params(top_k=3), {0, 1, 2}),
+        (Params(top_k=1), {0}),
+        (Params(top_p=0.26), {0, 1, 2}),
+        (Params(top_p=1e-6), {0}),
+        (Params(top_k=5, top_p=0.26, min_p=0.5), {0, 1, 2}),
+        (Params(min_p=1.0), set(range(10))),
+        (Params(), set(range(10))),
+    ],
+)
+def test_of_equal_tokens_the_lowest_ids_are_kept(params: Params, kept: set[int]) -> None:
+    logits = np.zeros(10, np.float32)
+    drawn = {native(logits, Params(**vars(params) | {"seed": seed})) for seed in range(300)}
+    assert drawn == kept
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    greedy = Params(temperature=0.0)
+    for at, size in itertools.product([0, 1, 15, 16, 17, 299], [300, 301]):
+        logits = np.full(size, -3.0, np.float32)
+        logits[[at, size - 1]] = 2.5
+        assert native(logits, greedy) == at
+
+
+@pytest.mark.parametrize("params", [Params(), Params(top_k=20, top_p=0.9), Params(0.7)])
+def test_frequencies_follow_the_probabilities(params: Params) -> None:
+    """Chi-square with 16 degrees of freedom at most; 39.25 is its quantile of 99.9 %."""
+    num = 20_000
+    logits = np.random.default_rng(3).normal(size=17).astype(np.float32)
+    draw = Params(**vars(params) | {"seed": 11}).native()
+    counts = Counter(_native.sample(logits, draw, position, []) for position in range(num))
+    p = np.exp(logits.astype(np.float64) / params.temperature)
+    order = np.argsort(-p)
+    (kept,) = kept_counts(p[order] / p.sum(), params)
+    p[order[kept:]] = 0.0
+    wanted = num * p / p.sum()
+    assert counts.keys() == set(order[:kept].tolist())
+    assert sum((counts[i] - wanted[i]) ** 2 / wanted[i] for i in order[:kept]) < 39.25
+
+
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**63 - 1))
+@settings(max_examples=500, deadline=None)
+def test_uniform_equals_that_of_the_torch_sampler(seed: int, position: int) -> None:
+    assert _native.uniform(seed, position) == uniform(seed, position)
+
+
+@pytest.mark.parametrize("at", [0, 15, 16, 298, 299])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("params", [Params(), Params(temperature=0.0), Params(top_k=3)])
+def test_logits_that_are_not_finite_are_reported(params: Params, value: float, at: int) -> None:
+    logits = np.zeros(300, np.float32)
+    logits[at] = value
+    assert native(logits, params) == NOT_FINITE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["norm", "blocks.1.mlp.down", "blocks.0.attention.qkv"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weight_that_is_not_finite_is_reported(dtype: str, name: str, value: float) -> None:
+    model = make_model(Shape().config("elu"))
+    weights = weights_of(model)
+    weights[f"{name}.weight"].flat[3] = value
+    runtime = Runtime(model.config, weights, dtype)
+    for temperature in (0.0, 1.0):
+        draw = runtime.draw(temperature=temperature)
+        assert runtime.run(runtime.empty_pool(1), [0], [0], [[1, 2, 3]], [draw]) == [NOT_FINITE]
+
+
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_does_not_hide_what_is_not_finite(name: str, part: str) -> None:
+    """The first channel of each head's q, k or v; k of ``vq`` is only a code, always a number."""
+    config, weights = small_weights(name)
+    qkv = weights["blocks.0.attention.qkv.weight"].copy()
+    qkv[{"q": 0, "k": 16, "v": 32}[part]] = np.nan
+    runtime = Runtime(config, weights | {"blocks.0.attention.qkv.weight": qkv}, "float32")
+    draw, tokens = runtime.draw(temperature=0.0), random_tokens(config, 20)
+    (drawn,) = runtime.run(runtime.empty_pool(1), [0], [0], [tokens], [draw])
+    assert (drawn == NOT_FINITE) is ((name, part) != ("vq", "k"))
+
+
+def test_one_row_that_is_not_finite_spoils_no_other() -> None:
+    model = make_model(Shape({"tie_word_embeddings": False}).config("gated"))
+    weights = weights_of(model)
+    weights["embedding.weight"][7] = np.nan
+    runtime = Runtime(model.config, weights, "float32")
+    pool, draw = runtime.empty_pool(3), runtime.draw(temperature=0.0)
+    alone = runtime.run(runtime.empty_pool(1), [0], [0], [[1, 2]], [draw])
+    found = runtime.run(pool, [0, 1, 2], [0] * 3, [[1, 2], [1, 7], [1, 2]], [draw] * 3)
+    assert found == [*alone, NOT_FINITE, *alone]
+    assert pool[0].tobytes() == pool[2].tobytes()
+
+
+def test_a_run_draws_for_the_position_after_its_tokens() -> None:
+    runtime, length = small_runtime("elu"), 3
+    pool, positions = runtime.empty_pool(40), list(range(1000, 1040))
+    slots, draw = list(range(40)), runtime.draw(seed=7, temperature=100.0)
+    drawn = runtime.run(pool, slots, positions, [[1, 2, 3]] * 40, [draw] * 40)
+    (logits,) = {row.tobytes() for row in runtime.logits()}
+    row = np.frombuffer(logits, np.float32)
+    assert drawn == [_native.sample(row, draw, p + length, []) for p in positions]
+    assert len(set(drawn)) > 10
+
+
+def test_penalties_change_no_other_draw() -> None:
+    """What is counted for one row is forgotten before the next."""
+    runtime = small_runtime("elu")
+    pool, greedy = runtime.empty_pool(2), runtime.draw(temperature=0.0)
+    (first,) = runtime.run(pool, [0], [0], [[1]], [greedy])
+    pool[:] = 0
+    hard = runtime.draw(temperature=0.0, presence_penalty=2.0, repetition_penalty=100.0)
+    found = runtime.run(pool, [0, 1], [0, 0], [[1], [1]], [hard, greedy], [[first, first], [first]])
+    assert found[0] != first
+    assert found[1] == first

@@ -1,0 +1,91 @@
+"""The threads of a runtime: they come and go with it, sleep when idle, and leave Python free."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+
+from model.lm import weights_of
+from model.ops.cpu.runtime import Runtime
+from tests.model.ops.cpu.models import Shape, make_model, random_tokens, small_weights
+
+TASKS = Path("/proc/self/task")
+
+
+def cpu_time_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_threads_end_with_their_runtime() -> None:
+    before = len(os.listdir(TASKS))
+    for threads in (1, 2, 4, 8) * 5:
+        runtime = Runtime(*small_weights("elu"), "float32", threads)
+        assert runtime.threads == threads
+        assert len(os.listdir(TASKS)) == before + threads - 1
+        if threads == 4:
+            runtime.run(runtime.empty_pool(1), [0], [0], [[1, 2]], [None])
+        del runtime
+    assert len(os.listdir(TASKS)) == before
+
+
+def test_idle_threads_take_no_time() -> None:
+    runtime = Runtime(*small_weights("elu"), "float32", threads=4)
+    pool, never = runtime.empty_pool(8), threading.Event()
+    for position in range(20):
+        runtime.run(pool, list(range(8)), [position] * 8, [[position]] * 8, [None] * 8)
+    never.wait(0.05)
+    before = cpu_time_s()
+    never.wait(0.4)
+    assert cpu_time_s() - before < 0.1
+
+
+def test_other_python_threads_run_during_a_run() -> None:
+    """One that holds the interpreter would not let the other count before it is done."""
+    config = Shape({"hidden_size": 128, "intermediate_size": 512, "vocab_size": 4096}).config("elu")
+    runtime = Runtime(config, weights_of(make_model(config)), "float32")
+    tokens, pool, done = random_tokens(config, 3000), runtime.empty_pool(1), threading.Event()
+
+    def work() -> None:
+        runtime.run(pool, [0], [0], [tokens], [None])
+        done.set()
+
+    thread, count = threading.Thread(target=work), 0
+    thread.start()
+    while not done.is_set():
+        count += 1
+    thread.join()
+    assert count > 10_000
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_runtimes_of_two_python_threads_do_not_meet(threads: int) -> None:
+    names, results = ("gated", "elu"), {}
+
+    def work(name: str) -> None:
+        results[name] = stream(name, threads)
+
+    workers = [threading.Thread(target=work, args=(name,)) for name in names]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert results == {name: stream(name, 1) for name in names}
+
+
+def stream(name: str, threads: int) -> tuple[list[int], bytes]:
+    """Tokens drawn one after the other for eight sessions, and their states."""
+    config, weights = small_weights(name)
+    runtime = Runtime(config, weights, "float32", threads)
+    pool, slots = runtime.empty_pool(8), list(range(8))
+    draws = [runtime.draw(seed=slot, temperature=1.5) for slot in slots]
+    drawn, tokens = [], [[slot] for slot in slots]
+    for position in range(100):
+        step = runtime.run(pool, slots, [position] * 8, tokens, draws)
+        drawn += step
+        tokens = [[token] for token in step]
+    return drawn, pool.tobytes()
