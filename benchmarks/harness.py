@@ -132,6 +132,13 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+def available_bytes() -> int:
+    """Memory that new work can have without swapping."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
 def num_descriptors(pid: int) -> int:
     """Open file descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
@@ -158,9 +165,9 @@ def table(title: str, columns: Iterable[str]) -> Table:
     return result
 
 
-def show(*tables: Table) -> None:
-    """Prints the tables, in full also where the output is no terminal."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+def show(*tables: Table, width: int = 120) -> None:
+    """Prints the tables, ``width`` characters wide where the output is no terminal."""
+    console = Console(width=None if sys.stdout.isatty() else width)
     for item in tables:
         console.print(item)
 

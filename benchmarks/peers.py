@@ -8,12 +8,13 @@ there at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.decode_shapes import matching_width
 from model.config import ModelConfig
 from model.lm import LanguageModel, ModelState
 
@@ -114,12 +115,6 @@ def peers(config: ModelConfig, num_parameters: int, dtype: torch.dtype) -> list[
         Llama(config, num_parameters, dtype, static=True),
         OwnSoftmax(config, num_parameters, dtype),
     ]
-
-
-def matching_width(count: Callable[[int], int], wanted: int) -> int:
-    """The width of the feed-forward layer at which ``count(width)`` is nearest to ``wanted``."""
-    per_unit = count(2) - count(1)
-    return max(1, 1 + round((wanted - count(1)) / per_unit))
 
 
 def own_parameters(config: ModelConfig, width: int) -> int:

@@ -1,7 +1,10 @@
 """A real server under 1, 8 and 64 WebSocket streams: latency, throughput, CPU and memory.
 
 Server and load generator (`clients.load`) are processes of their own. The loads
-take turns for several rounds and each figure is the median of its rounds.
+take turns for several rounds and each figure is the median of its rounds. With ``--beside`` our
+server and others answer the same load of completions over HTTP instead (`serve_peers`):
+
+    python -m benchmarks.serve --beside llama rwkv7 transformers --llama-server PATH
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from benchmarks import serve_peers
 from benchmarks.harness import (
     ROOT,
     Figures,
@@ -91,18 +95,24 @@ def server_flags(options: argparse.Namespace) -> list[str]:
     return [part for name, value in flags.items() if value for part in (name, str(value))]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
-    parser.add_argument("--dtype", help="auto, float32 or bfloat16")
-    parser.add_argument("--threads", type=int, help="of the server's matrix library")
+    parser.add_argument("--dtype", help="auto, float32, bfloat16 or int8")
+    parser.add_argument("--threads", type=int, help="of the server")
     parser.add_argument("--url", help="a server that runs already, instead of one of our own")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--requests", type=int, default=8, help="of each stream")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    return parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="a short form")
+    serve_peers.add_arguments(parser)
+    options = parser.parse_args(command)
+    if options.quick:
+        options.streams, options.requests, options.rounds = [1, 8], 1, 1
+        options.max_tokens = options.plain_max_tokens = 16
+    return options
 
 
 def measure(url: str, pid: int | None, options: argparse.Namespace) -> dict[int, Figures]:
@@ -115,11 +125,14 @@ def measure(url: str, pid: int | None, options: argparse.Namespace) -> dict[int,
     return {streams: medians(results) for streams, results in runs.items()}
 
 
-def main() -> None:
+def main(command: Sequence[str] | None = None) -> None:
     """Measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
-    options = arguments()
+    options = arguments(command)
     on = machine()
+    if options.beside is not None:
+        serve_peers.compare(options, on)
+        return
     with ExitStack() as stack:
         pid = None
         url = options.url
