@@ -381,6 +381,7 @@ Matrix Builder::pack(const std::vector<Part>& parts, Precision precision, bool p
     Matrix w;
     w.precision = precision;
     w.panel = panel;
+    w.part = kernels_.part;
     w.n = int(rows.size());
     w.k = int(parts[0].weight.shape[1]);
     w.k_padded = (w.k + 3) / 4 * 4;
@@ -392,8 +393,8 @@ Matrix Builder::pack(const std::vector<Part>& parts, Precision precision, bool p
     for (int r = 0; r < w.n; r++) {
         const Row& row = rows[size_t(r)];
         if (!row.data) continue;
-        char* to = data + size_t(r / panel) * w.panel_bytes();
-        const size_t c = size_t(r % panel), P = size_t(panel);
+        char* to = data + size_t(r / w.part) * (w.panel_bytes() / size_t(panel / w.part));
+        const size_t c = size_t(r % w.part), P = size_t(w.part);
         if (bias) bias[r] = row.bias;
         if (precision == Precision::float32) {
             for (size_t i = 0; i < size_t(w.k); i++) ((float*)to)[i * P + c] = row.data[i];

@@ -54,9 +54,7 @@ double multiply_add_rate(double seconds, Precision precision) {
     w.precision = precision, w.n = w.panel = PANEL, w.k = w.k_padded = K, w.data = at.weights;
     w.scale = at.scales + TALL_ROWS, w.sums = at.sums;
     // Through a pointer, so that what is timed is what a product calls.
-    const bool tall = precision != Precision::float32;
-    const int rows = tall ? TALL_ROWS : FLAT_ROWS, vectors = tall ? TALL_NV : NV;
-    volatile Tile run = tall ? tile<TALL_ROWS, TALL_NV> : tile<FLAT_ROWS, NV>;
+    volatile Tile run = tile<TALL_ROWS, TALL_NV>;
     const auto begin = std::chrono::steady_clock::now();
     int64_t rounds = 0;
     double elapsed = 0;
@@ -66,7 +64,7 @@ double multiply_add_rate(double seconds, Precision precision) {
         const auto now = std::chrono::steady_clock::now();
         elapsed = std::chrono::duration<double>(now - begin).count();
     }
-    return double(rounds) * 2.0 * rows * vectors * F::W * K / elapsed;
+    return double(rounds) * 2.0 * TALL_ROWS * PART * K / elapsed;
 }
 
 // Bytes per second that one thread reads from `memory`, again and again.
@@ -97,6 +95,7 @@ extern const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL);
 const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL) = {
     EVERSTREAM_NAME(EVERSTREAM_LEVEL),
     EVERSTREAM_LEVEL::PANEL,
+    EVERSTREAM_LEVEL::PART,
     EVERSTREAM_DOT != 0,
     EVERSTREAM_LEVEL::private_bytes,
     EVERSTREAM_LEVEL::max_phases,

@@ -32,7 +32,8 @@ struct Batch {
 struct Strides {
     int x, in, extra, attended, hidden, widest, vocab;
     explicit Strides(const Model& m) {
-        const auto to64 = [](int n) { return (n + 63) / 64 * 64; };
+        // Rows that are a power of two apart would share their places in a cache.
+        const auto to64 = [](int n) { return (n + 63) / 64 * 64 + (n > 0 ? 16 : 0); };
         x = to64(m.hidden);
         in = to64(m.layers[0].in.n);
         extra = to64(m.layers[0].extra.n);
@@ -49,7 +50,7 @@ constexpr int SAMPLER_BLOCK = 64;
 
 struct Kernels {
     const char* name;
-    int panel;           // outputs of a packed panel
+    int panel, part;     // outputs of a packed panel, and of each of its parts
     bool rounds_inputs;  // bfloat16 products take bfloat16 inputs
     size_t (*private_bytes)(const Model&);
     int (*max_phases)(const Model&);

@@ -23,13 +23,13 @@ namespace everstream {
 namespace EVERSTREAM_LEVEL {
 
 // A panel is NV vectors of outputs. A tile of accumulators leaves registers for its weights and an
-// input. Where weights are widened on the way and rows are many, a tile takes half a panel and
-// twice the rows, so that each widened weight serves more of them.
+// input. Where rows are many a tile takes half a panel and twice the rows, so that each weight
+// that was read and widened serves more of them; such a part lies in one piece.
 constexpr bool MANY_REGISTERS = EVERSTREAM_REGISTERS == 32;
 constexpr int NV = MANY_REGISTERS ? 4 : 2;
-constexpr int PANEL = NV * F::W;
 constexpr int FLAT_ROWS = 6;
 constexpr int TALL_ROWS = MANY_REGISTERS ? 12 : 6, TALL_NV = 2;
+constexpr int PANEL = NV * F::W, PART = TALL_NV * F::W;
 // How far ahead of its work a row alone asks for weights, in bytes.
 constexpr ptrdiff_t NEAR = 1024;
 // Rows of one task.
@@ -104,26 +104,33 @@ inline void prepare_row(Precision p, const Input& x, int row, int k) {
     }
 }
 
-// Asks for the N vectors that lie `ahead` bytes after w: what this thread will read later.
-template <int N>
-inline void prefetch(const void* w, ptrdiff_t ahead) {
-    constexpr int BYTES = N * F::W * 4;
-    for (int line = 0; line < BYTES; line += 64)
-        __builtin_prefetch((const char*)w + ahead + line, 0, 2);
+// Vector j of a tile's weights, of four bytes a lane; parts are `stride` weights apart.
+template <class T>
+inline const T* vector_at(const T* w, size_t stride, int j) {
+    return w + size_t(j / TALL_NV) * stride + size_t(j % TALL_NV) * F::W * (4 / sizeof(T));
+}
+
+// Asks for N vectors that lie `ahead` bytes after w: what this thread will read later.
+template <int N, class T>
+inline void prefetch(const T* w, size_t stride, ptrdiff_t ahead) {
+    for (int j = 0; j < N; j += TALL_NV)
+        for (int line = 0; line < PART * 4; line += 64)
+            __builtin_prefetch((const char*)vector_at(w, stride, j) + ahead + line, 0, 2);
 }
 
 // A tile: `tmp` [MR][PANEL] = x w for MR rows and N vectors of outputs, whose weights begin at w.
 
 template <int MR, int N>
 inline void tile_float(
-    const float* x, int stride, const float* w, int k, ptrdiff_t ahead, float* tmp) {
+    const float* x, int stride, const float* w, size_t parts, int k, ptrdiff_t ahead,
+    float* tmp) {
     F acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
-    for (int i = 0; i < k; i++, w += PANEL) {
-        prefetch<N>(w, ahead);
+    for (int i = 0; i < k; i++, w += PART) {
+        prefetch<N>(w, parts, ahead);
         F wv[N];
-        for (int j = 0; j < N; j++) wv[j] = F::load(w + j * F::W);
+        for (int j = 0; j < N; j++) wv[j] = F::load(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
             const F xv = F::set(x[size_t(r) * stride + i]);
             for (int j = 0; j < N; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
@@ -135,19 +142,20 @@ inline void tile_float(
 
 template <int MR, int N>
 inline void tile_bf16(
-    const float* x, int stride, const uint16_t* w, int k, ptrdiff_t ahead, float* tmp) {
+    const float* x, int stride, const uint16_t* w, size_t parts, int k, ptrdiff_t ahead,
+    float* tmp) {
     F acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
-    for (int i = 0; i < k; i += 2, w += 2 * PANEL) {
-        prefetch<N>(w, ahead);
+    for (int i = 0; i < k; i += 2, w += 2 * PART) {
+        prefetch<N>(w, parts, ahead);
         F wv[N];
-        for (int j = 0; j < N; j++) wv[j] = F::even(w + j * 2 * F::W);
+        for (int j = 0; j < N; j++) wv[j] = F::even(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
             const F xv = F::set(x[size_t(r) * stride + i]);
             for (int j = 0; j < N; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
         }
-        for (int j = 0; j < N; j++) wv[j] = F::odd(w + j * 2 * F::W);
+        for (int j = 0; j < N; j++) wv[j] = F::odd(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
             const F xv = F::set(x[size_t(r) * stride + i + 1]);
             for (int j = 0; j < N; j++) acc[r][j] = fma(xv, wv[j], acc[r][j]);
@@ -160,14 +168,15 @@ inline void tile_bf16(
 #if EVERSTREAM_DOT
 template <int MR, int N>
 inline void tile_dot(
-    const uint16_t* x, int stride, const uint16_t* w, int k, ptrdiff_t ahead, float* tmp) {
+    const uint16_t* x, int stride, const uint16_t* w, size_t parts, int k, ptrdiff_t ahead,
+    float* tmp) {
     __m512 acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = _mm512_setzero_ps();
-    for (int i = 0; i < k; i += 2, w += 2 * PANEL) {
-        prefetch<N>(w, ahead);
+    for (int i = 0; i < k; i += 2, w += 2 * PART) {
+        prefetch<N>(w, parts, ahead);
         __m512bh wv[N];
-        for (int j = 0; j < N; j++) wv[j] = (__m512bh)_mm512_loadu_si512(w + j * 2 * F::W);
+        for (int j = 0; j < N; j++) wv[j] = (__m512bh)_mm512_loadu_si512(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
             const __m512bh xv = (__m512bh)I::spread(x + size_t(r) * stride + i).v;
             for (int j = 0; j < N; j++) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], wv[j], xv);
@@ -180,16 +189,16 @@ inline void tile_dot(
 
 template <int MR, int N>
 inline void tile_int8(
-    const uint8_t* x, size_t stride, const float* x_scale, const int8_t* w, int k,
-    const float* scale, const int32_t* sums, ptrdiff_t ahead, float* tmp) {
+    const uint8_t* x, size_t stride, const float* x_scale, const int8_t* w, size_t parts,
+    int k, const float* scale, const int32_t* sums, ptrdiff_t ahead, float* tmp) {
     I acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = I::zero();
-    for (int i = 0; i < k; i += 4, w += 4 * PANEL, x += QUAD_BYTES) {
-        prefetch<N>(w, ahead);
+    for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
+        prefetch<N>(w, parts, ahead);
 #if EVERSTREAM_DOT
         I wv[N];
-        for (int j = 0; j < N; j++) wv[j] = I::load(w + j * 4 * F::W);
+        for (int j = 0; j < N; j++) wv[j] = I::load(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
             const I xv = I::spread(x + r * stride);
             for (int j = 0; j < N; j++)
@@ -197,7 +206,8 @@ inline void tile_int8(
         }
 #else
         for (int j = 0; j < N; j += 2) {  // two vectors at a time, for want of registers
-            const I a = I::load(w + j * 4 * F::W), b = I::load(w + (j + 1) * 4 * F::W);
+            const I a = I::load(vector_at(w, parts, j));
+            const I b = I::load(vector_at(w, parts, j + 1));
             const I a_even = a.even_bytes(), a_odd = a.odd_bytes();
             const I b_even = b.even_bytes(), b_odd = b.odd_bytes();
             for (int r = 0; r < MR; r++) {
@@ -248,21 +258,22 @@ inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out
 template <int MR, int N>
 inline void tile(
     const Matrix& w, const Input& x, int row, int panel, int j, ptrdiff_t ahead, float* tmp) {
-    const char* data = (const char*)w.data + size_t(panel) * w.panel_bytes();
+    const size_t parts = size_t(w.k_padded) * PART;  // weights from part to part
+    const size_t begin = size_t(panel * NV + j) / TALL_NV * parts;
     const float* f = x.f + size_t(row) * x.stride;
     const int output = panel * PANEL + j * F::W;
     tmp += j * F::W;
     switch (w.precision) {
         case Precision::float32:
-            tile_float<MR, N>(f, x.stride, (const float*)data + j * F::W, w.k, ahead, tmp);
+            tile_float<MR, N>(f, x.stride, (const float*)w.data + begin, parts, w.k, ahead, tmp);
             break;
         case Precision::bfloat16: {
-            const uint16_t* weights = (const uint16_t*)data + j * 2 * F::W;
+            const uint16_t* weights = (const uint16_t*)w.data + begin;
 #if EVERSTREAM_DOT
             const uint16_t* half = x.half + size_t(row) * x.stride;
-            tile_dot<MR, N>(half, x.stride, weights, w.k, ahead, tmp);
+            tile_dot<MR, N>(half, x.stride, weights, parts, w.k, ahead, tmp);
 #else
-            tile_bf16<MR, N>(f, x.stride, weights, w.k_padded, ahead, tmp);
+            tile_bf16<MR, N>(f, x.stride, weights, parts, w.k_padded, ahead, tmp);
 #endif
             break;
         }
@@ -270,8 +281,8 @@ inline void tile(
             const size_t stride = size_t(x.stride / 4) * QUAD_BYTES;
             tile_int8<MR, N>(
                 x.quads + size_t(row) * stride, stride, x.scale + row,
-                (const int8_t*)data + j * 4 * F::W, w.k_padded, w.scale + output, w.sums + output,
-                ahead, tmp);
+                (const int8_t*)w.data + begin, parts, w.k_padded, w.scale + output,
+                w.sums + output, ahead, tmp);
             break;
         }
     }
@@ -293,7 +304,7 @@ inline void matmul_task(
     static constexpr auto flat_tiles = tiles_of_heights<NV>(std::make_index_sequence<FLAT_ROWS>());
     static constexpr auto tall_tiles =
         tiles_of_heights<TALL_NV>(std::make_index_sequence<TALL_ROWS>());
-    const bool tall = rows > FLAT_ROWS && w.precision != Precision::float32;
+    const bool tall = rows > FLAT_ROWS;
     const auto panel_bytes = ptrdiff_t(w.panel_bytes());
     const Tile* tiles = tall ? tall_tiles.data() : flat_tiles.data();
     const int height = tall ? TALL_ROWS : FLAT_ROWS, width = tall ? TALL_NV : NV;

@@ -9,14 +9,15 @@ namespace everstream {
 
 enum class Precision { float32, bfloat16, int8 };
 
-// y = x W^T for a weight [n, k], packed for one level in panels of `panel` columns (rows of W):
-//   float32   [k][panel]
-//   bfloat16  [k / 2][panel][2]
-//   int8      [k / 4][panel][4], times `scale` [n]; `sums` [n] is 128 times the sum of each row
+// y = x W^T for a weight [n, k], packed for one level in panels of `panel` rows of W, each in parts
+// of `part` rows:
+//   float32   [k][part]
+//   bfloat16  [k / 2][part][2]
+//   int8      [k / 4][part][4], times `scale` [n]; `sums` [n] is 128 times the sum of each row
 // k is padded with zeros to `k_padded`, n to a multiple of `panel`.
 struct Matrix {
     Precision precision = Precision::float32;
-    int n = 0, k = 0, k_padded = 0, panel = 0;
+    int n = 0, k = 0, k_padded = 0, panel = 0, part = 0;
     const void* data = nullptr;
     const float* scale = nullptr;
     const int32_t* sums = nullptr;
