@@ -109,10 +109,14 @@ public:
         ids_.clear();
         starts_.clear();
         const int vocab_size = runtime_.model().vocab_size;
+        last_call_.resize(pool.shape(0));
+        num_calls_++;
         for (size_t i = 0; i < n; i++) {
             Feed& feed = feeds_[i];
             const auto slot = checked<size_t>(slots[i], "a slot");
             if (slot >= pool.shape(0)) throw std::invalid_argument("a slot is out of range");
+            if (last_call_[slot] == num_calls_) throw std::invalid_argument("a slot is given twice");
+            last_call_[slot] = num_calls_;
             feed.state = (char*)pool.data() + slot * pool.shape(1);
             feed.position = checked<int64_t>(positions[i], "a position");
             if (feed.position < 0) throw std::invalid_argument("a position is negative");
@@ -169,6 +173,8 @@ private:
     std::vector<Feed> feeds_;
     std::vector<int32_t> ids_;
     std::vector<size_t> starts_;
+    std::vector<uint64_t> last_call_;  // of each slot
+    uint64_t num_calls_ = 0;
 };
 
 }  // namespace

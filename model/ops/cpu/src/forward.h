@@ -154,10 +154,18 @@ private:
         Output out;
     };
 
+    // Into how many parts the rows of a product go: where panels are few, more of them, so that no
+    // thread waits long for the last task of another.
+    int parts_of(int rows, int panels) const {
+        int parts = (rows + TASK_ROWS - 1) / TASK_ROWS;
+        while (panels * parts < 4 * w.count() && rows / (parts + 1) >= 2 * TALL_ROWS) parts++;
+        return parts;
+    }
+
     // Products of the same rows with one or two matrices: all panels, all parts of the rows.
     template <class Make>
     void products(Rows<Make> rows, Product first, Product second = {nullptr, {}}) {
-        const int parts = (rows.num + TASK_ROWS - 1) / TASK_ROWS;
+        const int parts = parts_of(rows.num, first.weight->num_panels());
         const int ours = first.weight->num_panels() * parts;
         const int others = second.weight ? second.weight->num_panels() * parts : 0;
         w.each(ours + others, [&](int i) {

@@ -23,13 +23,28 @@ void softmax_weights(const float* logits, int n, float inverse_temperature, floa
 }
 
 bool all_finite(const float* logits, int n) {
-    return sum_of(logits, n, [](F a, F s) { return fma(a, F::set(0.0f), s); }) == 0.0f;
+    const F zero = F::set(0.0f);
+    F sums[4] = {zero, zero, zero, zero};
+    int i = 0;
+    for (; i + 4 * F::W <= n; i += 4 * F::W)
+        for (int j = 0; j < 4; j++) sums[j] = fma(F::load(logits + i + j * F::W), zero, sums[j]);
+    float t[F::W], total = 0.0f;
+    ((sums[0] + sums[1]) + (sums[2] + sums[3])).store(t);
+    for (float x : t) total += x;
+    for (; i < n; i++) total += logits[i] * 0.0f;
+    return total == 0.0f;
 }
 
+// The first of the largest. Blocks are compared, and only the best one is looked through.
 int arg_max(const float* logits, int n) {
-    const float top = largest(logits, n);
-    int i = 0;
-    while (i < n && logits[i] != top) i++;
+    int best_block = 0;
+    float best = -INFINITY;
+    for (int i = 0; i < n; i += SAMPLER_BLOCK) {
+        const float top = largest(logits + i, n - i < SAMPLER_BLOCK ? n - i : SAMPLER_BLOCK);
+        if (top > best) best = top, best_block = i;
+    }
+    int i = best_block;
+    while (i < n && logits[i] != best) i++;
     return i;
 }
 
@@ -59,7 +74,7 @@ double multiply_add_rate(double seconds, Precision precision) {
     int64_t rounds = 0;
     double elapsed = 0;
     while (elapsed < seconds) {
-        for (int i = 0; i < 256; i++) run(w, in, 0, 0, 0, 0, at.products);
+        for (int i = 0; i < 256; i++) run(w, in, 0, 0, 0, Ahead{0, 1, 0}, at.products);
         rounds += 256;
         const auto now = std::chrono::steady_clock::now();
         elapsed = std::chrono::duration<double>(now - begin).count();

@@ -28,7 +28,7 @@ std::vector<Level> all_levels() {
                     __builtin_cpu_supports("avx512vl");
     const bool dot =
         v4 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-    (void)dot, (void)v4, (void)v3;
+    (void)dot, (void)v4, (void)v3, (void)v2;
 #if defined(EVERSTREAM_HAS_V4DOT)
     levels.push_back({&kernels_v4dot, dot});
 #endif
@@ -38,7 +38,9 @@ std::vector<Level> all_levels() {
 #if defined(EVERSTREAM_HAS_V3)
     levels.push_back({&kernels_v3, v3});
 #endif
+#if defined(EVERSTREAM_HAS_V2)
     levels.push_back({&kernels_v2, v2});
+#endif
 #else
     levels.push_back({&kernels_neon, true});
 #endif

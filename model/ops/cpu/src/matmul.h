@@ -110,25 +110,34 @@ inline const T* vector_at(const T* w, size_t stride, int j) {
     return w + size_t(j / TALL_NV) * stride + size_t(j % TALL_NV) * F::W * (4 / sizeof(T));
 }
 
-// Asks for N vectors that lie `ahead` bytes after w: what this thread will read later.
-template <int N, class T>
-inline void prefetch(const T* w, size_t stride, ptrdiff_t ahead) {
-    for (int j = 0; j < N; j += TALL_NV)
-        for (int line = 0; line < PART * 4; line += 64)
-            __builtin_prefetch((const char*)vector_at(w, stride, j) + ahead + line, 0, 2);
-}
+// What a thread will read later, `distance` bytes after what it reads now. The tiles over the same
+// weights share the asking: each has its turn `every` so many steps, so that memory keeps up.
+struct Ahead {
+    ptrdiff_t distance;
+    int every, turn;
+
+    // Asks for what follows N vectors at w.
+    template <int N, class T>
+    void prefetch(const T* w, size_t stride) {
+        if (turn-- > 0) return;
+        turn = every - 1;
+        for (int j = 0; j < N; j += TALL_NV)
+            for (int line = 0; line < PART * 4; line += 64)
+                __builtin_prefetch((const char*)vector_at(w, stride, j) + distance + line, 0, 2);
+    }
+};
 
 // A tile: `tmp` [MR][PANEL] = x w for MR rows and N vectors of outputs, whose weights begin at w.
 
 template <int MR, int N>
 inline void tile_float(
-    const float* x, int stride, const float* w, size_t parts, int k, ptrdiff_t ahead,
+    const float* x, int stride, const float* w, size_t parts, int k, Ahead ahead,
     float* tmp) {
     F acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
     for (int i = 0; i < k; i++, w += PART) {
-        prefetch<N>(w, parts, ahead);
+        ahead.prefetch<N>(w, parts);
         F wv[N];
         for (int j = 0; j < N; j++) wv[j] = F::load(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
@@ -142,13 +151,13 @@ inline void tile_float(
 
 template <int MR, int N>
 inline void tile_bf16(
-    const float* x, int stride, const uint16_t* w, size_t parts, int k, ptrdiff_t ahead,
+    const float* x, int stride, const uint16_t* w, size_t parts, int k, Ahead ahead,
     float* tmp) {
     F acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = F::set(0.0f);
     for (int i = 0; i < k; i += 2, w += 2 * PART) {
-        prefetch<N>(w, parts, ahead);
+        ahead.prefetch<N>(w, parts);
         F wv[N];
         for (int j = 0; j < N; j++) wv[j] = F::even(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
@@ -168,13 +177,13 @@ inline void tile_bf16(
 #if EVERSTREAM_DOT
 template <int MR, int N>
 inline void tile_dot(
-    const uint16_t* x, int stride, const uint16_t* w, size_t parts, int k, ptrdiff_t ahead,
+    const uint16_t* x, int stride, const uint16_t* w, size_t parts, int k, Ahead ahead,
     float* tmp) {
     __m512 acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = _mm512_setzero_ps();
     for (int i = 0; i < k; i += 2, w += 2 * PART) {
-        prefetch<N>(w, parts, ahead);
+        ahead.prefetch<N>(w, parts);
         __m512bh wv[N];
         for (int j = 0; j < N; j++) wv[j] = (__m512bh)_mm512_loadu_si512(vector_at(w, parts, j));
         for (int r = 0; r < MR; r++) {
@@ -190,12 +199,12 @@ inline void tile_dot(
 template <int MR, int N>
 inline void tile_int8(
     const uint8_t* x, size_t stride, const float* x_scale, const int8_t* w, size_t parts,
-    int k, const float* scale, const int32_t* sums, ptrdiff_t ahead, float* tmp) {
+    int k, const float* scale, const int32_t* sums, Ahead ahead, float* tmp) {
     I acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = I::zero();
     for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
-        prefetch<N>(w, parts, ahead);
+        ahead.prefetch<N>(w, parts);
 #if EVERSTREAM_DOT
         I wv[N];
         for (int j = 0; j < N; j++) wv[j] = I::load(vector_at(w, parts, j));
@@ -257,7 +266,7 @@ inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out
 // The outputs of `panel` from vector `j` on, N of them, for MR rows from `row` on.
 template <int MR, int N>
 inline void tile(
-    const Matrix& w, const Input& x, int row, int panel, int j, ptrdiff_t ahead, float* tmp) {
+    const Matrix& w, const Input& x, int row, int panel, int j, Ahead ahead, float* tmp) {
     const size_t parts = size_t(w.k_padded) * PART;  // weights from part to part
     const size_t begin = size_t(panel * NV + j) / TALL_NV * parts;
     const float* f = x.f + size_t(row) * x.stride;
@@ -289,7 +298,7 @@ inline void tile(
 }
 
 using Tile = void (*)(
-    const Matrix&, const Input&, int row, int panel, int j, ptrdiff_t ahead, float* tmp);
+    const Matrix&, const Input&, int row, int panel, int j, Ahead ahead, float* tmp);
 
 template <int N, size_t... MR>
 constexpr auto tiles_of_heights(std::index_sequence<MR...>) {
@@ -305,15 +314,15 @@ inline void matmul_task(
     static constexpr auto tall_tiles =
         tiles_of_heights<TALL_NV>(std::make_index_sequence<TALL_ROWS>());
     const bool tall = rows > FLAT_ROWS;
-    const auto panel_bytes = ptrdiff_t(w.panel_bytes());
+    const ptrdiff_t distance = (ahead - panel) * ptrdiff_t(w.panel_bytes());
     const Tile* tiles = tall ? tall_tiles.data() : flat_tiles.data();
     const int height = tall ? TALL_ROWS : FLAT_ROWS, width = tall ? TALL_NV : NV;
     const int blocks = (rows + height - 1) / height, parts = blocks * (NV / width);
     for (int part = 0; part < parts; part++) {
         const int b = part % blocks, j = part / blocks * width;
         const int begin = rows * b / blocks, end = rows * (b + 1) / blocks;
-        // A single tile is over before the next panel is needed: it looks ahead within its own.
-        const ptrdiff_t next = parts == 1 ? NEAR : b == 0 ? (ahead - panel) * panel_bytes : 0;
+        // A single tile is over before the next panel is needed: it looks ahead in its own.
+        const Ahead next = parts == 1 ? Ahead{NEAR, 1, 0} : Ahead{distance, blocks, b};
         tiles[end - begin - 1](w, x, row + begin, panel, j, next, products + begin * PANEL);
     }
     for (int r = 0; r < rows; r++) finish_row(w, panel, products + r * PANEL, out, row + r);

@@ -40,6 +40,7 @@ SOUND = Call()
     [
         (replace(SOUND, slots=(0, 3)), "a slot is out of range"),
         (replace(SOUND, slots=(0, -1)), "a slot"),
+        (replace(SOUND, slots=(2, 2)), "a slot is given twice"),
         (replace(SOUND, slots=(0, "x")), "a slot has another type"),
         (replace(SOUND, slots=(0,)), "different lengths"),
         (replace(SOUND, positions=(4, -1)), "a position is negative"),

@@ -10,32 +10,20 @@ from pathlib import Path
 
 import pytest
 
-import model.ops.cpu.runtime
 from model.ops.cpu.runtime import DTYPES
-from tests.model.ops.cpu.arm.recording import record
 from tests.model.ops.cpu.models import FUSED, NAMES, random_tokens, small_runtime, small_weights
+from tests.model.ops.cpu.replay.build import build_replay
+from tests.model.ops.cpu.replay.recording import record
 
 pytestmark = pytest.mark.slow
-
-SOURCES = Path(model.ops.cpu.runtime.__file__).parent / "src"
-PROGRAM = Path(__file__).parent / "replay.cpp"
-#: Those of CMakeLists.txt, and nothing may be warned of.
-COMPILE = [
-    "aarch64-linux-gnu-g++",
-    *("-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-    *("-Wall", "-Wextra", "-Werror", "-march=armv8-a", "-static", "-pthread"),
-    "-DEVERSTREAM_LEVEL=neon",
-]
 
 
 @pytest.fixture(scope="module")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, for Arm."""
+    """The program, for Arm. Nothing may be warned of."""
+    flags = ["-Wall", "-Wextra", "-Werror", "-march=armv8-a", "-static", "-DEVERSTREAM_LEVEL=neon"]
     program = tmp_path_factory.mktemp("arm") / "replay"
-    sources = [path for path in sorted(SOURCES.glob("*.cpp")) if path.name != "bindings.cpp"]
-    command = [*COMPILE, f"-I{SOURCES}", PROGRAM, *sources, "-o", program]
-    subprocess.run(command, check=True)
-    return program
+    return build_replay(program, "aarch64-linux-gnu-g++", flags)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,69 @@
+"""The code of level v4dot, with its two instructions emulated where a processor lacks them.
+
+A processor that has them runs `v4dot` in all other tests, which go over `levels()`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from model.ops.cpu.runtime import levels
+from tests.model.ops.cpu.models import NAMES, random_tokens, small_runtime, small_weights
+from tests.model.ops.cpu.replay.build import HERE, build_replay
+from tests.model.ops.cpu.replay.recording import record
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("v4" not in levels(), reason="the processor has no AVX-512 to emulate with"),
+]
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, whose level v4 is v4dot's code."""
+    flags = ["-march=x86-64-v4", "-DEVERSTREAM_LEVEL=v4", "-DEVERSTREAM_HAS_V4"]
+    flags += ["-include", str(HERE / "emulated_dot.h")]
+    compiler = os.environ.get("CXX", "g++")
+    return build_replay(tmp_path_factory.mktemp("dot") / "replay", compiler, flags)
+
+
+def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, bytes]:
+    """Logits and state after a text: by the program, and by this processor's v4."""
+    config, weights = small_weights(name)
+    tokens = random_tokens(config, 70)
+    record(folder / "model", config, weights, tokens)
+    runtime = small_runtime(name, dtype, 1, "v4")
+    pool = runtime.empty_pool(1)
+    runtime.run(pool, [0], [0], [tokens], [runtime.draw(temperature=0.0)])
+    command = [replay, folder / "model", dtype, "v4"]
+    found = subprocess.run(command, check=True, capture_output=True).stdout
+    return found, runtime.logits()[0].tobytes() + pool[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_products_keep_their_bits(
+    replay: Path, name: str, dtype: str, tmp_path: Path
+) -> None:
+    found, wanted = bits(replay, name, dtype, tmp_path)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_inputs_are_rounded(replay: Path, name: str, tmp_path: Path) -> None:
+    config, _ = small_weights(name)
+    found, wanted = (
+        logits(part, config.vocab_size) for part in bits(replay, name, "bfloat16", tmp_path)
+    )
+    error = np.abs(found - wanted).max() / np.abs(wanted).max()
+    assert 0 < error < 0.02  # a rounding is 2^-9, and there are some twenty of them
+
+
+def logits(part: bytes, vocab_size: int) -> npt.NDArray[np.float32]:
+    return np.frombuffer(part, np.float32, vocab_size)
