@@ -181,6 +181,8 @@ private:
 }  // namespace everstream
 
 NB_MODULE(_native, m) {
+    // A runtime may live as long as the process.
+    nanobind::set_leak_warnings(false);
     using namespace everstream;
     m.attr("NO_TOKEN") = NO_TOKEN;
     m.attr("NOT_FINITE") = NOT_FINITE;
