@@ -31,9 +31,17 @@ class NativeRunner:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             seed=params.seed,
+            logprob=params.logprob,
         )
 
     def run(self, feeds: Sequence[Feed]) -> list[int]:
         slots, positions, tokens, draws, recents = map(list, zip(*feeds, strict=True))
         some = recents if any(recents) else None
         return self._runtime.run(self._blocks, slots, positions, tokens, draws, some)
+
+    def logprobs(self) -> list[float]:
+        return self._runtime.logprobs()
+
+    def score(self, feed: Feed, following: int) -> list[float]:
+        slot, position, tokens = feed.slot, feed.position, feed.tokens
+        return self._runtime.score(self._blocks, slot, position, tokens, following)

@@ -49,5 +49,26 @@ class Runner(Protocol):
     def run(self, feeds: Sequence[Feed]) -> list[int]:
         """Feeds every row, in place; a token per row, or `NO_TOKEN` or `NOT_FINITE`.
 
-        No slot is in two rows.
+        No slot is in two rows. All or none: where it raises, whatever it is, no
+        state has changed, so that the rows can be run again, also one by one.
+        """
+
+    def logprobs(self) -> list[float]:
+        """How likely the tokens of the last `run` were, where their draws have ``logprob``.
+
+        A number per row: the natural logarithm of the token's probability as
+        `score` defines it, so before penalties, temperature and filters; NaN where
+        it was not asked for or no token was drawn.
+        """
+
+    def score(self, feed: Feed, following: int) -> list[float]:
+        """Feeds one row as `run` does, but draws nothing, and says how likely its text was.
+
+        ``feed.tokens`` are what `run` could be given: where there is a ``grid``,
+        one of its sizes or a single token. Returns the natural logarithm of the
+        probability of each of ``feed.tokens[1:]``, and of ``following``, which is
+        not fed, after all before it: at temperature 1, without penalties, over
+        the ids that exist; NaN where the model's output is not finite. Raises
+        `ValueError`, before anything has changed, for a scored id that does not
+        exist.
         """

@@ -63,6 +63,19 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     return [token if ok else NOT_FINITE for token, ok in zip(tokens, finite, strict=True)]
 
 
+def log_probabilities(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+    """The natural logarithm of the probability of each row's token, by ``logits`` [B, vocabulary].
+
+    NaN where a row is not finite.
+    """
+    assert len(logits) == len(tokens), (logits.shape, len(tokens))
+    logits = logits.float()
+    found = logits.log_softmax(dim=-1)[torch.arange(len(tokens)), list(tokens)]
+    found[~logits.isfinite().all(dim=-1)] = torch.nan
+    values: list[float] = found.tolist()
+    return values
+
+
 def _penalized(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Lowers the logits of recent tokens, or raises them where a penalty rewards.
 

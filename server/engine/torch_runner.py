@@ -9,6 +9,7 @@ only, so prompts are cut on a grid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from model.lm import LanguageModel, ModelState
 from model.state_tensors import state_views
 from server.engine.invariance import MAX_ROWS, chunk_batch, row_tile
 from server.engine.runner import NO_TOKEN, Feed
-from server.engine.sampler import Draw, sample
+from server.engine.sampler import Draw, log_probabilities, sample
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
@@ -26,6 +27,9 @@ from server.engine.types import SamplingParams
 GRID = (64, 16)
 
 Forward = Callable[[Tensor, ModelState, Tensor], tuple[Tensor, ModelState]]
+
+#: What slots [B] int64 will hold: the first B rows of a state.
+Change = tuple[Tensor, ModelState]
 
 
 class TorchRunner:
@@ -43,11 +47,12 @@ class TorchRunner:
         grid: tuple[int, ...] = GRID,
     ) -> None:
         self.grid = grid
-        self._num_ids = num_ids
+        self._num_ids, self._num_slots = num_ids, pool.num_slots
         self._model = model
         self._views = state_views(pool.layout, torch.from_numpy(pool.blocks))
         self.row_tile = row_tile(model)
         self.chunk_batch = {size: chunk_batch(model, size) for size in grid}
+        self._logprobs: list[float] = []
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
         """The sampler takes them as they are."""
@@ -55,39 +60,89 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[int]:
-        """See `server.engine.runner.Runner.run`. Chunks of each size, then single tokens."""
+        """See `server.engine.runner.Runner.run`. Chunks of each size, then single tokens.
+
+        The pool changes at the end, when nothing is left that may fail.
+        """
+        self._check(feeds)
         rows: dict[int, Tensor] = {}
+        changes: list[Change] = []
         for size in sorted({len(feed.tokens) for feed in feeds}, reverse=True):
             index = [i for i, feed in enumerate(feeds) if len(feed.tokens) == size]
             part = [feeds[i] for i in index]
-            logits = self._decode(part) if size == 1 else self._prefill(part, size)
+            logits = self._decode(part, changes) if size == 1 else self._prefill(part, changes)
             rows.update(zip(index, logits, strict=True))
-        return self._sample(feeds, rows)
+        tokens, logprobs = self._sample(feeds, rows)
+        self._commit(changes)
+        self._logprobs = logprobs
+        return tokens
 
-    def _sample(self, feeds: Sequence[Feed], rows: dict[int, Tensor]) -> list[int]:
-        tokens = [NO_TOKEN] * len(feeds)
+    def logprobs(self) -> list[float]:
+        return self._logprobs
+
+    @torch.inference_mode()
+    def score(self, feed: Feed, following: int) -> list[float]:
+        """See `server.engine.runner.Runner.score`."""
+        self._check([feed])
+        size, scored = len(feed.tokens), [*feed.tokens[1:], following]
+        assert size in (1, *self.grid), (size, self.grid)
+        changes: list[Change] = []
+        if not all(0 <= token < self._num_ids for token in scored):
+            raise ValueError(f"token ids to score must be in 0..{self._num_ids - 1}")
+        if size == 1:
+            logits = self._decode([feed], changes)
+        else:
+            (hidden,) = self._run(self._model.hidden_chunk, [feed], 1, 1, changes)
+            logits = self._logits(hidden)
+        scores = log_probabilities(logits[:, : self._num_ids], scored)
+        self._commit(changes)
+        return scores
+
+    def _check(self, feeds: Sequence[Feed]) -> None:
+        """Raises `ValueError` for slots that torch would take for others, or twice."""
+        slots = [feed.slot for feed in feeds]
+        num_slots = self._num_slots
+        if len(set(slots)) < len(slots) or not all(0 <= slot < num_slots for slot in slots):
+            raise ValueError(f"slots must differ and be in 0..{num_slots - 1}, not {slots}")
+
+    def _sample(
+        self, feeds: Sequence[Feed], rows: dict[int, Tensor]
+    ) -> tuple[list[int], list[float]]:
+        """Tokens and log-probabilities of all rows, from the logits of those that may draw."""
+        tokens, logprobs = [NO_TOKEN] * len(feeds), [math.nan] * len(feeds)
         index = [i for i, feed in enumerate(feeds) if feed.draw is not None]
         if index:
             draws = [_draw(feeds[i]) for i in index]
-            logits = torch.stack([rows[i] for i in index])
-            drawn = sample(logits[:, : self._num_ids], draws)
+            logits = torch.stack([rows[i] for i in index])[:, : self._num_ids]
+            drawn = sample(logits, draws)
             for i, token in zip(index, drawn, strict=True):
                 tokens[i] = token
-        return tokens
+            wanted = [row for row, d in enumerate(draws) if d.params.logprob and drawn[row] >= 0]
+            if wanted:
+                found = log_probabilities(logits[wanted], [drawn[row] for row in wanted])
+                for row, value in zip(wanted, found, strict=True):
+                    logprobs[index[row]] = value
+        return tokens, logprobs
 
-    def _prefill(self, feeds: list[Feed], size: int) -> Tensor:
-        """Feeds one chunk of ``size`` tokens to each slot.
+    def _prefill(self, feeds: list[Feed], changes: list[Change]) -> Tensor:
+        """One chunk of one size for each slot.
 
         Returns the logits after the last token of each, [B, vocabulary] float32.
         """
-        return self._logits(self._run(self._last_hidden, feeds, self.chunk_batch[size], tile=1))
+        batch = self.chunk_batch[len(feeds[0].tokens)]
+        return self._logits(self._run(self._last_hidden, feeds, batch, 1, changes))
 
-    def _decode(self, feeds: list[Feed]) -> Tensor:
-        """Feeds one token to each slot; the logits after it, [B, vocabulary] float32."""
-        return self._run(self._step, feeds, MAX_ROWS, self.row_tile).float()
+    def _decode(self, feeds: list[Feed], changes: list[Change]) -> Tensor:
+        """One token for each slot; the logits after it, [B, vocabulary] float32."""
+        return self._run(self._step, feeds, MAX_ROWS, self.row_tile, changes).float()
 
-    def _run(self, forward: Forward, feeds: list[Feed], batch: int, tile: int) -> Tensor:
-        """``forward`` over at most ``batch`` slots at a time, padded to whole tiles."""
+    def _run(
+        self, forward: Forward, feeds: list[Feed], batch: int, tile: int, changes: list[Change]
+    ) -> Tensor:
+        """``forward`` over at most ``batch`` slots at a time, padded to whole tiles.
+
+        What it makes of the slots goes into ``changes``.
+        """
         outputs = []
         for start in range(0, len(feeds), batch):
             part = feeds[start : start + batch]
@@ -96,7 +151,7 @@ class TorchRunner:
             where = torch.tensor([feed.position for feed in padded])
             tokens = torch.tensor([list(feed.tokens) for feed in padded])
             output, state = forward(tokens, self._gather(index), where)
-            self._scatter(index[: len(part)], state)
+            changes.append((index[: len(part)], state))
             outputs.append(output[: len(part)])
         return torch.cat(outputs)
 
@@ -122,11 +177,12 @@ class TorchRunner:
             {n: t.index_select(0, slots) for n, t in layer.items()} for layer in self._views
         )
 
-    def _scatter(self, slots: Tensor, state: ModelState) -> None:
-        """Writes the first ``len(slots)`` rows of ``state`` into ``slots`` [B] int64."""
-        for views, layer in zip(self._views, state, strict=True):
-            for name, tensor in layer.items():
-                views[name].index_copy_(0, slots, tensor[: len(slots)])
+    def _commit(self, changes: list[Change]) -> None:
+        """Writes them into the pool."""
+        for slots, state in changes:
+            for views, layer in zip(self._views, state, strict=True):
+                for name, tensor in layer.items():
+                    views[name].index_copy_(0, slots, tensor[: len(slots)])
 
 
 def _draw(feed: Feed) -> Draw:

@@ -28,6 +28,7 @@ class Draw:
         presence_penalty: float,
         frequency_penalty: float,
         seed: int,
+        logprob: bool = False,
     ) -> None: ...
     @property
     def has_penalty(self) -> bool: ...
@@ -61,6 +62,12 @@ class Runtime:
         recents: list[Sequence[int] | None] | None,
     ) -> list[int]: ...
     def score(
-        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Iterable[int]
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        tokens: Iterable[int],
+        following: int | None = None,
     ) -> list[float]: ...
+    def logprobs(self) -> list[float]: ...
     def logits(self) -> npt.NDArray[np.float32]: ...

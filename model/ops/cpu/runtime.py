@@ -131,6 +131,7 @@ class Runtime:
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         seed: int = 0,
+        logprob: bool = False,
     ) -> Draw:
         """How to draw a token, for `run`; parameters as in `server.engine.types.SamplingParams`."""
         return _built().Draw(
@@ -142,6 +143,7 @@ class Runtime:
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             seed=seed,
+            logprob=logprob,
         )
 
     def run(
@@ -159,19 +161,37 @@ class Runtime:
         ``draws[i]`` is not None the next token is drawn at position
         ``positions[i] + len(tokens[i])``, with penalties for ``recents[i]``.
         Returns a token, `NO_TOKEN` or `NOT_FINITE` per row. No slot may be
-        given twice. Raises `ValueError` before anything has changed.
+        given twice. Raises `ValueError` for what cannot be run; whatever it
+        raises, no state has changed.
         """
         return self._native.run(pool, slots, positions, tokens, draws, recents)
 
     def score(
-        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Sequence[int]
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        tokens: Sequence[int],
+        following: int | None = None,
     ) -> list[float]:
-        """Feeds ``tokens``, two or more, to a slot as `run` does.
+        """Feeds ``tokens`` to a slot as `run` does; ``following`` comes next and is not fed.
 
-        Returns the natural logarithm of each one's probability after those
-        before it, the first left out.
+        Returns the natural logarithm of the probability of each of
+        ``tokens[1:]``, and of ``following`` if given, after all before it; NaN
+        where the model's output is not finite. The softmax is over the first
+        ``num_ids`` ids, and every token but the first must be one of them. Any
+        cut of a text gives the same numbers. Raises `ValueError` before anything
+        has changed, also where nothing is to be scored.
         """
-        return self._native.score(pool, slot, position, tokens)
+        return self._native.score(pool, slot, position, tokens, following)
+
+    def logprobs(self) -> list[float]:
+        """Of the last run, by row: the log-probability of the token that was drawn.
+
+        As `score` has it, bit for bit: before penalties, temperature and filters.
+        NaN where the draw was made without ``logprob`` or there is no token.
+        """
+        return self._native.logprobs()
 
     def logits(self) -> npt.NDArray[np.float32]:
         """A copy of the last run's logits after penalties, [rows with a draw, vocabulary]."""

@@ -77,13 +77,16 @@ T checked(nb::handle value, const char* name) {
     return result;
 }
 
-// The ids of a Python sequence; checked, since they index tables.
+// A token id; checked, since it indexes tables.
+int32_t checked_id(nb::handle value, int vocab_size) {
+    const auto id = checked<int64_t>(value, "a token id");
+    if (id < 0 || id >= vocab_size) throw std::invalid_argument("a token id is out of range");
+    return int32_t(id);
+}
+
+// The ids of a Python sequence.
 void append_ids(nb::handle sequence, int vocab_size, std::vector<int32_t>& out) {
-    for (nb::handle item : sequence) {
-        const auto id = checked<int64_t>(item, "a token id");
-        if (id < 0 || id >= vocab_size) throw std::invalid_argument("a token id is out of range");
-        out.push_back(int32_t(id));
-    }
+    for (nb::handle item : sequence) out.push_back(checked_id(item, vocab_size));
 }
 
 class PythonRuntime {
@@ -93,7 +96,8 @@ public:
         const std::string& level, const std::string& precision, int num_threads, int num_ids)
         : runtime_(
               options_of(options, states), weights_of(weights), level, precision_of(precision),
-              num_threads, num_ids) {}
+              num_threads, num_ids),
+          num_ids_(num_ids) {}
 
     std::vector<int> run(
         Pool pool, const nb::list& slots, const nb::list& positions, const nb::list& tokens,
@@ -139,20 +143,27 @@ public:
     }
 
     std::vector<double> score(
-        Pool pool, size_t slot, int64_t position, const nb::object& tokens) {
+        Pool pool, size_t slot, int64_t position, const nb::object& tokens,
+        const nb::object& following) {
         ids_.clear();
         append_ids(tokens, runtime_.model().vocab_size, ids_);
+        const size_t num_tokens = ids_.size();
+        if (!following.is_none()) ids_.push_back(checked_id(following, num_ids_));
         if (slot >= pool.shape(0) || pool.shape(1) != runtime_.model().state_bytes || position < 0 ||
-            ids_.size() < 2)
-            throw std::invalid_argument("no such slot, or fewer than two tokens");
+            num_tokens < 1 || ids_.size() < 2)
+            throw std::invalid_argument("no such slot, or no token to feed and one to score");
+        for (size_t i = 1; i < ids_.size(); i++)
+            if (ids_[i] >= num_ids_) throw std::invalid_argument("a token id is out of range");
         Feed feed;
         feed.state = (char*)pool.data() + slot * pool.shape(1);
         feed.position = position;
         feed.tokens = ids_.data();
-        feed.num_tokens = int(ids_.size());
+        feed.num_tokens = int(num_tokens);
         const nb::gil_scoped_release release;
-        return runtime_.score(feed);
+        return runtime_.score(feed, ids_.data() + 1, int(ids_.size() - 1));
     }
+
+    std::vector<double> logprobs() const { return runtime_.logprobs(); }
 
     nb::object logits() const {
         const auto rows = size_t(runtime_.num_logits()), n = size_t(runtime_.model().vocab_size);
@@ -170,6 +181,7 @@ public:
 
 private:
     Runtime runtime_;
+    int num_ids_;
     std::vector<Feed> feeds_;
     std::vector<int32_t> ids_;
     std::vector<size_t> starts_;
@@ -203,13 +215,14 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Draw* self, float temperature, int top_k, float top_p, float min_p,
                float repetition_penalty, float presence_penalty, float frequency_penalty,
-               uint64_t seed) {
+               uint64_t seed, bool logprob) {
                 new (self) Draw{temperature, top_k, top_p, min_p, repetition_penalty,
-                                presence_penalty, frequency_penalty, seed};
+                                presence_penalty, frequency_penalty, seed,
+                                logprob};
             },
             nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
             nb::arg("min_p"), nb::arg("repetition_penalty"), nb::arg("presence_penalty"),
-            nb::arg("frequency_penalty"), nb::arg("seed"))
+            nb::arg("frequency_penalty"), nb::arg("seed"), nb::arg("logprob") = false)
         .def_prop_ro("has_penalty", &Draw::has_penalty);
     m.def(
         "sample",
@@ -218,7 +231,7 @@ NB_MODULE(_native, m) {
             std::vector<int32_t> ids;
             append_ids(recent, int(copy.size()), ids);
             Sampler sampler(kernels_of(""), int(copy.size()));
-            return sampler.sample(copy.data(), draw, position, ids.data(), int(ids.size()));
+            return sampler.sample(copy.data(), draw, position, ids.data(), int(ids.size())).token;
         },
         nb::arg("logits"), nb::arg("draw"), nb::arg("position"), nb::arg("recent"));
     nb::class_<PythonRuntime>(m, "Runtime")
@@ -233,7 +246,8 @@ NB_MODULE(_native, m) {
             nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none())
         .def(
             "score", &PythonRuntime::score, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
-            nb::arg("tokens"))
+            nb::arg("tokens"), nb::arg("following").none() = nb::none())
+        .def("logprobs", &PythonRuntime::logprobs)
         .def("logits", &PythonRuntime::logits)
         .def_prop_ro("level", &PythonRuntime::level)
         .def_prop_ro("rounds_inputs", &PythonRuntime::rounds_inputs)

@@ -1,10 +1,18 @@
 #include "runtime.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "levels.h"
 
 namespace everstream {
+
+namespace {
+
+// Rows of a score have logits all at once, so that a long text is scored in parts.
+constexpr int MAX_SCORED_ROWS = 128;
+
+}  // namespace
 
 void Runtime::Buffer::reserve(size_t bytes) {
     if (bytes <= size_) return;
@@ -89,22 +97,33 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     return b;
 }
 
-std::vector<double> Runtime::score(const Feed& feed) {
-    const Batch b = gather({feed}, true);
-    std::vector<double> scores(size_t(feed.num_tokens - 1));
-    double* out = scores.data();
-    team_.run([this, b, feed, out](Worker& w) {
-        kernels_.forward(model(), b, w);
-        w.each(feed.num_tokens - 1, [&](int i) {
-            out[i] = samplers_[size_t(w.index())].log_probability(logits(i), feed.tokens[i + 1]);
+std::vector<double> Runtime::score(const Feed& feed, const int32_t* next, int num_next) {
+    std::vector<double> scores(static_cast<size_t>(num_next));
+    for (int begin = 0; begin < feed.num_tokens; begin += MAX_SCORED_ROWS) {
+        Feed part = feed;
+        part.position += begin;
+        part.tokens += begin;
+        part.num_tokens = std::min(feed.num_tokens - begin, MAX_SCORED_ROWS);
+        const Batch b = gather({part}, true);
+        const int num = std::min(num_next - begin, part.num_tokens);
+        const int32_t* ids = next + begin;
+        double* out = scores.data() + begin;
+        team_.run([this, b, num, ids, out](Worker& w) {
+            kernels_.forward(model(), b, w);
+            w.each(num, [&](int i) {
+                out[i] = samplers_[size_t(w.index())].log_probability(logits(i), ids[i]);
+            });
         });
-    });
+    }
     return scores;
 }
 
 std::vector<int> Runtime::run(const std::vector<Feed>& feeds) {
     const Batch b = gather(feeds, false);
-    drawn_.assign(drawing_.size(), NO_TOKEN);
+    // All memory is taken before the first state changes: nothing after that can fail.
+    drawn_.assign(drawing_.size(), Drawn());
+    logprobs_.assign(feeds.size(), Drawn().logprob);
+    std::vector<int> tokens(feeds.size(), NO_TOKEN);
     team_.run([this, b](Worker& w) {
         kernels_.forward(model(), b, w);
         w.each(b.num_wanted, [&](int i) {
@@ -116,11 +135,14 @@ std::vector<int> Runtime::run(const std::vector<Feed>& feeds) {
         });
     });
 
-    std::vector<int> result(feeds.size(), NO_TOKEN);
     size_t next = 0;
-    for (size_t i = 0; i < feeds.size(); i++)
-        if (feeds[i].draw) result[i] = drawn_[next++];
-    return result;
+    for (size_t i = 0; i < feeds.size(); i++) {
+        if (!feeds[i].draw) continue;
+        const Drawn& drawn = drawn_[next++];
+        tokens[i] = drawn.token;
+        logprobs_[i] = drawn.logprob;
+    }
+    return tokens;
 }
 
 }  // namespace everstream

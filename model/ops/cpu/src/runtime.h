@@ -27,12 +27,16 @@ public:
         Precision precision, int num_threads, int num_ids);
 
     // Feeds every sequence its tokens, in place, and draws where wanted: a token, NO_TOKEN or
-    // NOT_FINITE for each. Not thread safe.
+    // NOT_FINITE for each. Not thread safe. Where it throws, no state has changed.
     std::vector<int> run(const std::vector<Feed>& feeds);
 
-    // Feeds the sequence its tokens and returns log p(tokens[i + 1] | all before it) for each but
-    // the last.
-    std::vector<double> score(const Feed& feed);
+    // Feeds the sequence its tokens and returns log p(next[i] | all up to tokens[i]) for the first
+    // `num_next` of them, at most all; NaN where logits are not finite. Draws nothing.
+    std::vector<double> score(const Feed& feed, const int32_t* next, int num_next);
+
+    // Of the last run: for each feed the log probability of its token, before penalties; NaN where
+    // its draw did not want it, or there is no token.
+    const std::vector<double>& logprobs() const { return logprobs_; }
 
     const Model& model() const { return builder_.model(); }
     const Kernels& kernels() const { return kernels_; }
@@ -71,7 +75,8 @@ private:
     std::vector<int64_t> positions_;
     std::vector<char*> states_;
     std::vector<const Feed*> drawing_;
-    std::vector<int> drawn_;
+    std::vector<Drawn> drawn_;
+    std::vector<double> logprobs_;
     int num_logits_ = 0;
     Team team_;  // the last member: its threads end before what they use
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace everstream {
 
@@ -35,15 +36,33 @@ Sampler::Sampler(const Kernels& kernels, int vocab_size)
       vocab_size_(vocab_size),
       weights_(size_t(vocab_size)),
       sums_(size_t(vocab_size + SAMPLER_BLOCK - 1) / SAMPLER_BLOCK),
+      unpenalized_(size_t(vocab_size)),
       counts_(size_t(vocab_size)),
       bucket_size_(NUM_BUCKETS),
-      bucket_mass_(NUM_BUCKETS) {}
+      bucket_mass_(NUM_BUCKETS) {
+    candidates_.reserve(size_t(vocab_size));
+    bucket_.reserve(size_t(vocab_size));
+    seen_.reserve(size_t(vocab_size));
+}
 
-int Sampler::sample(
+Drawn Sampler::sample(
     float* logits, const Draw& draw, uint64_t position, const int32_t* recent, int num_recent) {
+    if (!kernels_.all_finite(logits, vocab_size_)) return {NOT_FINITE};
+    const float* before = logits;
+    if (num_recent && draw.has_penalty()) {
+        if (draw.logprob) {
+            std::copy_n(logits, vocab_size_, unpenalized_.data());
+            before = unpenalized_.data();
+        }
+        penalize(logits, draw, recent, num_recent);
+    }
+    Drawn drawn{choose(logits, draw, position)};
+    if (draw.logprob) drawn.logprob = log_probability(before, drawn.token);
+    return drawn;
+}
+
+int Sampler::choose(const float* logits, const Draw& draw, uint64_t position) {
     const int n = vocab_size_;
-    if (!kernels_.all_finite(logits, n)) return NOT_FINITE;
-    if (num_recent && draw.has_penalty()) penalize(logits, draw, recent, num_recent);
     if (draw.temperature == 0.0f) return kernels_.arg_max(logits, n);
     kernels_.softmax_weights(logits, n, 1.0f / draw.temperature, weights_.data());
     kernels_.block_sums(weights_.data(), n, sums_.data());
@@ -57,6 +76,7 @@ int Sampler::sample(
 
 double Sampler::log_probability(const float* logits, int token) {
     const int n = vocab_size_;
+    if (!kernels_.all_finite(logits, n)) return std::numeric_limits<double>::quiet_NaN();
     kernels_.softmax_weights(logits, n, 1.0f, weights_.data());
     kernels_.block_sums(weights_.data(), n, sums_.data());
     double total = 0;

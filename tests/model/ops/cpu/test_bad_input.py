@@ -113,16 +113,34 @@ def test_pool_of_another_form_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("slot", "position", "tokens"),
-    [(3, 0, [1, 2]), (0, -1, [1, 2]), (0, 0, [1]), (0, 0, []), (0, 0, [1, 257]), (0, 0, [-1, 1])],
+    ("slot", "position", "tokens", "following"),
+    [
+        (3, 0, [1, 2], 3),
+        (0, -1, [1, 2], 3),
+        (0, 0, [1], None),
+        (0, 0, [], None),
+        (0, 0, [], 3),
+        (0, 0, [1, 257], 3),
+        (0, 0, [-1, 1], 3),
+        (0, 0, [1, 2**70], 3),
+        (0, 0, [1, "x"], 3),
+        (0, 0, [1], 257),
+        (0, 0, [1, 2], -1),
+        (0, 0, [1, 2], 2**70),
+        (0, 0, [1, 2], 0.5),
+        (0, 0, [1, 200], 3),
+        (0, 0, [1], 200),
+    ],
 )
-def test_bad_score_changes_nothing(slot: int, position: int, tokens: list[int]) -> None:
-    runtime = small_runtime("gated")
+def test_bad_score_changes_nothing(slot: int, position: int, tokens: Any, following: Any) -> None:
+    runtime = Runtime(*small_weights("gated"), num_ids=200)
     pool = pool_in_use(runtime)
     before = pool.tobytes()
-    with pytest.raises(ValueError, match=r"no such slot|out of range"):
-        runtime.score(pool, slot, position, tokens)
+    with pytest.raises(ValueError, match=r"no such slot|token id"):
+        runtime.score(pool, slot, position, tokens, following)
     assert pool.tobytes() == before
+    runtime.score(pool, 0, 4, [200, 199], 0)
+    assert pool.tobytes() != before
 
 
 @pytest.mark.parametrize(

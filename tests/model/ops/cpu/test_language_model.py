@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -136,19 +135,6 @@ def test_long_stream_equals_torch(name: str) -> None:
     )
     assert relative_error(torch.from_numpy(runtime.logits()[0]), logits[0, -1]) <= 4e-6
     assert state_error(states(config, pool[0]), state) <= 4e-6
-
-
-@pytest.mark.parametrize("name", ["delta", "vq"])
-def test_scores_are_the_log_softmax_of_logits(name: str) -> None:
-    config, _ = small_weights(name)
-    runtime, tokens = small_runtime(name), random_tokens(config, 70)
-    pool, other = runtime.empty_pool(2), runtime.empty_pool(1)
-    scores = runtime.score(pool, 1, 0, tokens)
-    logits = torch.from_numpy(feed(runtime, other, 0, tokens)).double()
-    wanted = torch.log_softmax(logits[:-1], dim=-1)[torch.arange(69), tokens[1:]]
-    assert np.abs(np.array(scores) - wanted.numpy()).max() <= 1e-6 * float(wanted.abs().max())
-    assert pool[1].tobytes() == other[0].tobytes()
-    assert not pool[0].any()
 
 
 def test_only_rows_with_a_draw_have_logits() -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from model.lm import weights_of
 from model.ops.cpu import _native
-from model.ops.cpu.runtime import NOT_FINITE, Draw, Runtime
+from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from server.engine.sampler import uniform
 from tests.model.ops.cpu.models import (
     NAMES,
@@ -274,3 +274,41 @@ def test_penalties_change_no_other_draw() -> None:
     found = runtime.run(pool, [0, 1], [0, 0], [[1], [1]], [hard, greedy], [[first, first], [first]])
     assert found[0] != first
     assert found[1] == first
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logprob_is_the_score_of_the_drawn_token(dtype: str, threads: int) -> None:
+    """To the bit, whatever the draw and the company; nothing for those that do not ask."""
+    runtime = small_runtime("gated", dtype, threads)
+    ways = [
+        Params(),
+        Params(temperature=2.0),
+        Params(temperature=0.0, frequency_penalty=-99.0),
+        Params(top_k=3, repetition_penalty=1.5),
+        Params(min_p=0.1, temperature=2.0),
+    ]
+    asking = [True, False, True, True, True]
+    draws = [
+        runtime.draw(**vars(way), logprob=asks) for way, asks in zip(ways, asking, strict=True)
+    ]
+    texts = [random_tokens(runtime.config, 3 + 40 * i, seed=i) for i in range(5)]
+    pool = runtime.empty_pool(6)
+    tokens = runtime.run(pool, list(range(6)), [0] * 6, [*texts, [1]], [*draws, None], [[9]] * 6)
+    found = runtime.logprobs()
+    for text, token, asks, value in zip(texts, tokens, asking, found, strict=False):
+        (*_, wanted) = runtime.score(runtime.empty_pool(1), 0, 0, text, token)
+        assert value == wanted if asks else np.isnan(value)
+    assert len(found) == 6
+    assert np.isnan(found[5])
+    assert tokens[2] == 9
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_has_no_logprob(value: float) -> None:
+    config, weights = small_weights("elu")
+    spoilt = weights["norm.weight"].copy()
+    spoilt[3] = value
+    runtime = Runtime(config, weights | {"norm.weight": spoilt}, "float32")
+    runtime.run(runtime.empty_pool(1), [0], [0], [[1]], [runtime.draw(logprob=True)])
+    assert np.isnan(runtime.logprobs()).tolist() == [True]
