@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-#: name -> (module, function).
+#: name -> (module, function); a name of two words is in a group.
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "tokenizer": ("model.training.cli", "tokenizer_command"),
     "train": ("model.training.cli", "train_command"),
@@ -21,7 +21,13 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "quantize": ("model.quantization.cli", "quantize_command"),
     "convert": ("model.convert.cli", "convert_command"),
     "chat": ("clients.cli", "chat"),
+    "key": ("server.api.keys_cli", "key_command"),
+    "store check": ("server.store.cli", "check_command"),
+    "store compact": ("server.store.cli", "compact_command"),
+    "store export": ("server.store.cli", "export_command"),
 }
+
+GROUPS = {"store": "Look after a folder of kept sessions."}
 
 
 class Commands(TyperGroup):
@@ -31,12 +37,18 @@ class Commands(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *ELSEWHERE]
+        elsewhere = dict.fromkeys(name.partition(" ")[0] for name in ELSEWHERE)
+        return [*super().list_commands(ctx), *elsewhere]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in ELSEWHERE:
+        words = {tuple(name.split()): place for name, place in ELSEWHERE.items()}
+        found = {name: place for name, place in words.items() if name[0] == cmd_name}
+        if not found:
             return super().get_command(ctx, cmd_name)
-        module, function = ELSEWHERE[cmd_name]
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(cmd_name)(getattr(import_module(module), function))
+        about = GROUPS.get(cmd_name)
+        app = typer.Typer(
+            name=cmd_name, help=about, add_completion=False, pretty_exceptions_enable=False
+        )
+        for name, (module, function) in found.items():
+            app.command(name[-1])(getattr(import_module(module), function))
         return get_command(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import (
@@ -18,6 +19,7 @@ from pydantic import (
 
 MIB = 1 << 20
 PREFIX = "EVERSTREAM_"
+BUNDLED_NAME = "everstream-stories"
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -31,8 +33,14 @@ _VARIABLE_ONLY = frozenset(
         "max_body_bytes",
         "max_message_bytes",
         "max_connections",
+        "max_connections_per_address",
         "max_socket_requests",
         "outbox_events",
+        "store_memory",
+        "max_log_tokens",
+        "save_interval_tokens",
+        "store_lease_s",
+        "signing_key",
     }
 )
 
@@ -58,6 +66,10 @@ class ServerConfig(BaseModel):
     the backend. ``max_waiting`` bounds the requests
     that are admitted and not yet running, ``outbox_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in.
+    ``store`` is the folder of the durable sessions, or "memory"; `load` puts a
+    folder of the user's in the place of None, one for each model. ``sleep_memory``
+    and ``prefix_cache`` are bytes of states outside the pool, ``store_memory`` bytes
+    of what a store in memory keeps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,27 +83,54 @@ class ServerConfig(BaseModel):
 
     max_sessions: int | None = Field(default=None, ge=1)
     state_memory: int | None = Field(default=None, ge=1)
+    sleep_memory: int = Field(default=256 * MIB, ge=0)
     max_waiting: int = Field(default=256, ge=0)
     session_ttl_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
+
+    store: str | None = None
+    durability: Literal["full", "relaxed"] = "full"
+    store_size: int | None = Field(default=None, ge=MIB)
+    retention_s: float = Field(default=30 * 86_400.0, gt=0, allow_inf_nan=False)
+    max_detached_tokens: int = Field(default=4096, ge=0)
+    continue_on_start: bool = False
+    trust_unsigned_state: bool = False
+    prefix_cache: int = Field(default=64 * MIB, ge=0)
+    prefix_disk: int = Field(default=0, ge=0)
 
     max_prompt_tokens: int = Field(default=32_768, ge=1)
     max_tokens_limit: int = Field(default=1_000_000, ge=1)
     max_body_bytes: int = Field(default=MIB, ge=1024)
     max_message_bytes: int = Field(default=MIB, ge=1024)
     max_connections: int = Field(default=4096, ge=1)
+    max_connections_per_address: int | None = Field(default=None, ge=1)
     max_socket_requests: int = Field(default=64, ge=1)
     outbox_events: int = Field(default=2048, ge=16)
+    store_memory: int = Field(default=256 * MIB, ge=MIB)
+    max_log_tokens: int = Field(default=1_000_000, ge=4096)
+    save_interval_tokens: int = Field(default=1024, ge=16)
+    store_lease_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    signing_key: str | None = Field(default=None, min_length=16, repr=False)
 
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = Field(default=(), repr=False)
+    keys_file: Path | None = None
     allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
 
-    @field_validator("state_memory", mode="before")
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otel_endpoint: str | None = None
+
+    @field_validator(
+        *("state_memory", "store_memory", "store_size", "sleep_memory", "prefix_cache"),
+        "prefix_disk",
+        mode="before",
+    )
     @classmethod
     def _size(cls, value: object) -> object:
         return parse_bytes(value) if isinstance(value, str) else value
 
-    @field_validator("api_keys", "allowed_origins", mode="before")
+    @field_validator("api_keys", "admin_keys", "allowed_origins", mode="before")
     @classmethod
     def _commas(cls, value: object) -> object:
         """A variable holds several values with commas between them."""
@@ -99,7 +138,7 @@ class ServerConfig(BaseModel):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
-    @field_validator("api_keys")
+    @field_validator("api_keys", "admin_keys")
     @classmethod
     def _printable_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not key or not key.isascii() or not key.isprintable() for key in value):
@@ -119,6 +158,11 @@ class ServerConfig(BaseModel):
             raise ValueError("--max-sessions and --state-memory exclude each other")
         return self
 
+    @property
+    def wants_key(self) -> bool:
+        """Whether a caller must show a key."""
+        return bool(self.api_keys or self.admin_keys or self.keys_file)
+
     @classmethod
     def load(cls, environment: Mapping[str, str] = os.environ, **flags: Any) -> ServerConfig:
         """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``.
@@ -129,15 +173,24 @@ class ServerConfig(BaseModel):
         variables = {name: environment.get(PREFIX + name.upper()) for name in cls.model_fields}
         given = {name: value for name, value in flags.items() if value is not None}
         chosen = {name: value for name, value in variables.items() if value is not None} | given
+        if "store" not in chosen:
+            state = environment.get("XDG_STATE_HOME") or "~/.local/state"
+            chosen["store"] = f"{state}/everstream/{model_name(chosen.get('model'))}"
         try:
             return cls(**chosen)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
 
+def model_name(model: str | None) -> str:
+    """What clients call the model of a folder or a hub id, or the bundled one."""
+    return Path(model).name if model else BUNDLED_NAME
+
+
 def flag_of(field: str) -> str:
     """The command line flag of a field: ``session_ttl_s`` is ``--session-ttl``."""
-    name = {"api_keys": "api_key", "allowed_origins": "allow_origin"}.get(field, field)
+    names = {"api_keys": "api_key", "admin_keys": "admin_key", "allowed_origins": "allow_origin"}
+    name = names.get(field, field)
     return "--" + name.removesuffix("_s").replace("_", "-")
 
 

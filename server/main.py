@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import logging
 import secrets
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from server.commands import Commands
+from server.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from server.config import ServerConfig
 
 BUNDLED_MODEL = Path(__file__).parent.parent / "model" / "bundled"
-BUNDLED_NAME = "everstream-stories"
 DEFAULT_STATE_MEMORY_BYTES = 512 << 20
 
 app = typer.Typer(
@@ -80,23 +79,65 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option(help="Key that clients must send; repeat for more.")
     ] = None,
+    admin_key: Annotated[
+        list[str] | None, typer.Option(help="Key that may also administer; repeat for more.")
+    ] = None,
+    keys_file: Annotated[
+        Path | None, typer.Option(help="TOML file of keys with names, scopes and limits.")
+    ] = None,
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Foreign page that may call in; repeat for more.")
     ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get at the end [10].")
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Folder of the durable sessions, or memory [the user's state folder]."),
+    ] = None,
+    durability: Annotated[
+        str | None, typer.Option(help="full: survives a power cut; relaxed: a kill [full].")
+    ] = None,
+    store_size: Annotated[str | None, typer.Option(help="Most that the store may hold.")] = None,
+    retention: Annotated[
+        float | None, typer.Option(help="Seconds until an unused session is deleted [30 days].")
+    ] = None,
+    sleep_memory: Annotated[
+        str | None, typer.Option(help="For sessions that have lost their slot [256MiB].")
+    ] = None,
+    prefix_cache: Annotated[
+        str | None, typer.Option(help="For the states of prompts, 0 for none [64MiB].")
+    ] = None,
+    prefix_disk: Annotated[
+        str | None, typer.Option(help="For those that memory does not hold, in the store [0].")
+    ] = None,
+    max_detached_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that a session goes on without its client [4096].")
+    ] = None,
+    continue_on_start: Annotated[
+        bool | None,
+        typer.Option("--continue-on-start", help="Go on with what ran when the server went down."),
+    ] = None,
+    trust_unsigned_state: Annotated[
+        bool | None,
+        typer.Option("--trust-unsigned-state", help="Import sessions that nobody has signed."),
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error [info].")
+    ] = None,
+    otel_endpoint: Annotated[
+        str | None, typer.Option(help="Where OpenTelemetry traces go, such as http://host:4318.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
     gc.disable()  # what imports and loading make stays
     from server.config import ConfigError, ServerConfig
+    from server.logs import configure as configure_logs
     from server.serving import bind
     from server.serving import serve as serve_app
+    from server.tracing import TracingError, open_tracer
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it writes two lines per WebSocket
     try:
         config = ServerConfig.load(
             model=model,
@@ -110,21 +151,42 @@ def serve(
             max_waiting=max_waiting,
             session_ttl_s=session_ttl,
             api_keys=tuple(api_key) if api_key else None,
+            admin_keys=tuple(admin_key) if admin_key else None,
+            keys_file=keys_file,
             allowed_origins=tuple(allow_origin) if allow_origin else None,
             drain_timeout_s=drain_timeout,
+            store=store,
+            durability=durability,
+            store_size=store_size,
+            retention_s=retention,
+            sleep_memory=sleep_memory,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
+            max_detached_tokens=max_detached_tokens,
+            continue_on_start=continue_on_start,
+            trust_unsigned_state=trust_unsigned_state,
+            log_format=log_format,
+            log_level=log_level,
+            otel_endpoint=otel_endpoint,
         )
+        configure_logs(
+            config.log_format, config.log_level.upper(), keys=(*config.api_keys, *config.admin_keys)
+        )
+        tracer = open_tracer(config.otel_endpoint, _version())
         listener = bind(config.host, config.port)
-    except ConfigError as error:
+    except (ConfigError, TracingError) as error:
         raise _fail(error) from error
     except OSError as error:
         address = f"{config.host}:{config.port}"
         raise _fail(f"cannot listen on {address}: {error.strerror}") from error
     with listener:
-        fastapi_app, info, name = build_app(config)
+        fastapi_app, info, name = build_app(config, tracer)
         _greet(config, info, name, listener.getsockname()[1])
         gc.freeze()
         gc.enable()
-        raise typer.Exit(serve_app(fastapi_app, config, listener))
+        exit_code = serve_app(fastapi_app, config, listener)
+    tracer.close()
+    raise typer.Exit(exit_code)
 
 
 @app.command()
@@ -185,29 +247,47 @@ def inspect(
         inspection.inspect(model or str(BUNDLED_MODEL), Console())
 
 
-def build_app(config: ServerConfig) -> tuple[FastAPI, ModelInfo, str]:
+def build_app(config: ServerConfig, tracer: Tracer = OFF) -> tuple[FastAPI, ModelInfo, str]:
     """Loads the model and puts engine, driver and application around it; names the backend."""
+    from model.state import StateLayout
     from server.api.app import create_app
+    from server.api.keys_file import KeysFileError
     from server.driver import Driver
     from server.engine.engine import EngineConfig
     from server.metrics import Metrics
+    from server.storage import open_prefixes, open_storage
 
     with _clear_errors():
         checkpoint = load_model(config.model)
         num_sessions = _num_sessions(checkpoint, config)
         backend = open_model(checkpoint, config.backend, config.dtype, config.threads)
+        store, signing = open_storage(config, checkpoint, backend)
+    state_bytes = StateLayout.of(checkpoint.config).num_bytes
     limits = EngineConfig(
         new_id=lambda: f"sess_{secrets.token_hex(16)}",
         max_waiting=config.max_waiting,
+        max_asleep=config.sleep_memory // state_bytes,
         session_ttl_s=config.session_ttl_s,
+        can_evict=store.durable,
+        save_interval=config.save_interval_tokens,
+        max_detached_tokens=config.max_detached_tokens,
+        max_prefixes=config.prefix_cache // state_bytes,
+        max_evicted_prefixes=64 if config.prefix_disk else 0,
     )
     try:
         engine = backend.engine(num_sessions, limits)
     except OSError as error:
         raise _fail(f"--state-memory: {num_sessions} sessions: {error.strerror}") from error
     info = _model_info(checkpoint, backend, config, num_sessions)
-    driver = Driver(engine, time.monotonic, Metrics())
-    return create_app(driver, backend.tokenizer, info, config, _version()), info, backend.name
+    driver = Driver(engine, time.monotonic, Metrics(), store, tracer)
+    prefixes = open_prefixes(config, checkpoint, backend, driver)
+    try:
+        app = create_app(
+            driver, backend.tokenizer, info, config, _version(), signing, tracer, prefixes
+        )
+    except KeysFileError as error:
+        raise _fail(f"--keys-file: {error}") from error
+    return app, info, backend.name
 
 
 def load_model(source: str | None) -> Checkpoint:
@@ -243,9 +323,10 @@ def _model_info(
     from model.state import StateLayout, kv_cache_bytes_per_token
     from model.weights import num_parameters
     from server.api.model_info import ModelInfo
+    from server.config import model_name
 
     return ModelInfo(
-        name=Path(config.model).name if config.model else BUNDLED_NAME,
+        name=model_name(config.model),
         digest=checkpoint.digest,
         attention=checkpoint.config.attention,
         dtype=backend.dtype,
@@ -266,7 +347,7 @@ def _greet(config: ServerConfig, info: ModelInfo, backend: str, port: int) -> No
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{host}:{port}"
     body = {"prompt": "Once upon a time", "max_tokens": 200, "temperature": 0.8, "stream": True}
-    key = "-H 'Authorization: Bearer YOUR_KEY' " if config.api_keys else ""
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if config.wants_key else ""
     typer.echo(
         f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters, {info.attention},"
         f" {info.dtype}, {where}.\n"
@@ -291,11 +372,14 @@ def _clear_errors() -> Iterator[None]:
     from model.config import ConfigError
     from model.tokenizer import TokenizerError
     from server.backend import BackendError
+    from server.store.errors import StoreError
 
     try:
         yield
     except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
         raise _fail(error) from error
+    except StoreError as error:
+        raise _fail(f"--store: {error.message}") from error
 
 
 def _fail(message: object) -> typer.Exit:

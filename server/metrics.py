@@ -60,6 +60,7 @@ class Metrics(Collector):
         self.ttft = Histogram(_TTFT_BOUNDS_S)
         self.inter_token = Histogram(_INTER_TOKEN_BOUNDS_S)
         self.websockets = 0
+        self.store_works = True
         self._finished: Counter[str] = Counter()
         self._stats: EngineStats | None = None
         self._registry = CollectorRegistry(auto_describe=False)
@@ -87,6 +88,9 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "everstream_websockets", "Open WebSocket connections", self.websockets
         )
+        yield GaugeMetricFamily(
+            "everstream_store_works", "1 where kept sessions can go on", int(self.store_works)
+        )
         if self._stats is not None:
             yield from _engine_families(self._stats)
 
@@ -104,7 +108,26 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     memory.add_metric(["held"], stats.held_slots * stats.state_bytes_per_session)
     memory.add_metric(["total"], stats.max_sessions * stats.state_bytes_per_session)
     yield memory
-    yield GaugeMetricFamily("everstream_sessions", "Sessions that exist", stats.num_sessions)
+    yield GaugeMetricFamily(
+        "everstream_sessions", "Sessions in memory, in a slot or asleep", stats.num_sessions
+    )
+    yield GaugeMetricFamily(
+        "everstream_asleep_sessions", "Sessions in memory without a slot", stats.num_asleep
+    )
+    yield GaugeMetricFamily(
+        "everstream_parked_requests", "Requests that rest until somebody reads", stats.num_parked
+    )
+    yield CounterMetricFamily(
+        "everstream_evicted_sessions",
+        "Sessions that left memory for the store",
+        stats.evicted_sessions_total,
+    )
+    yield CounterMetricFamily(
+        "everstream_preemptions",
+        "Times that a request made room for one that waited",
+        stats.preemptions_total,
+    )
+    yield from _prefix_families(stats)
     yield GaugeMetricFamily(
         "everstream_queue_requests", "Requests that wait for the engine", stats.num_waiting
     )
@@ -113,6 +136,23 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "everstream_expired_sessions",
-        "Idle sessions that were dropped",
+        "Sessions whose idle time was over",
         stats.expired_sessions_total,
+    )
+
+
+def _prefix_families(stats: EngineStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "everstream_prefix_entries", "States of prompts that are kept", stats.prefix_entries
+    )
+    lookups = CounterMetricFamily(
+        "everstream_prefix_lookups", "Prompts looked for among them", labels=["result"]
+    )
+    lookups.add_metric(["hit"], stats.prefix_hits_total)
+    lookups.add_metric(["miss"], stats.prefix_misses_total)
+    yield lookups
+    yield CounterMetricFamily(
+        "everstream_prefix_saved_tokens",
+        "Tokens of prompts that had not to be computed",
+        stats.prefix_saved_tokens_total,
     )

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from server.engine.errors import EngineError
 
 T = TypeVar("T")
+
+#: What can be on its way when a reader is told to rest: of 128 requests, of 32 steps.
+ON_THEIR_WAY = 4096
 
 
 class ReaderTooSlow(EngineError):
@@ -29,15 +32,23 @@ class ReaderTooSlow(EngineError):
 class Outbox(Generic[T]):
     """Items for one reader, in order. Lives in the event loop; not thread safe.
 
-    ``broken`` is done, with the error as its result, once the outbox overflowed
+    ``pressed`` is called with True for each `put` that leaves it half full or
+    more, and with False once the reader has taken all of that. As what is on its
+    way then comes all the same, there is room for ``spare`` items more. ``broken`` is
+    done, with the error as its result, once the outbox overflowed all the same,
     or failed: what waited is dropped, `put` has no effect and `take` raises. A
     reader that may hang in a send watches it.
     """
 
-    def __init__(self, max_items: int) -> None:
-        self._max_items = max_items
+    def __init__(
+        self, max_items: int, pressed: Callable[[bool], None] | None = None, spare: int = 0
+    ) -> None:
+        self.max_items, self._spare = max_items, spare
+        self._pressed = pressed or (lambda full: None)
+        self._is_pressed = False
         self._items: deque[T] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._taken: asyncio.Future[None] | None = None
         self._shortcut: Callable[[Sequence[T]], bool] | None = None
         self.broken: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
 
@@ -47,12 +58,23 @@ class Outbox(Generic[T]):
             return True
         if self._shortcut is not None and self._shortcut(items):
             return True
-        if len(self._items) + len(items) > self._max_items:
+        if len(self._items) + len(items) > self.max_items + self._spare:
             self.fail(ReaderTooSlow())
             return False
         self._items.extend(items)
         self._wake()
+        if len(self._items) * 2 >= self.max_items:
+            self._is_pressed = True
+            self._pressed(True)
         return True
+
+    async def emptied(self) -> None:
+        """Returns when the reader has taken all that was put, or never will."""
+        while self._items and not self.broken.done():
+            if self._taken is None:
+                self._taken = asyncio.get_running_loop().create_future()
+            watched: set[asyncio.Future[Any]] = {self._taken, self.broken}
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
 
     def fail(self, error: EngineError) -> None:
         """Drops what waits and lets the reader see ``error``. The first failure counts."""
@@ -79,6 +101,12 @@ class Outbox(Generic[T]):
                 self._waiter = self._shortcut = None
         items = list(self._items)
         self._items.clear()
+        if self._taken is not None:
+            self._taken.set_result(None)
+            self._taken = None
+        if self._is_pressed:
+            self._is_pressed = False
+            self._pressed(False)
         return items
 
     def _wake(self) -> None:

@@ -1,9 +1,10 @@
 """The process around the app: the listening socket, signals, and an orderly end.
 
-On SIGTERM or SIGINT `/ready` turns red and new work is refused; running requests
-go on up to the drain timeout and are cancelled then; sockets get 1012 after their
-last event; the process exits 0. A second signal cuts it short. If the engine's
-thread dies, the process exits 1.
+On SIGTERM or SIGINT `/ready` turns red and new work is refused. Sessions that a
+store keeps are saved at the boundary of a token, and whoever reads one is told
+where to go on. Other requests go on up to the drain timeout and are cancelled
+then; sockets get 1012 after their last event; the process exits 0. A second signal
+cuts it short. If the engine's thread dies, or the store's, the process exits 1.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from server.api.keyring import Keyring
+from server.api.keys_file import KeysFileError
 from server.api.service import Service
 from server.api.wellformed import MAX_HEAD_BYTES
 from server.config import ServerConfig
@@ -91,6 +96,7 @@ class Server(uvicorn.Server):
         )
         self.exit_code = 0
         self._service: Service = app.state.service
+        self._keyring: Keyring = app.state.keyring
         self._drain_timeout_s = config.drain_timeout_s
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -106,11 +112,21 @@ class Server(uvicorn.Server):
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
         try:
             yield
         finally:
-            for number in signals:
+            for number in (*signals, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+    def reload_keys(self) -> None:
+        """Reads the keys file again; a mistake in it leaves the keys as they were."""
+        try:
+            self._keyring.reload()
+        except KeysFileError as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("the keys were read again")
 
     async def main_loop(self) -> None:
         """Until a signal or the engine's death. The date header is why it wakes each second."""
@@ -132,18 +148,23 @@ class Server(uvicorn.Server):
         driver = self._service.driver
         logger.info("draining for up to %g s", self._drain_timeout_s)
         driver.begin_drain()
-        if not await self._wait_drained(self._drain_timeout_s):
+        deadline_s = time.monotonic() + self._drain_timeout_s
+        if driver.durable:
+            await self._ends(driver.retire(), deadline_s)
+        if not await self._ends(driver.drained(), deadline_s):
             driver.cancel_all()
-            if not await self._wait_drained(CANCEL_TIMEOUT_S):
+            if not await self._ends(driver.drained(), time.monotonic() + CANCEL_TIMEOUT_S):
                 self.exit_code = 1
                 logger.error("the engine did not end its requests")
         await self._service.close_streams(CLOSE_TIMEOUT_S)
 
-    async def _wait_drained(self, timeout_s: float) -> bool:
-        drained = asyncio.ensure_future(self._service.driver.drained())
+    async def _ends(self, work: Coroutine[Any, Any, None], deadline_s: float) -> bool:
+        """Whether ``work`` ends in time, and before somebody is in a hurry."""
+        working = asyncio.ensure_future(work)
         hurry = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait({drained, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finished = drained.done()
-        drained.cancel()
+        timeout_s = max(0.0, deadline_s - time.monotonic())
+        await asyncio.wait({working, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        ended = working.done()
+        working.cancel()
         hurry.cancel()
-        return finished
+        return ended

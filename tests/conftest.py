@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 # Tiny models gain nothing from a second thread and lose much beside another busy process.
 # Child processes inherit it; tests about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A server that a test starts must not meet the user's own sessions; tests of stores name theirs.
+os.environ["EVERSTREAM_STORE"] = "memory"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="run the long form of the proofs in tests/reliability"
+    )

@@ -17,7 +17,9 @@ from server.config import ServerConfig
 from server.driver import Driver
 from server.metrics import Metrics
 from server.serving import bind, serve
+from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL, ByteTokenizer, FakeEngine
+from tests.server.harness import SIGNING
 
 
 def main() -> int:
@@ -39,8 +41,8 @@ def main() -> int:
     listener = bind(config.host, config.port, options.user_timeout_ms)
     print(f"port {listener.getsockname()[1]}", flush=True)
     model = dataclasses.replace(MODEL, max_sessions=max_sessions)
-    driver = Driver(engine, time.monotonic, Metrics())
-    app = create_app(driver, ByteTokenizer(), model, config, "0.0.0")
+    driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
+    app = create_app(driver, ByteTokenizer(), model, config, "0.0.0", SIGNING)
     return serve(app, config, listener)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -26,6 +26,9 @@ from tests.fakes import FakeRuntime
 
 if TYPE_CHECKING:
     from model.ops.cpu.runtime import Runtime
+
+#: Of sessions: no engine uses one that another has used.
+IDS = itertools.count(1)
 
 TEXT = """Once upon a time there was a little girl who lived in a wood with her grandmother.
 Every morning she fetched water from the well, and every evening she told the fire a story.
@@ -62,34 +65,45 @@ def tiny_checkpoint(attention: str = "gated", seed: int = 0) -> Checkpoint:
     return Checkpoint(config, weights_of(model), tokenizer, digest=f"tiny-{attention}-{seed}")
 
 
+@cache
+def tiny_runtime(attention: str = "gated") -> Runtime:
+    """The native runtime, in float32 on one thread. It keeps nothing of a session."""
+    from model.ops.cpu.runtime import Runtime
+
+    checkpoint = tiny_checkpoint(attention)
+    num_ids = checkpoint.tokenizer.vocab_size
+    return Runtime(checkpoint.config, checkpoint.weights, "float32", num_ids=num_ids)
+
+
 def tiny_engine(
     attention: str = "gated",
     max_sessions: int = 80,
-    max_running: int = 256,
-    max_waiting: int = 8,
-    session_ttl_s: float = 60.0,
     grid: tuple[int, ...] = (64, 16),
-    runtime: FakeRuntime | None = None,
+    runtime: FakeRuntime | Runtime | None = None,
+    wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    tokenizer: Tokenizer | None = None,
+    **config: Any,
 ) -> Engine:
-    """On torch, or on a stand-in for the native runtime."""
-    counter, checkpoint = itertools.count(1), tiny_checkpoint(attention)
+    """On torch, or on the native runtime or a stand-in for it. ``config`` is `EngineConfig`'s."""
+    checkpoint = tiny_checkpoint(attention)
     pool = StatePool(StateLayout.of(checkpoint.config), max_sessions)
     runner: Runner
     if runtime is None:
         runner = TorchRunner(checkpoint.model, pool, checkpoint.tokenizer.vocab_size, grid)
     else:
         runner = NativeRunner(cast("Runtime", runtime), pool)
+    limits = {
+        "new_id": lambda: f"session-{next(IDS)}",
+        "max_waiting": 8,
+        "session_ttl_s": 60.0,
+        **config,
+    }
     return Engine(
         checkpoint.config,
-        checkpoint.tokenizer,
+        tokenizer or checkpoint.tokenizer,
         pool,
-        runner,
-        EngineConfig(
-            new_id=lambda: f"session-{next(counter)}",
-            max_running=max_running,
-            max_waiting=max_waiting,
-            session_ttl_s=session_ttl_s,
-        ),
+        wrap(runner),
+        EngineConfig(**limits),
     )
 
 
@@ -139,3 +153,29 @@ def finished(events: Iterable[Event]) -> Finished:
 def started(events: Iterable[Event]) -> Started:
     (first,) = [event for event in events if isinstance(event, Started)]
     return first
+
+
+def state_of(engine: Engine, session: str, owner: str = "me") -> bytes:
+    """The bytes of a session's state, wherever it is; of the empty one, none."""
+    state = engine.value(session, owner).state
+    return b"" if state is None else state.data.tobytes()
+
+
+def poison(engine: Engine, session: str, owner: str = "me") -> None:
+    """Makes every number of a session's state one that is not finite. It has a slot."""
+    slot, pool = engine._sessions.find(session, owner).slot, engine._pool
+    assert slot is not None
+    for layer in pool.layout.views(pool.blocks[slot : slot + 1]):
+        for tensor in layer.values():
+            if tensor.dtype.kind == "f":
+                tensor.fill(float("nan"))
+
+
+def check_books(engine: Engine) -> None:
+    """Free + held = total, no slot held twice, and none held by nobody."""
+    stats, pool = engine.stats(), engine._pool
+    slots = [session.slot for session in engine._sessions if session.slot is not None]
+    assert len(set(slots)) == len(slots) == stats.held_slots, slots
+    assert pool.num_free + stats.held_slots == stats.max_sessions, (pool.num_free, stats)
+    assert stats.num_running <= stats.held_slots, stats
+    assert stats.num_sessions <= stats.max_sessions + engine._config.max_asleep, stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import BaseModel
+from pydantic.json_schema import SkipJsonSchema
 
 
 class ErrorDetail(BaseModel):
@@ -14,6 +15,7 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None
     code: str
+    retry_after_s: float | SkipJsonSchema[None] = None
 
 
 class ErrorAnswer(BaseModel):
@@ -57,19 +59,50 @@ class SessionCreated(BaseModel):
     """A new session."""
 
     session: str
+    epoch: str
     position: int
     state_bytes: int
 
 
 class SessionAnswer(BaseModel):
-    """A session as its owner sees it."""
+    """A session as its owner sees it. ``parked``: what it runs rests until somebody reads it."""
 
     session: str
+    epoch: str
     position: int
     seq: int
     busy: bool
+    parked: bool
     idle_s: float
     state_bytes: int
+
+
+class ListedSession(BaseModel):
+    """A session in a list."""
+
+    session: str
+    epoch: str
+    position: int
+    seq: int
+    busy: bool
+    stored_bytes: int
+
+
+class SessionList(BaseModel):
+    """Some of the caller's sessions; ``after`` the last of them come more."""
+
+    object: Literal["list"]
+    data: list[ListedSession]
+    has_more: bool
+
+
+class Forked(BaseModel):
+    """Copies of a session, each a session of its own."""
+
+    session: str
+    sessions: list[str]
+    epoch: str
+    position: int
 
 
 class SessionDeleted(BaseModel):
@@ -85,6 +118,7 @@ class Appended(BaseModel):
     session: str
     position: int
     usage: UsageAnswer
+    logprobs: list[float] | None = None
 
 
 class ModelDetails(BaseModel):

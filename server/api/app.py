@@ -7,31 +7,54 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 
-from server.api import http, pages
-from server.api.auth import AuthMiddleware, Keyring
-from server.api.errors import MethodNotAllowed, RouteNotFound
+from server.api import admin, http, pages, session_routes
+from server.api.auth import AuthMiddleware
+from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
+from server.api.keyring import Keyring
 from server.api.limits import BodyLimit, ConnectionLimit
 from server.api.model_info import ModelInfo
+from server.api.porter import Porter, Signing
 from server.api.refuse import error_response
-from server.api.schemas import AppendBody, CompletionBody, CreateSessionBody
+from server.api.schemas import (
+    AppendBody,
+    CompletionBody,
+    CreateSessionBody,
+    ForkBody,
+    RewindBody,
+)
 from server.api.service import Service
-from server.api.translate import Limits, TokenizerLike, Translator
+from server.api.traced import traced
+from server.api.translate import MAX_NAME_CHARS, Limits, TokenizerLike, Translator
 from server.api.websocket import StreamEndpoint
 from server.api.wellformed import WellFormed
 from server.config import ServerConfig
 from server.driver import Driver
 from server.engine.errors import EngineError, InternalFailure
+from server.prefixes import PrefixTier
+from server.sessions import Sessions
+from server.tracing import OFF, Tracer
+
+ROUTERS = (http.router, session_routes.router, admin.router, pages.router)
 
 
 def create_app(
-    driver: Driver, tokenizer: TokenizerLike, model: ModelInfo, config: ServerConfig, version: str
+    driver: Driver,
+    tokenizer: TokenizerLike,
+    model: ModelInfo,
+    config: ServerConfig,
+    version: str,
+    signing: Signing,
+    tracer: Tracer = OFF,
+    prefixes: PrefixTier | None = None,
 ) -> FastAPI:
     """The ASGI application. Its lifespan starts and stops ``driver``.
 
@@ -39,8 +62,11 @@ def create_app(
     closes the sockets through.
     """
     limits = Limits(config.max_prompt_tokens, config.max_tokens_limit)
+    sessions = Sessions(driver, prefixes)
     service = Service(
         driver,
+        sessions,
+        Porter(sessions, signing.identity, signing.key, config.trust_unsigned_state),
         Translator(tokenizer, limits),
         model,
         outbox_events=config.outbox_events,
@@ -54,24 +80,32 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    app.include_router(http.router)
-    app.include_router(pages.router)
+    app.state.keyring = Keyring(config.api_keys, config.admin_keys, config.keys_file)
+    driver.tenants = app.state.keyring.tenants
+    app.state.continue_on_start = config.continue_on_start
+    for router in ROUTERS:
+        app.include_router(router, responses=http.KEY_ERRORS if router is admin.router else None)
     app.router.routes.append(WebSocketRoute("/v1/stream", StreamEndpoint(service)))
     app.mount("/static", pages.PageFiles(directory=pages.STATIC))
     _add_error_handlers(app)
     _add_middleware(app, config)
+    app.add_middleware(traced, tracer=tracer)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    driver: Driver = app.state.service.driver
+    service: Service = app.state.service
+    driver = service.driver
     await driver.start()
     try:
+        if app.state.continue_on_start:
+            await service.sessions.continue_unfinished()
         yield
     finally:
         await driver.stop()
+        service.sessions.close()
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -86,7 +120,17 @@ def _add_error_handlers(app: FastAPI) -> None:
         known = MethodNotAllowed() if error.status_code == 405 else RouteNotFound()
         response = error_response(known)
         response.headers.update(error.headers or {})
+        if error.status_code == 405 and (methods := _methods_of(request.url.path)):
+            response.headers["allow"] = ", ".join(sorted(methods))
         return response
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_query(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        name, message = str(first["loc"][1])[:MAX_NAME_CHARS], first["msg"].lower()
+        for theirs in ("input should be ", "value error, must be "):
+            message = message.replace(theirs, "must be ")
+        return error_response(invalid(name, message))
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(request: Request, error: ClientDisconnect) -> Response:
@@ -97,13 +141,28 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(InternalFailure("the server failed; it has logged why"))
 
 
+def _methods_of(path: str) -> set[str]:
+    """Those of every route with this path; the framework knows only the first one's."""
+    routes = (route for router in ROUTERS for route in router.routes)
+    return {
+        method
+        for route in routes
+        if isinstance(route, APIRoute) and route.path_regex.match(path)
+        for method in route.methods or ()
+    }
+
+
 def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
     """The last one added is the first to see a request."""
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(
-        AuthMiddleware, keyring=Keyring(config.api_keys), allowed_origins=config.allowed_origins
+        AuthMiddleware, keyring=app.state.keyring, allowed_origins=config.allowed_origins
     )
-    app.add_middleware(ConnectionLimit, max_connections=config.max_connections)
+    app.add_middleware(
+        ConnectionLimit,
+        max_connections=config.max_connections,
+        max_per_address=config.max_connections_per_address,
+    )
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -115,14 +174,23 @@ def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the bodies that the routes parse themselves."""
+    """FastAPI's document, with the bodies that the routes parse themselves, and our errors."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        bodies = (CompletionBody, CreateSessionBody, AppendBody)
+        bodies = (CompletionBody, CreateSessionBody, AppendBody, ForkBody, RewindBody)
         _, definitions = models_json_schema(
             [(body, "validation") for body in bodies],
             ref_template="#/components/schemas/{model}",
         )
-        document["components"]["schemas"] |= definitions["$defs"]
+        schemas = document["components"]["schemas"]
+        schemas |= definitions["$defs"]
+        for theirs in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(theirs, None)
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)  # what that is to FastAPI is a 400 here
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        if app.state.keyring.caller(None) is None:
+            document["security"] = [{"key": []}]
         app.openapi_schema = document
     return app.openapi_schema

@@ -1,4 +1,4 @@
-"""Who calls: API keys, kept as hashes and compared in constant time, and allowed origins.
+"""Who calls: a key for every request, scopes by path, and allowed origins.
 
 Pure ASGI, so that it protects WebSockets as well as HTTP.
 """
@@ -7,42 +7,34 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.errors import ForeignOrigin, InvalidApiKey
+from server.api.keyring import Caller, Keyring
 from server.api.refuse import close_websocket, refuse
+from server.api.scopes import ALL_SCOPES, ScopeMissing, scopes_of
+from server.api.tenants import RateLimited
 from server.engine.errors import EngineError
+
+__all__ = ["OPEN_PATHS", "SUBPROTOCOL", "AuthMiddleware", "Keyring"]
 
 SUBPROTOCOL = "everstream.v1"
 KEY_SUBPROTOCOL = "everstream.key."
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 OPEN_PREFIX = "/static/"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-ANYONE = "anyone"
-
-
-class Keyring:
-    """The server's keys. Without keys everybody is the same owner."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._hashes = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
-
-    def owner(self, key: str | None) -> str | None:
-        """The owner that ``key`` speaks for, or None. Looks at every key, found or not."""
-        if not self._hashes:
-            return ANYONE
-        wanted = hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).digest()
-        found = [hmac.compare_digest(wanted, known) for known in self._hashes]
-        return wanted.hex() if any(found) else None
 
 
 class AuthMiddleware:
-    """Puts ``owner`` into the scope's state, or refuses: 403 Origin, 401 key."""
+    """Puts ``caller`` and its ``owner`` into the scope's state, or refuses.
+
+    403 for the origin, 401 for the key, 403 for its scopes, 429 for its tenant's
+    limits. Where a path is open and no key is given, both are None.
+    """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, allowed_origins: Iterable[str]) -> None:
         self._app = app
@@ -54,17 +46,19 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        try:
-            self._check_origin(scope, headers)
-        except EngineError as error:
-            await refuse(scope, receive, send, error)
-            return
-        owner = self._keyring.owner(_key(headers))
-        if owner is None and not _is_open(scope):
-            await _refuse_key(scope, receive, send)
-            return
-        scope.setdefault("state", {})["owner"] = owner
-        await self._app(scope, receive, send)
+        caller = self._keyring.caller(_key(headers))
+        state = scope.setdefault("state", {})
+        state["caller"] = caller
+        state["owner"] = None if caller is None else caller.tenant.name
+        with ExitStack() as held:
+            try:
+                self._check_origin(scope, headers)
+                if not _is_open(scope):
+                    held.enter_context(_admit(caller, scope["path"]))
+            except EngineError as error:
+                await _refuse(scope, receive, send, error)
+                return
+            await self._app(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """A page of another origin must not use this server with its visitor's network."""
@@ -75,6 +69,14 @@ class AuthMiddleware:
             return
         if origin.partition("://")[2].lower() != headers.get("host", "").lower():
             raise ForeignOrigin
+
+
+def _admit(caller: Caller | None, path: str) -> AbstractContextManager[None]:
+    """One of the tenant's connections, not yet taken. Any key sees the 404 of an unknown path."""
+    if caller is None:
+        raise InvalidApiKey
+    caller.request(*(scopes_of(path) or ALL_SCOPES))
+    return caller.tenant.connection()
 
 
 def _is_open(scope: Scope) -> bool:
@@ -102,9 +104,18 @@ def _subprotocol_key(headers: Headers) -> str | None:
     return None
 
 
-async def _refuse_key(scope: Scope, receive: Receive, send: Send) -> None:
-    """401; but to a browser's socket 1008, because a page cannot see the 401."""
+#: How a browser's socket hears of it: a page cannot see the status of a refused handshake.
+_CLOSES: tuple[tuple[type[EngineError], int, str], ...] = (
+    (InvalidApiKey, 1008, "wrong key"),
+    (ScopeMissing, 1008, "this key may not do that"),
+    (RateLimited, 1013, "the limits of this key are reached"),
+)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, error: EngineError) -> None:
     if scope["type"] == "websocket" and SUBPROTOCOL in scope["subprotocols"]:
-        await close_websocket(receive, send, 1008, "wrong key", SUBPROTOCOL)
-    else:
-        await refuse(scope, receive, send, InvalidApiKey())
+        for kind, code, reason in _CLOSES:
+            if isinstance(error, kind):
+                await close_websocket(receive, send, code, reason, SUBPROTOCOL)
+                return
+    await refuse(scope, receive, send, error)

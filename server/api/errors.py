@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -34,6 +36,15 @@ class ModelNotFound(EngineError):
 
     def __init__(self) -> None:
         super().__init__("model: this server does not serve it; see /v1/models", "model")
+
+
+class SessionMigrated(EngineError):
+    """The server is about to stop and has saved the session: it goes on where it comes back."""
+
+    code = "migrated"
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping; the session was saved, resume it", "session")
 
 
 class RouteNotFound(EngineError):
@@ -106,8 +117,10 @@ class Outcome:
 
 OUTCOMES = {
     "invalid_value": Outcome(400, "invalid_request_error"),
+    "import_refused": Outcome(400, "invalid_request_error"),
     "invalid_api_key": Outcome(401, "authentication_error"),
     "foreign_origin": Outcome(403, "permission_error"),
+    "scope_missing": Outcome(403, "permission_error"),
     "session_not_found": Outcome(404, "invalid_request_error"),
     "model_not_found": Outcome(404, "invalid_request_error"),
     "not_found": Outcome(404, "invalid_request_error"),
@@ -115,13 +128,25 @@ OUTCOMES = {
     "request_timeout": Outcome(408, "invalid_request_error"),
     "reader_too_slow": Outcome(408, "invalid_request_error"),
     "session_busy": Outcome(409, "invalid_request_error"),
+    "session_attached": Outcome(409, "invalid_request_error"),
+    "key_in_use": Outcome(409, "invalid_request_error", retry_after_s=1),
+    "snapshot_mismatch": Outcome(409, "invalid_request_error"),
+    "history_gone": Outcome(410, "invalid_request_error"),
     "body_too_large": Outcome(413, "invalid_request_error"),
     "queue_full": Outcome(429, "rate_limit_error", retry_after_s=1),
+    "rate_limited": Outcome(429, "rate_limit_error"),
     "head_too_large": Outcome(431, "invalid_request_error"),
     "internal_error": Outcome(500, "server_error"),
+    "snapshot_broken": Outcome(500, "server_error"),
+    "store_failed": Outcome(503, "server_error", retry_after_s=2),
+    "store_lost": Outcome(503, "server_error", retry_after_s=2),
+    "store_taken": Outcome(503, "server_error", retry_after_s=2),
+    "out_of_memory": Outcome(503, "server_error", retry_after_s=2),
+    "migrated": Outcome(503, "server_error", retry_after_s=1),
     "capacity_exhausted": Outcome(503, "server_error", retry_after_s=5),
     "draining": Outcome(503, "server_error", retry_after_s=5),
     "too_many_connections": Outcome(503, "server_error", retry_after_s=5),
+    "store_full": Outcome(507, "server_error", retry_after_s=30),
 }
 
 
@@ -130,14 +155,16 @@ def outcome(error: EngineError) -> Outcome:
     return OUTCOMES.get(error.code, OUTCOMES["internal_error"])
 
 
-def error_object(error: EngineError) -> dict[str, str | None]:
+def error_object(error: EngineError) -> dict[str, Any]:
     """The value of ``error`` in every answer that carries one."""
-    return {
+    fields = {
         "message": error.message,
         "type": outcome(error).type,
         "param": error.param,
         "code": error.code,
     }
+    exact_s = getattr(error, "retry_after_s", None)
+    return fields if exact_s is None else {**fields, "retry_after_s": exact_s}
 
 
 def error_body(error: EngineError) -> bytes:
@@ -148,8 +175,9 @@ def error_body(error: EngineError) -> bytes:
 def error_headers(error: EngineError) -> dict[str, str]:
     """Headers that belong to the status of ``error``."""
     headers = {"content-type": "application/json"}
-    if (retry_after_s := outcome(error).retry_after_s) is not None:
-        headers["retry-after"] = str(retry_after_s)
+    retry_after_s = getattr(error, "retry_after_s", outcome(error).retry_after_s)
+    if retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(retry_after_s))  # the header has whole seconds
     if outcome(error).status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers

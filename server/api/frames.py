@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +11,32 @@ import orjson
 from server.api.errors import error_object, outcome
 from server.api.translate import usage_object
 from server.engine.errors import EngineError
-from server.engine.types import Event, Finished, Request, SessionInfo, Started, TokenEvent
+from server.engine.types import (
+    Event,
+    Failed,
+    Finished,
+    Migrated,
+    Request,
+    SessionInfo,
+    Started,
+    TokenEvent,
+)
+from server.sessions import Resumed
+
+#: Writes an epoch's number as clients know it.
+EpochName = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A live request of a socket, under the client's name for it."""
+    """A live request of a socket, under the client's name for it.
+
+    ``request`` is None where it was resumed: it has started long ago.
+    """
 
     request_id: str
-    request: Request
+    request: Request | None
+    epoch_name: EpochName
     _before: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -32,7 +50,11 @@ class Work:
             return self.token(event)
         if isinstance(event, Started):
             return self._started(event)
-        return self._finished(event)
+        if isinstance(event, Failed):
+            return error_frame(self.request_id, event.error)
+        if isinstance(event, Migrated):
+            return self._migrate(event)
+        return self.finished(event)
 
     def token(self, event: TokenEvent) -> bytes:
         """The frame for one token of this request."""
@@ -45,30 +67,44 @@ class Work:
         )
 
     def _started(self, event: Started) -> bytes | None:
-        if self.request.sampling is None:
+        if self.request is None or self.request.sampling is None:
             return None
         return encode(
             {
                 "type": "started",
                 "request_id": self.request_id,
                 "session": event.session,
+                "epoch": self.epoch_name(event.epoch),
                 "position": event.position,
                 "seed": self.request.sampling.seed,
             }
         )
 
-    def _finished(self, event: Finished) -> bytes:
+    def _migrate(self, event: Migrated) -> bytes:
+        return encode(
+            {
+                "type": "migrate",
+                "request_id": self.request_id,
+                "session": event.session,
+                "epoch": self.epoch_name(event.epoch),
+                "seq": event.seq,
+                "position": event.position,
+            }
+        )
+
+    def finished(self, event: Finished) -> bytes:
+        """The frame for the end of this request."""
         usage = usage_object(event.usage)
         if event.finish_reason is None:
-            return encode(
-                {
-                    "type": "appended",
-                    "request_id": self.request_id,
-                    "session": event.session,
-                    "position": event.position,
-                    "usage": usage,
-                }
-            )
+            appended = {
+                "type": "appended",
+                "request_id": self.request_id,
+                "session": event.session,
+                "position": event.position,
+                "usage": usage,
+            }
+            scored = {} if event.logprobs is None else {"logprobs": event.logprobs}
+            return encode(appended | scored)
         frame = {
             "type": "finished",
             "request_id": self.request_id,
@@ -82,22 +118,39 @@ class Work:
         return encode({**frame, "error": event.error} if event.error is not None else frame)
 
 
-def created_frame(request_id: str, info: SessionInfo) -> bytes:
+def created_frame(request_id: str, info: SessionInfo, epoch_name: EpochName) -> bytes:
     """The answer to ``create``."""
     return encode(
         {
             "type": "created",
             "request_id": request_id,
             "session": info.session,
+            "epoch": epoch_name(info.epoch),
             "position": info.position,
             "state_bytes": info.state_bytes,
         }
     )
 
 
-def deleted_frame(request_id: str, session: str) -> bytes:
-    """The answer to ``delete``."""
-    return encode({"type": "deleted", "request_id": request_id, "session": session})
+def named_frame(kind: str, request_id: str, **fields: object) -> bytes:
+    """An answer of type ``kind`` that has no more to it than its fields."""
+    return encode({"type": kind, "request_id": request_id, **fields})
+
+
+def resumed_frame(request_id: str, resumed: Resumed, epoch_name: EpochName) -> bytes:
+    """The answer to ``resume``: the events after it are those that follow ``seq``."""
+    info = resumed.info
+    fields = {
+        "session": info.session,
+        "epoch": epoch_name(info.epoch),
+        "seq": resumed.first_seq,
+        "last_seq": info.seq,
+        "position": info.position,
+        "busy": info.busy,
+    }
+    if resumed.reset is None:
+        return named_frame("resumed", request_id, **fields)
+    return named_frame("reset", request_id, **fields, reason=resumed.reset)
 
 
 def error_frame(request_id: str | None, error: EngineError) -> bytes:

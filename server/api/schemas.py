@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+MAX_CHOICES = 128
+MAX_FORKS = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -19,6 +21,8 @@ TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Epoch = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
@@ -45,7 +49,13 @@ class Sampling(Wire):
     ignore_eos: bool | None = None
 
 
-class Continuation(Wire):
+class Once(Wire):
+    """The client's own name for a piece of work: under one name it is done once."""
+
+    idempotency_key: IdempotencyKey | None = None
+
+
+class Continuation(Once):
     """Which session to run in, and whether it stays."""
 
     prompt: str | TokenIds | None = None
@@ -65,6 +75,8 @@ class CompletionBody(Sampling, Continuation):
     model: str | None = Field(None, max_length=256)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     user: str | None = Field(None, max_length=256)
 
 
@@ -72,11 +84,25 @@ class CreateSessionBody(Wire):
     """`POST /v1/sessions`."""
 
 
-class AppendBody(Wire):
-    """`POST /v1/sessions/{id}/append`: one of the two."""
+class AppendBody(Once):
+    """`POST /v1/sessions/{id}/append`: one of text and tokens."""
 
     text: str | None = None
     tokens: TokenIds | None = None
+    logprobs: bool | None = None
+
+
+class ForkBody(Wire):
+    """`POST /v1/sessions/{id}/fork`: copies of the session, as it is or as it was."""
+
+    n: int | None = Field(None, ge=1, le=MAX_FORKS)
+    at: int | None = Field(None, ge=0, le=2**53)
+
+
+class RewindBody(Wire):
+    """`POST /v1/sessions/{id}/rewind`: cuts the text back to ``at`` tokens."""
+
+    at: int = Field(ge=0, le=2**53)
 
 
 class Create(Wire):
@@ -116,4 +142,47 @@ class Delete(Wire):
     session: SessionId
 
 
-Message = Annotated[Create | Generate | Append | Cancel | Delete, Field(discriminator="type")]
+class Fork(ForkBody):
+    """Copies a session."""
+
+    type: Literal["fork"]
+    request_id: RequestId
+    session: SessionId
+
+
+class Rewind(RewindBody):
+    """Cuts a session's text back."""
+
+    type: Literal["rewind"]
+    request_id: RequestId
+    session: SessionId
+
+
+class Resume(Wire):
+    """Asks for all events of a session after ``last_seq``, and for those to come."""
+
+    type: Literal["resume"]
+    request_id: RequestId
+    session: SessionId
+    last_seq: int = Field(ge=0, le=2**53)
+    epoch: Epoch | None = None
+    take_over: bool | None = None
+
+
+class Detach(Wire):
+    """Leaves a live request of the same socket to go on by itself."""
+
+    type: Literal["detach"]
+    request_id: RequestId
+
+
+Message = Annotated[
+    Create | Generate | Append | Cancel | Delete | Fork | Rewind | Resume | Detach,
+    Field(discriminator="type"),
+]
+
+#: The values of ``type``, in the order of the protocol's page.
+MESSAGE_TYPES = (
+    *("create", "generate", "append", "cancel", "delete"),
+    *("fork", "rewind", "resume", "detach"),
+)

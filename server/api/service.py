@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from server.api.model_info import ModelInfo
+from server.api.porter import Porter
 from server.api.translate import Translator
 from server.driver import Driver
+from server.sessions import Sessions
 
 if TYPE_CHECKING:
     from server.api.websocket import Stream
@@ -19,6 +21,8 @@ class Service:
     """The parts behind the routes. ``streams`` are the open sockets, for the drain."""
 
     driver: Driver
+    sessions: Sessions
+    porter: Porter
     translator: Translator
     model: ModelInfo
     outbox_events: int

@@ -13,7 +13,17 @@ import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from server.api.errors import invalid
-from server.api.schemas import Append, AppendBody, Continuation, Generate, Message, Sampling
+from server.api.schemas import (
+    MESSAGE_TYPES,
+    Append,
+    AppendBody,
+    Continuation,
+    Fork,
+    Generate,
+    Message,
+    Resume,
+    Sampling,
+)
 from server.engine.errors import InvalidRequest
 from server.engine.types import Request, SamplingParams, Usage
 
@@ -22,11 +32,14 @@ MAX_INLINE_CHARS = 2048
 
 MAX_UNCHECKED_BYTES = 16 * 1024
 MAX_NAME_CHARS = 64
+MAX_IDS = 1 << 17
 
 Body = TypeVar("Body", bound=BaseModel)
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
-_MESSAGE_FIELDS = frozenset(Generate.model_fields) | frozenset(Append.model_fields)
+_MESSAGE_FIELDS = frozenset(
+    name for message in (Generate, Append, Fork, Resume) for name in message.model_fields
+)
 
 
 class TokenizerLike(Protocol):
@@ -45,6 +58,17 @@ class Limits:
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How many continuations are drawn, and whether they will be compared."""
+
+    num: int = 1
+    ranked: bool = False
+
+
+ONE_CHOICE = Choices()
+
+
 class Translator:
     """Builds engine requests from parsed messages. Raises `InvalidRequest`.
 
@@ -53,24 +77,34 @@ class Translator:
     """
 
     def __init__(self, tokenizer: TokenizerLike, limits: Limits) -> None:
+        self.max_ids = limits.max_prompt_tokens
         self._tokenizer = tokenizer
         self._limits = limits
 
     async def generate(
-        self, request_id: str, owner: str, wanted: Continuation, sampling: Sampling
+        self,
+        request_id: str,
+        owner: str,
+        wanted: Continuation,
+        sampling: Sampling,
+        choices: Choices = ONE_CHOICE,
     ) -> Request:
         """The request of a completion. Draws a seed where the client gave none."""
         tokens = await self._tokens(wanted.prompt, "prompt")
+        if wanted.idempotency_key is not None and wanted.session is None and not wanted.keep:
+            raise invalid("idempotency_key", "needs a session that is kept")
         if not tokens and wanted.session is None:
             raise invalid("prompt", "must not be empty unless it continues a session")
         return Request(
             request_id=request_id,
             owner=owner,
             tokens=tokens,
-            sampling=self._sampling(sampling),
+            sampling=self._sampling(sampling, choices.ranked),
             session=wanted.session,
             keep=bool(wanted.keep),
             start=not isinstance(wanted.prompt, list),
+            key=wanted.idempotency_key,
+            num_choices=choices.num,
         )
 
     async def append(self, request_id: str, owner: str, session: str, body: AppendBody) -> Request:
@@ -89,6 +123,8 @@ class Translator:
             session=session,
             keep=True,
             start=body.tokens is None,
+            key=body.idempotency_key,
+            score=bool(body.logprobs),
         )
 
     async def _tokens(self, prompt: str | Sequence[int] | None, field: str) -> tuple[int, ...]:
@@ -106,7 +142,7 @@ class Translator:
             return self._tokenizer.encode(text)
         return await asyncio.to_thread(self._tokenizer.encode, text)
 
-    def _sampling(self, wire: Sampling) -> SamplingParams:
+    def _sampling(self, wire: Sampling, logprob: bool) -> SamplingParams:
         if wire.max_tokens is not None and wire.max_tokens > self._limits.max_tokens:
             raise invalid("max_tokens", f"must be at most {self._limits.max_tokens}")
         if any(id >= self._tokenizer.vocab_size for id in wire.stop_token_ids or ()):
@@ -116,30 +152,33 @@ class Translator:
         given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         given["stop_token_ids"] = tuple(given.pop("stop_token_ids", ()))
         given.setdefault("seed", secrets.randbits(32))
-        return SamplingParams(**given)
+        return SamplingParams(**given, logprob=logprob)
 
 
-def parse_body(model: type[Body], body: bytes) -> Body:
-    """A body as ``model``; raises `InvalidRequest` that names the first bad field."""
+def parse_body(model: type[Body], body: bytes, max_ids: int = MAX_IDS) -> Body:
+    """A body as ``model``; raises `InvalidRequest` that names the first bad field.
+
+    A list of more than ``max_ids`` is refused before anything looks at its items.
+    """
     if len(body) > MAX_UNCHECKED_BYTES:
-        _refuse_unknown_fields(body, frozenset(model.model_fields))
+        _look_over(body, frozenset(model.model_fields), max_ids)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise _first_problem(error) from None
 
 
-def parse_message(text: str) -> Message:
-    """A client's frame; raises `InvalidRequest` that names the first bad field."""
+def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:
+    """A client's frame; like `parse_body`."""
     if len(text) > MAX_UNCHECKED_BYTES:
-        _refuse_unknown_fields(text, _MESSAGE_FIELDS)
+        _look_over(text, _MESSAGE_FIELDS, max_ids)
     try:
         return _MESSAGE.validate_json(text)
     except ValidationError as error:
         raise _first_problem(error, tagged=True) from None
 
 
-def _refuse_unknown_fields(text: bytes | str, known: frozenset[str]) -> None:
+def _look_over(text: bytes | str, known: frozenset[str], max_ids: int) -> None:
     """One look before pydantic's: it would report a hundred thousand of them one by one."""
     try:
         value = orjson.loads(text)
@@ -148,6 +187,8 @@ def _refuse_unknown_fields(text: bytes | str, known: frozenset[str]) -> None:
     for name in value if isinstance(value, dict) else ():
         if name not in known:
             raise invalid(name[:MAX_NAME_CHARS], "extra inputs are not permitted")
+        if isinstance(value[name], list) and len(value[name]) > max_ids:
+            raise invalid(name, f"must have at most {max_ids} tokens")
 
 
 def request_id_of(text: str) -> str | None:
@@ -189,7 +230,7 @@ def _first_problem(error: ValidationError, *, tagged: bool = False) -> InvalidRe
     message = nearest["msg"][0].lower() + nearest["msg"][1:]
     message = message.replace("input should be ", "must be ").replace("input should ", "must ")
     if nearest["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        return invalid("type", "must be one of create, generate, append, cancel, delete")
+        return invalid("type", f"must be one of {', '.join(MESSAGE_TYPES)}")
     if not first:
         return InvalidRequest(f"the message is not a JSON object: {message}")
     return invalid(str(first[0])[:MAX_NAME_CHARS], message)

@@ -23,6 +23,16 @@ class Detokenizer:
         except UnicodeDecodeError:
             return self._go_on(data)
 
+    @property
+    def undecoded(self) -> bytes:
+        """The bytes of an unfinished character."""
+        return self._decoder.getstate()[0]
+
+    def restore(self, undecoded: bytes) -> None:
+        """Goes on after ``undecoded``."""
+        self._decoder.setstate((undecoded, 0))
+        self._between_characters = not undecoded
+
     def flush(self) -> str:
         """U+FFFD for an unfinished character, if there is one; starts anew."""
         text = self._decoder.decode(b"", final=True)
@@ -43,6 +53,15 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
+
+    @property
+    def withheld(self) -> str:
+        """What may be the start of a stop string."""
+        return self._held
+
+    def restore(self, withheld: str) -> None:
+        """Goes on after ``withheld``."""
+        self._held = withheld
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that is safe now, and whether a stop string was met; it and the rest are dropped."""

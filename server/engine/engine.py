@@ -1,47 +1,55 @@
 """The engine: requests in, events out, one step at a time.
 
-Sans-IO: no thread, socket or clock of its own; ``now`` is an argument. One
-thread owns it. `submit` checks a request and takes its slot at once, so that a
-full server says so before any work; `step` does one round for all requests.
+Sans-IO: no thread, socket, file or clock of its own; ``now`` is an argument. One
+thread owns it. `step` does one round for all requests. What must outlive the
+process comes out as records (`take_records`), in the order in which it happened;
+the events of a step must not be sent before its records are safe.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer
-from server.engine.errors import InvalidRequest, QueueFull
-from server.engine.lifecycle import Phase, check_move
+from server.engine.errors import EngineError, InvalidRequest, QueueFull, SessionAttached
+from server.engine.keeper import Keeper, KeepingConfig, info_of
+from server.engine.lifecycle import Phase
 from server.engine.live import Live
-from server.engine.runner import NOT_FINITE, Feed, Runner
+from server.engine.prefix_cache import Evicted, PrefixCache
+from server.engine.round import Round
+from server.engine.runner import Runner
 from server.engine.sampling import check_params
 from server.engine.scheduler import Scheduler
 from server.engine.sessions import Session, SessionTable
 from server.engine.state_pool import StatePool
-from server.engine.types import (
-    EngineStats,
-    Event,
-    Finished,
-    FinishReason,
-    Request,
-    SessionInfo,
-    Started,
-    TokenEvent,
-    Usage,
-)
+from server.engine.types import EngineStats, Event, Failed, Migrated, Request, SessionInfo
+from server.engine.value import Accepted, Past, Progress, Record, SessionValue, StateBlock
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Limits, all fixed at start. ``new_id`` names sessions: unguessable in production."""
+    """Limits, all fixed at start. ``new_id`` names sessions: unguessable in production.
+
+    ``max_asleep`` sessions fit beside the pool. With ``can_evict`` a store takes
+    those that have been idle for longest, or for ``session_ttl_s``; otherwise the
+    latter are deleted. A kept session is saved every ``save_interval`` tokens, and
+    parks ``max_detached_tokens`` after its client has left.
+    """
 
     new_id: Callable[[], str]
     max_running: int = 256
     max_waiting: int = 1024
+    max_asleep: int = 0
     session_ttl_s: float = 900.0
+    can_evict: bool = False
+    save_interval: int = 1024
+    max_detached_tokens: int = 4096
+    max_prefixes: int = 0
+    max_evicted_prefixes: int = 0
 
 
 class Engine:
@@ -57,16 +65,28 @@ class Engine:
     ) -> None:
         self.tokenizer = tokenizer
         self._model_config, self._config = model_config, config
-        self._pool, self._runner = pool, runner
-        self._sessions = SessionTable(pool, config.session_ttl_s)
+        self._pool = pool
+        self._live: dict[str, Live] = {}
+        self._sessions = SessionTable(pool, config.max_asleep, config.session_ttl_s)
+        keeping = KeepingConfig(config.new_id, config.can_evict, config.save_interval)
+        self._keeper = Keeper(self._sessions, self._live, tokenizer, keeping)
         self._scheduler: Scheduler[Live] = Scheduler(
             runner.grid, config.max_running, config.max_waiting
         )
-        self._live: dict[str, Live] = {}
-        self._cancelled: dict[str, Live] = {}
-        self._num_prompt = self._num_completion = 0
+        self._prefixes = None
+        if config.max_prefixes:
+            self._prefixes = PrefixCache(config.max_prefixes, config.max_evicted_prefixes)
+        self._round = Round(
+            runner,
+            self._scheduler,
+            self._sessions,
+            self._keeper,
+            self._prefixes,
+            self._live,
+            model_config.eos_token_id,
+        )
 
-    # Commands
+    # Requests
 
     def submit(self, request: Request, now: float) -> None:
         """Accepts a request; its events come out of `step`.
@@ -77,181 +97,251 @@ class Engine:
         self.expire(now)
         self._check(request)
         if not self._scheduler.has_room:
-            raise QueueFull(f"{self._config.max_waiting} requests are waiting; try again later")
+            limit = self._config.max_waiting
+            raise QueueFull(f"{limit} requests are waiting; try again later")
         if request.session is None:
-            session = self._open(request.owner, request.keep, now)
+            session = self._keeper.open(request.owner, request.keep, now)
         else:
             session = self._sessions.find(request.session, request.owner)
-        self._sessions.begin(session, request.request_id)
-        live = self._prepare(request, session)
-        self._live[request.request_id] = live
-        self._scheduler.add(live)
+        live = self._round.live_of(Progress(request, session.length), session)
+        self._sessions.begin(session, live)
+        self._extend(live)
+        self._round.start(session)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request in the next step; one that is over already is none of its business."""
-        if request_id in self._live:
-            self._cancelled[request_id] = self._live[request_id]
+        live = self._live.get(request_id)
+        if live is not None:
+            self._sessions.stir(live.session)
+            self._round.cancelled[live] = None
+
+    def park(self, request_id: str) -> None:
+        """Lets a request rest; its slot is for whoever needs it."""
+        live = self._live.get(request_id)
+        if live is not None and not live.parked:
+            self._round.park(live)
+
+    def unpark(self, request_id: str) -> None:
+        """Lets a parked request go on, when it is its turn again."""
+        live = self._live.get(request_id)
+        if live is not None and live.parked:
+            live.move(Phase.WAITING)
+            self._sessions.stir(live.session)
+            self._scheduler.add(live)
+
+    def detach(self, request_id: str) -> None:
+        """Nobody reads the request any more: a kept session goes on for a while, then parks."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        if not live.session.keep:
+            self.cancel(request_id)
+            return
+        live.detached = True
+        live.max_generated = live.num_generated + self._config.max_detached_tokens
+        self.unpark(request_id)
+
+    def attach(self, session: str, owner: str, request_id: str, take_over: bool) -> SessionInfo:
+        """What the session runs is called ``request_id`` from now on, and is parked.
+
+        So that the caller can read what it has missed and then `unpark` it. An
+        idle session is left as it is. Raises `SessionNotFound`, and
+        `SessionAttached` where the request has a reader already; with
+        ``take_over`` that one gets `Failed` instead.
+        """
+        found = self._sessions.find(session, owner)
+        live = found.live
+        if live is not None:
+            if request_id in self._live:
+                raise InvalidRequest("request_id: is that of a running request", "request_id")
+            if not live.detached:
+                if not take_over:
+                    raise SessionAttached
+                self._round.events.append(Failed(live.request.request_id, SessionAttached()))
+            self.park(live.request.request_id)
+            self._live[request_id] = self._live.pop(live.request.request_id)
+            live.request = replace(live.request, request_id=request_id)
+            live.detached, live.max_generated = False, sys.maxsize
+            self._sessions.stir(found)
+        return self._info(found, found.last_used)
+
+    def go_on(self, session: str, owner: str) -> None:
+        """Lets what a restored session runs go on, without a reader. Raises `SessionNotFound`."""
+        live = self._sessions.find(session, owner).live
+        if live is not None and live.detached:
+            self.detach(live.request.request_id)
+
+    # Sessions
 
     def create_session(self, owner: str, now: float) -> SessionInfo:
         """A kept, empty session. Raises `CapacityExhausted`."""
         self.expire(now)
-        return self._info(self._open(owner, True, now), now)
+        return self._info(self._keeper.open(owner, True, now), now)
 
     def session_info(self, session: str, owner: str, now: float) -> SessionInfo:
         """Raises `SessionNotFound`."""
         return self._info(self._sessions.find(session, owner), now)
 
+    def cancel_session(self, session: str, owner: str) -> None:
+        """Ends what the session runs, if anything. Raises `SessionNotFound`."""
+        live = self._sessions.find(session, owner).live
+        if live is not None:
+            self.cancel(live.request.request_id)
+
     def delete_session(self, session: str, owner: str) -> None:
-        """Frees the slot, at once or when the running request has ended, cancelled.
+        """Forgets the session, at once or when the running request has ended, cancelled.
 
         Raises `SessionNotFound`.
         """
         found = self._sessions.find(session, owner)
-        found.keep = False
-        if found.running is None:
-            self._sessions.close(found)
+        if found.live is None:
+            self._keeper.delete(found)
         else:
-            self.cancel(found.running)
+            self._keeper.forget(found)
+            self.cancel(found.live.request.request_id)
+
+    def value(self, session: str, owner: str) -> SessionValue:
+        """The session now, with its own copy of the state. Raises `SessionNotFound`."""
+        return self._keeper.value(self._sessions.find(session, owner))
+
+    def fork(
+        self, session: str, owner: str, num: int, now: float, past: Past | None = None
+    ) -> list[SessionInfo]:
+        """Copies of a session, as it is or as it was in the ``past``; they share one state.
+
+        Raises `SessionNotFound`, `CapacityExhausted`, `InvalidRequest`.
+        """
+        found = self._sessions.find(session, owner)
+        copies = self._keeper.fork(past or Past(self._keeper.value(found)), owner, num, now)
+        return [self._info(copy, now) for copy in copies]
+
+    def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo:
+        """A new session that goes on from ``value``. Raises `CapacityExhausted`."""
+        (session,) = self._keeper.fork(Past(value), owner, 1, now)
+        return self._info(session, now)
+
+    def rewind(self, session: str, owner: str, past: Past, now: float) -> SessionInfo:
+        """Puts the session back to its ``past``, in a new epoch.
+
+        Raises `SessionNotFound`, `InvalidRequest`, and `SessionBusy` while it runs
+        a request.
+        """
+        found = self._sessions.find(session, owner)
+        return self._info(self._keeper.rewind(found, past, now), now)
+
+    def restore(self, past: Past, now: float) -> SessionInfo:
+        """Takes a session back from a store; a request that had not finished is parked.
+
+        Without effect on one that is here. Raises `CapacityExhausted`.
+        """
+        if past.value.id in self._sessions:
+            return self._info(self._sessions.find(past.value.id, past.value.owner), now)
+        session, progress = self._keeper.restore(past, now)
+        if progress is not None:
+            live = session.live = self._round.live_of(progress, session)
+            live.phase, live.detached, live.started = Phase.PARKED, True, True
+            live.scores = None  # those of its beginning are lost
+            self._live[progress.request.request_id] = live
+        return self._info(session, now)
 
     def expire(self, now: float) -> None:
-        """Closes the idle sessions whose time is over."""
-        self._sessions.expire(now)
+        """Lets the idle sessions go whose time is over."""
+        self._keeper.expire(now)
+
+    def retire(self, max_sessions: int) -> int:
+        """Saves kept sessions and lets them go, those that run first; returns how many are left.
+
+        The readers of what they run get `Migrated`.
+        """
+        kept = sorted((s for s in self._sessions if s.keep), key=lambda s: s.live is None)
+        for session in kept[:max_sessions]:
+            if (live := session.live) is not None:
+                request_id = live.request.request_id
+                self.park(request_id)
+                self._round.cancelled.pop(live, None)
+                place = (session.epoch, session.seq, session.length)
+                self._round.events.append(Migrated(request_id, session.id, *place))
+            self._keeper.evict(session)
+        return max(0, len(kept) - max_sessions)
+
+    def discard_kept(self, error: EngineError) -> None:
+        """Forgets every kept session, as if the process had died: the store has not followed.
+
+        What it has of them is what they are. Readers see ``error``.
+        """
+        self._keeper.take_records()
+        for session in self._sessions:
+            if session.keep:
+                if session.live is not None:
+                    self._round.fail(session.live, error)
+                self._sessions.close(session)
+
+    def take_records(self) -> list[Record]:
+        """What has happened to kept sessions since the last call, in order."""
+        return self._keeper.take_records()
+
+    def insert_prefix(self, owner: str, tokens: tuple[int, ...], block: StateBlock) -> None:
+        """Takes the state after ``tokens`` into the prefix cache."""
+        if self._prefixes is not None:
+            self._prefixes.insert(owner, tokens, block)
+
+    def take_usage(self) -> dict[str, int]:
+        """Tokens computed for each owner since the last call."""
+        usage, self._round.usage = self._round.usage, Counter()
+        return usage
+
+    def num_running(self, owner: str) -> int:
+        """Requests of an owner that compute or wait to; parked ones do not count."""
+        return sum(
+            live.request.num_choices
+            for live in self._live.values()
+            if live.owner == owner and not live.parked
+        )
+
+    def take_evicted_prefixes(self) -> list[Evicted]:
+        """What the prefix cache has put out since the last call."""
+        return [] if self._prefixes is None else self._prefixes.take_evicted()
 
     # Progress
 
     def step(self, now: float) -> list[Event]:
         """One round: cancels, admissions, then one token or one chunk for each running request."""
         self.expire(now)
-        cancelled = list(self._cancelled.values())
-        events: list[Event] = [self._finish(live, "cancelled", now) for live in cancelled]
-        for live in self._scheduler.admit():
-            self._move(live, Phase.PREFILL)
-            events.append(Started(live.request.request_id, live.session.id, live.length))
-            if not live.tokens:
-                events.append(self._finish(live, None, now))
-        plan = self._scheduler.plan()
-        if plan:
-            self._run(plan, events, now)
-        return events
+        return self._round.play(now)
 
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(
+            self._scheduler.running
+            or self._round.cancelled
+            or self._round.events
+            or self._scheduler.next_waiting()
+        )
 
     def next_expiry(self) -> float | None:
         """When `expire` has something to do, on the clock of ``now``."""
         return self._sessions.next_expiry()
 
     def stats(self) -> EngineStats:
+        prefixes = self._prefixes
         return EngineStats(
             max_sessions=self._pool.num_slots,
             held_slots=self._pool.num_held,
             num_sessions=len(self._sessions),
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=self._scheduler.num_waiting,
             state_bytes_per_session=self._pool.layout.num_bytes,
-            prompt_tokens_total=self._num_prompt,
-            completion_tokens_total=self._num_completion,
-            expired_sessions_total=self._sessions.num_expired,
+            prompt_tokens_total=self._round.num_prompt,
+            completion_tokens_total=self._round.num_completion,
+            expired_sessions_total=self._keeper.num_expired,
+            num_asleep=self._sessions.num_asleep,
+            num_parked=sum(live.parked for live in self._live.values()),
+            evicted_sessions_total=self._keeper.num_evicted,
+            preemptions_total=self._round.num_preempted,
+            prefix_entries=prefixes.num_entries if prefixes else 0,
+            prefix_hits_total=prefixes.num_hits if prefixes else 0,
+            prefix_misses_total=prefixes.num_misses if prefixes else 0,
+            prefix_saved_tokens_total=prefixes.saved_tokens_total if prefixes else 0,
         )
-
-    # The parts of a step
-
-    def _run(self, plan: list[tuple[Live, int]], events: list[Event], now: float) -> None:
-        """One call of the runner for all rows, then what came of each."""
-        feeds = [self._feed(live, count) for live, count in plan]
-        tokens = self._runner.run(feeds)
-        for (live, count), token in zip(plan, tokens, strict=True):
-            session = live.session
-            session.position += count
-            session.pending = None
-            if live.phase is Phase.PREFILL:
-                live.num_fed += count
-                live.num_unfed -= count
-                if live.num_unfed:
-                    continue
-                if live.draw is None:
-                    events.append(self._finish(live, None, now))
-                    continue
-                self._move(live, Phase.DECODE)
-                live.num_unfed = 1  # from here on, the token sampled last
-            if token >= 0:
-                self._generated(live, token, events, now)
-            else:
-                assert token == NOT_FINITE, token
-                events.append(self._finish(live, "error", now, "the model's output is not finite"))
-
-    def _feed(self, live: Live, count: int) -> Feed:
-        """The row of ``live``; the tokens of a prompt become recent ones."""
-        session = live.session
-        if live.phase is Phase.DECODE:
-            assert session.pending is not None
-            return Feed(session.slot, session.position, (session.pending,), live.draw, live.recent)
-        tokens = live.tokens[live.num_fed : live.num_fed + count]
-        session.recent.extend(tokens if session.pending is None else tokens[1:])
-        draw = live.draw if count == live.num_unfed else None
-        return Feed(session.slot, session.position, tokens, draw, live.recent)
-
-    def _generated(self, live: Live, token: int, events: list[Event], now: float) -> None:
-        session, stops, met = live.session, live.stop_strings, False
-        text = session.detokenizer.push(token)
-        if stops is not None:
-            text, met = stops.push(text)
-        position = session.position
-        session.hold(token)
-        session.seq += 1
-        live.num_generated += 1
-        self._num_completion += 1
-        events.append(TokenEvent(live.request.request_id, session.seq, position, token, text))
-        if met or token in live.ends:
-            events.append(self._finish(live, "stop", now, drop_held=met))
-        elif live.num_generated == live.max_tokens:
-            events.append(self._finish(live, "length", now))
-
-    def _finish(
-        self,
-        live: Live,
-        reason: FinishReason | None,
-        now: float,
-        error: str | None = None,
-        drop_held: bool = False,
-    ) -> Finished:
-        """Takes the request out, wherever it is, and lets its session go idle or close.
-
-        A session's text always ends with a pending token, which the state has
-        not seen: feeding it is what gives the next request its first logits.
-        """
-        request, session = live.request, live.session
-        self._move(live, Phase.FINISHED)
-        self._scheduler.remove(live)
-        del self._live[request.request_id]
-        self._cancelled.pop(request.request_id, None)
-        if reason == "error":
-            session.keep = False  # its state cannot be trusted
-        text = live.stop_strings.flush() if live.stop_strings and not drop_held else ""
-        if not session.keep and not drop_held:
-            text += session.detokenizer.flush()
-        if request.sampling is not None:
-            session.seq += 1
-        unfed = (*live.tokens[live.num_fed :], *live.held)
-        if unfed and (reason is None or live.num_fed > 0):
-            session.hold(unfed[0])  # also where a cancel came in the middle of a prompt
-        prompt_tokens = session.length - live.length - live.num_generated
-        self._num_prompt += prompt_tokens
-        self._sessions.end(session, now)
-        return Finished(
-            request.request_id,
-            session.id if session.keep else None,
-            session.seq,
-            session.length,
-            text,
-            reason,
-            Usage(prompt_tokens, live.num_generated),
-            error,
-        )
-
-    def _move(self, live: Live, phase: Phase) -> None:
-        check_move(live.phase, phase)
-        live.phase = phase
 
     # The parts of a submit
 
@@ -265,32 +355,26 @@ class Engine:
             raise InvalidRequest("prompt: must not be empty where nothing is generated", "prompt")
         if not all(0 <= token < vocab_size for token in request.tokens):
             raise InvalidRequest(f"prompt: token ids must be in 0..{vocab_size - 1}", "prompt")
+        if request.score and request.sampling is not None:
+            raise InvalidRequest("score: is for tokens that are only fed", "score")
+        if request.num_choices > 1 and (request.keep or request.session is not None):
+            raise InvalidRequest("n: must be 1 for a session that is kept; fork it", "n")
 
-    def _open(self, owner: str, keep: bool, now: float) -> Session:
-        detokenizer = Detokenizer(self.tokenizer)
-        return self._sessions.open(self._config.new_id(), owner, keep, detokenizer, now)
-
-    def _prepare(self, request: Request, session: Session) -> Live:
-        """What the request feeds: the token still pending, a start token if asked, its own."""
-        pending = () if session.pending is None else (session.pending,)
+    def _extend(self, live: Live) -> None:
+        """What the request adds to the text: a start token if asked, and its own tokens."""
+        request, session = live.request, live.session
         start: tuple[int, ...] = ()
         if session.length == 0 and (request.start or not request.tokens):
             start = (self._model_config.bos_token_id,)
         if request.tokens:
             session.detokenizer.flush()  # an unfinished character ends where new text begins
-        tokens = (*pending, *start, *request.tokens)
-        if request.sampling is None:
-            return Live.feeding(request, session, tokens)
-        draw = self._runner.prepare(request.sampling)
-        return Live.generating(request, session, tokens, draw, self._model_config.eos_token_id)
+        tokens = (*start, *request.tokens)
+        self._keeper.record(session, Accepted(request, tokens, session.length, session.seq))
+        if session.length == 0:
+            self._round.expect(live, tokens)
+        session.log_index += 1
+        if tokens:
+            session.extend(tokens)
 
     def _info(self, session: Session, now: float) -> SessionInfo:
-        idle_s = 0.0 if session.running else now - session.last_used
-        return SessionInfo(
-            session.id,
-            session.length,
-            session.seq,
-            session.running is not None,
-            idle_s,
-            self._pool.layout.num_bytes,
-        )
+        return info_of(session, self._pool.layout.num_bytes, now)

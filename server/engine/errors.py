@@ -41,8 +41,17 @@ class SessionBusy(EngineError):
         super().__init__("the session is running another request", "session")
 
 
+class SessionAttached(EngineError):
+    """Somebody reads what the session runs; one reader at a time."""
+
+    code = "session_attached"
+
+    def __init__(self) -> None:
+        super().__init__("the session's events have another reader", "session")
+
+
 class CapacityExhausted(EngineError):
-    """Every slot of the state pool is held by a session."""
+    """There is no room for the state of one more session."""
 
     code = "capacity_exhausted"
 
@@ -51,6 +60,15 @@ class QueueFull(EngineError):
     """More requests wait than the operator allows."""
 
     code = "queue_full"
+
+
+class OutOfMemory(EngineError):
+    """There was no memory for the batch that this request was in."""
+
+    code = "out_of_memory"
+
+    def __init__(self) -> None:
+        super().__init__("the server is out of memory; try again later")
 
 
 class InternalFailure(EngineError):

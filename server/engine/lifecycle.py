@@ -1,9 +1,11 @@
 """The life of a request as a table: which phase may follow which.
 
-    waiting -> prefill -> decode -> finished
+    waiting <-> running -> finished
+        \\         |
+         parked <--
 
-A request that only feeds tokens goes from prefill to finished; any phase may
-end early when the request is cancelled or fails.
+A running request goes back to waiting where others wait for a slot and it has
+had its turn. It is parked while its client does not keep up, or is away.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ class Phase(Enum):
     """Where a live request is."""
 
     WAITING = auto()
-    PREFILL = auto()
-    DECODE = auto()
+    RUNNING = auto()
+    PARKED = auto()
     FINISHED = auto()
 
 
 _NEXT: dict[Phase, frozenset[Phase]] = {
-    Phase.WAITING: frozenset({Phase.PREFILL, Phase.FINISHED}),
-    Phase.PREFILL: frozenset({Phase.DECODE, Phase.FINISHED}),
-    Phase.DECODE: frozenset({Phase.FINISHED}),
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.PARKED, Phase.FINISHED}),
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.PARKED, Phase.FINISHED}),
+    Phase.PARKED: frozenset({Phase.WAITING, Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
 }
 

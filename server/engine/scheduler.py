@@ -5,6 +5,10 @@ last of its prompt. Beside them at most `PREFILL_TOKENS` tokens of prompts are
 fed, taken in turn. So prompts, however long or many, delay each token of
 another stream by no more than that, and long prompts advance alike.
 
+Where more requests are there than can run, owners take turns, and a request that
+generates without end makes room after `TURN_TOKENS` tokens: its state is one
+small copy, so that costs next to nothing.
+
 Where the runner has a grid, because another cut of a prompt would give other
 bits, a chunk of size s starts at a multiple of s, counted from position 0 of
 the session, and the largest size that fits is taken, whatever else is running.
@@ -14,12 +18,15 @@ token by token, and the chunks of one step have one size.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 #: Tokens of prompts that one step feeds; no chunk is larger.
 PREFILL_TOKENS = 128
+
+#: Tokens that a request generates before it makes room for one that waits.
+TURN_TOKENS = 256
 
 
 class Schedulable(Hashable, Protocol):
@@ -33,12 +40,20 @@ class Schedulable(Hashable, Protocol):
     def num_unfed(self) -> int:
         """Tokens known but not yet fed: of the prompt, or the last one sampled."""
 
+    @property
+    def owner(self) -> str:
+        """The tenant."""
+
+    @property
+    def num_in_turn(self) -> int:
+        """Tokens generated since the request began to run."""
+
 
 R = TypeVar("R", bound=Schedulable)
 
 
 class Scheduler(Generic[R]):
-    """First come, first served up to ``max_running`` requests; in turn for prompts.
+    """In turn for owners, and for the requests of an owner; up to ``max_running`` at once.
 
     ``grid`` has chunk sizes in descending order, each a multiple of the next,
     or none where prompts may be cut anywhere.
@@ -49,32 +64,51 @@ class Scheduler(Generic[R]):
         self.grid = grid
         self.max_running = max_running
         self.max_waiting = max_waiting
-        self.waiting: deque[R] = deque()
         self.running: dict[R, None] = {}  # in the order of their turns
+        self._waiting: OrderedDict[str, deque[R]] = OrderedDict()  # the next owner first
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
     @property
     def has_room(self) -> bool:
         """Whether one more request may be added."""
-        return len(self.running) + len(self.waiting) < self.max_running + self.max_waiting
+        return len(self.running) + self.num_waiting < self.max_running + self.max_waiting
 
     def add(self, request: R) -> None:
-        assert self.has_room
-        self.waiting.append(request)
+        """The request waits, behind those of its owner."""
+        self._waiting.setdefault(request.owner, deque()).append(request)
 
     def remove(self, request: R) -> None:
         """Takes out a request, wherever it is."""
         if request in self.running:
             del self.running[request]
-        else:
-            self.waiting.remove(request)
+            return
+        queue = self._waiting[request.owner]
+        queue.remove(request)
+        if not queue:
+            del self._waiting[request.owner]
 
-    def admit(self) -> list[R]:
-        """Moves waiting requests to running while there is room; returns them."""
-        admitted = []
-        while self.waiting and len(self.running) < self.max_running:
-            admitted.append(self.waiting.popleft())
-            self.running[admitted[-1]] = None
-        return admitted
+    def next_waiting(self) -> R | None:
+        """Whose turn it is to run."""
+        for queue in self._waiting.values():
+            return queue[0]
+        return None
+
+    def start(self, request: R) -> None:
+        """`next_waiting` runs from now on; then it is another owner's turn."""
+        queue = self._waiting.pop(request.owner)
+        assert queue.popleft() is request
+        if queue:
+            self._waiting[request.owner] = queue
+        self.running[request] = None
+
+    def had_its_turn(self) -> R | None:
+        """A running request that may be asked to wait again."""
+        if not self._waiting:
+            return None
+        return next((r for r in self.running if r.num_in_turn >= TURN_TOKENS), None)
 
     def plan(self) -> list[tuple[R, int]]:
         """The running requests of the next step, and how many tokens each feeds."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from server.engine.errors import EngineError
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -20,7 +22,8 @@ class SamplingParams:
     off, and so are ``repetition_penalty`` 1 (Keskar et al. 2019, section 4.1),
     ``presence_penalty`` 0 and ``frequency_penalty`` 0 (OpenAI's). Penalties look
     at the last `server.engine.sampling.PENALTY_WINDOW` tokens. The draw at a
-    position depends on ``seed`` and that position alone.
+    position depends on ``seed`` and that position alone. ``logprob`` asks for the
+    log-probability of each drawn token, before all of these.
     """
 
     temperature: float = 1.0
@@ -35,6 +38,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprob: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,11 @@ class Request:
     session; ``keep`` says whether it outlives the request (a session that was
     there before always does). With ``start`` an empty session is fed the
     model's start token first, as text is; token ids can be taken as they are.
+    ``key`` is the client's own name for this piece of work: what comes twice
+    under one key, from one owner, is done once. ``score`` asks for the
+    log-probability of each token fed. ``num_choices`` continuations are drawn,
+    with seeds that count up; the prompt is fed once, and those after the first
+    have ``/1``, ``/2`` ... behind the request's id.
     """
 
     request_id: str
@@ -54,6 +63,15 @@ class Request:
     session: str | None = None
     keep: bool = False
     start: bool = True
+    key: str | None = None
+    score: bool = False
+    num_choices: int = 1
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Under which the events of all choices come."""
+        others = (f"{self.request_id}/{index}" for index in range(1, self.num_choices))
+        return (self.request_id, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,7 @@ class Started:
     request_id: str
     session: str
     position: int
+    epoch: int = 0
 
 
 class TokenEvent(NamedTuple):
@@ -94,7 +113,10 @@ class Finished:
 
     ``session`` is None where it ended with the request. ``finish_reason`` is
     None for a request that only fed tokens. ``seq`` goes on from the tokens.
-    ``position`` is the session's length after it.
+    ``position`` is the session's length after it. ``logprobs`` has the natural
+    logarithm of each fed token's probability, where the request asked for it;
+    the first token of a text has none. ``logprob_sum`` adds up those of the
+    generated tokens, where `SamplingParams.logprob` asked for them.
     """
 
     request_id: str
@@ -105,9 +127,30 @@ class Finished:
     finish_reason: FinishReason | None
     usage: Usage
     error: str | None = None
+    logprobs: tuple[float, ...] | None = None
+    logprob_sum: float | None = None
 
 
-Event = Started | TokenEvent | Finished
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """The session was saved here and goes on elsewhere; its last event had ``seq``."""
+
+    request_id: str
+    session: str
+    epoch: int
+    seq: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request is over here, without a `Finished`: ``error`` says why."""
+
+    request_id: str
+    error: EngineError
+
+
+Event = Started | TokenEvent | Finished | Migrated | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +163,8 @@ class SessionInfo:
     busy: bool
     idle_s: float
     state_bytes: int
+    epoch: int = 0
+    parked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +180,11 @@ class EngineStats:
     prompt_tokens_total: int
     completion_tokens_total: int
     expired_sessions_total: int
+    num_asleep: int = 0
+    num_parked: int = 0
+    evicted_sessions_total: int = 0
+    preemptions_total: int = 0
+    prefix_entries: int = 0
+    prefix_hits_total: int = 0
+    prefix_misses_total: int = 0
+    prefix_saved_tokens_total: int = 0

@@ -15,13 +15,18 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from server.api.app import create_app
+from server.api.porter import Signing
 from server.config import ServerConfig
 from server.driver import Driver
 from server.engine.types import EngineStats, Request, SamplingParams
 from server.metrics import Metrics
 from server.protocol import HttpProtocol
 from server.serving import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
-from tests.fakes import MODEL, ByteTokenizer, FakeEngine
+from server.store.base import Identity, Store
+from server.store.memory_store import MemoryStore
+from tests.fakes import MODEL, STATE_BYTES, ByteTokenizer, FakeEngine
+
+SIGNING = Signing(Identity(MODEL.digest, "t", "fake", "float32", STATE_BYTES, "l"), b"k" * 32)
 
 
 class Gate:
@@ -105,13 +110,14 @@ async def running(
     ping_interval_s: float = PING_INTERVAL_S,
     user_timeout_ms: int = TCP_USER_TIMEOUT_MS,
     http_protocol: type[HttpProtocol] = HttpProtocol,
+    store: Store | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     config = ServerConfig(**settings)
     listener = bind("127.0.0.1", 0, user_timeout_ms)
     port = listener.getsockname()[1]
-    driver = Driver(engine or FakeEngine(), time.monotonic, Metrics())
-    app = create_app(driver, ByteTokenizer(), MODEL, config, "0.0.0")
+    driver = Driver(engine or FakeEngine(), time.monotonic, Metrics(), store or MemoryStore())
+    app = create_app(driver, ByteTokenizer(), MODEL, config, "0.0.0", SIGNING)
     server = Server(app, config, ping_interval_s, http_protocol)
     done = asyncio.create_task(server.serve(sockets=[listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:

@@ -2,13 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
-from server.driver import MAX_COMMANDS, STALL_S, Draining, Driver
+from server.driver import MAX_COMMANDS, STALL_S, Draining
 from server.engine.errors import (
     CapacityExhausted,
     InternalFailure,
@@ -16,38 +13,16 @@ from server.engine.errors import (
     QueueFull,
     SessionNotFound,
 )
-from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent
-from server.metrics import Metrics
+from server.engine.types import (
+    Event,
+    Finished,
+    Started,
+    TokenEvent,
+)
 from server.outbox import Outbox, ReaderTooSlow
 from tests.fakes import FakeEngine
+from tests.server.driving import collect, create, driving, info, request, settled
 from tests.server.harness import Gate
-
-
-@asynccontextmanager
-async def driving(
-    engine: FakeEngine, gate: Gate | None = None, clock: list[float] | None = None
-) -> AsyncIterator[Driver]:
-    read = time.monotonic if clock is None else lambda: clock[0]
-    driver = Driver(engine, read, Metrics())
-    await driver.start()
-    yield driver
-    if gate is not None:
-        gate.open()
-    assert await driver.stop()
-
-
-def request(
-    request_id: str = "r", max_tokens: int = 5, prompt: str = "hi", **more: object
-) -> Request:
-    params = SamplingParams(max_tokens=max_tokens)
-    return Request(request_id, "me", tuple(prompt.encode()), params, **more)  # type: ignore[arg-type]
-
-
-async def collect(outbox: Outbox[Event]) -> list[Event]:
-    events: list[Event] = []
-    while not events or not isinstance(events[-1], Finished):
-        events += await outbox.take()
-    return events
 
 
 async def test_events_come_in_order_and_end_with_finished() -> None:
@@ -61,7 +36,7 @@ async def test_events_come_in_order_and_end_with_finished() -> None:
 
 async def test_error_of_submit_is_raised_and_leaves_nothing_behind() -> None:
     async with driving(FakeEngine(max_sessions=1)) as driver:
-        await driver.create_session("me")
+        await create(driver)
         with pytest.raises(CapacityExhausted):
             await driver.submit(request(), Outbox(10))
         async with asyncio.timeout(5):
@@ -111,19 +86,19 @@ async def test_release_cancels_all_requests_of_a_reader_and_no_others() -> None:
         driver.release(gone)
         last = (await collect(stays))[-1]
         await driver.drained()
-        assert (await driver.stats()).held_slots == 0
+        assert (await settled(driver)).held_slots == 0
     assert isinstance(last, Finished)
     assert last.finish_reason == "length"
 
 
-async def test_full_outbox_cancels_its_requests() -> None:
+async def test_overflow_releases_the_reader() -> None:
     async with driving(FakeEngine()) as driver:
         outbox: Outbox[Event] = Outbox(16)
         await driver.submit(request(max_tokens=10**6), outbox)
         await driver.drained()
         with pytest.raises(ReaderTooSlow):
             await outbox.take()
-        assert (await driver.stats()).held_slots == 0
+        assert (await settled(driver)).held_slots == 0
 
 
 async def test_loop_wakes_once_per_step_whatever_the_number_of_requests() -> None:
@@ -157,12 +132,12 @@ async def test_steps_that_wait_for_the_loop_reach_a_reader_as_one_batch() -> Non
         submitting = asyncio.create_task(driver.submit(request(max_tokens=50), outbox))
         gate.allow(1)
         await submitting
-        assert [type(event) for event in await outbox.take()] == [Started]
+        assert [type(event) for event in await outbox.take()] == [Started, TokenEvent]
         gate.allow(8)
         for _ in range(10):  # nothing is delivered meanwhile: this is the event loop's thread
             assert steps.acquire(timeout=10)
         batch = await outbox.take()
-        assert [event.seq for event in batch if isinstance(event, TokenEvent)] == list(range(1, 9))
+        assert [event.seq for event in batch if isinstance(event, TokenEvent)] == list(range(2, 10))
         driver.cancel("r")
 
 
@@ -178,7 +153,7 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
         with pytest.raises(Draining):
             await driver.submit(request("late"), outbox)
         with pytest.raises(Draining):
-            await driver.create_session("me")
+            await create(driver)
         drained = asyncio.create_task(driver.drained())
         await asyncio.sleep(0)
         assert not drained.done()
@@ -210,7 +185,7 @@ async def test_unexpected_error_of_a_command_fails_that_command_alone() -> None:
 
     async with driving(Broken()) as driver:
         with pytest.raises(InternalFailure):
-            await driver.create_session("me")
+            await create(driver)
         assert driver.healthy
 
 
@@ -235,19 +210,19 @@ async def test_commands_are_bounded() -> None:
         calls = [asyncio.create_task(driver.stats()) for _ in range(MAX_COMMANDS)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
-            await driver.session_info("sess_x", "me")
+            await info(driver, "sess_x")
         gate.open()
         await asyncio.gather(submitting, *calls)
 
 
 async def test_idle_session_expires_while_the_engine_sleeps() -> None:
     async with driving(FakeEngine(session_ttl_s=0.01)) as driver:
-        info = await driver.create_session("me")
+        created = await create(driver)
         async with asyncio.timeout(10):
             while (await driver.stats()).expired_sessions_total == 0:
                 pass
         with pytest.raises(SessionNotFound):
-            await driver.session_info(info.session, "me")
+            await info(driver, created.session)
         assert (await driver.stats()).expired_sessions_total == 1
 
 
@@ -262,7 +237,7 @@ async def test_latencies_are_measured_on_the_given_clock() -> None:
         await driver.submit(request(max_tokens=3), outbox)
         await collect(outbox)
         text = driver.metrics.render(await driver.stats()).decode()
-    assert "everstream_ttft_seconds_sum 0.5\n" in text
+    assert "everstream_ttft_seconds_sum 0.25\n" in text
     assert "everstream_inter_token_seconds_sum 0.5\n" in text
     assert 'everstream_inter_token_seconds_bucket{le="0.25"} 2.0\n' in text
     assert 'everstream_inter_token_seconds_bucket{le="0.1"} 0.0\n' in text

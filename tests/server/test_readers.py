@@ -1,7 +1,15 @@
 from __future__ import annotations
 
-from server.engine.errors import InternalFailure
-from server.engine.types import EngineStats, Event, Finished, TokenEvent, Usage
+from server.engine.errors import InternalFailure, SessionAttached
+from server.engine.types import (
+    EngineStats,
+    Event,
+    Failed,
+    Finished,
+    Migrated,
+    TokenEvent,
+    Usage,
+)
 from server.metrics import Metrics
 from server.outbox import Outbox
 from server.readers import Readers, Sink
@@ -72,3 +80,38 @@ async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
     assert "everstream_ttft_seconds_sum 1.5\n" in text
     assert "everstream_inter_token_seconds_count 3.0\n" in text
     assert "everstream_inter_token_seconds_sum 1.5\n" in text
+
+
+async def test_events_of_a_reader_that_is_behind_are_held_back_in_order() -> None:
+    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers.add("a", sink, 0.0, behind=True)
+    readers.add("b", sink, 0.0)
+    batches: dict[Sink, list[Event]] = {}
+    readers.sort([token("a"), token("b"), finished("a")], 1.0, batches)
+    assert batches == {sink: [token("b")]}
+    assert "a" in readers
+    assert readers.keeping_up(sink) == ["b"]
+    assert readers.caught_up("a") == (sink, [token("a"), finished("a")])
+    assert readers.keeping_up(sink) == ["a", "b"]
+
+
+async def test_only_a_reader_that_is_behind_can_catch_up_and_once() -> None:
+    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers.add("a", sink, 0.0)
+    assert readers.caught_up("a") is None
+    assert readers.caught_up("nobody") is None
+    readers.add("b", sink, 0.0, behind=True)
+    assert readers.caught_up("b") == (sink, [])
+    assert readers.caught_up("b") is None
+
+
+async def test_failed_and_migrated_requests_are_live_no_more() -> None:
+    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers.add("a", sink, 0.0)
+    readers.add("b", sink, 0.0)
+    events: list[Event] = [Failed("a", SessionAttached()), Migrated("b", "s", 0, 4, 9)]
+    batches: dict[Sink, list[Event]] = {}
+    readers.sort(events, 1.0, batches)
+    assert batches == {sink: events}
+    assert readers.requests() == []
+    assert readers.idle.is_set()

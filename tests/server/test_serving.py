@@ -18,9 +18,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from server.engine.types import EngineStats
 from server.serving import bind
 from tests.fakes import FakeEngine
+from tests.server.api.talk import settled
 from tests.server.harness import Gate, receive, receive_until, running, send
 
 
@@ -174,5 +174,5 @@ async def test_storm_of_disconnects_leaves_nothing_behind() -> None:
             await asyncio.gather(*(visit(start + number) for number in range(20)))
         async with asyncio.timeout(20):
             await server.driver.drained()
-        stats: EngineStats = await server.stats()
+        stats = await settled(server)
         assert (stats.held_slots, stats.num_running) == (0, 0)

@@ -7,7 +7,8 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.api.auth import Keyring
+from server.api.keyring import Keyring
+from server.api.scopes import ALL_SCOPES
 from tests.server.harness import Running, receive, running, send
 
 ALICE, BOB = "key-of-alice", "key-of-bob"
@@ -170,11 +171,32 @@ async def test_malformed_host_is_a_400(guarded: Running) -> None:
         assert answer.startswith(b"HTTP/1.1 400"), host
 
 
-def test_keyring_without_keys_lets_everybody_be_one_owner() -> None:
-    assert Keyring(()).owner(None) == Keyring(()).owner("any")
+def test_without_keys_everybody_is_one_owner_with_every_scope() -> None:
+    keyring = Keyring()
+    assert keyring.caller(None) is keyring.caller("any")
+    caller = keyring.caller(None)
+    assert caller is not None
+    assert caller.tenant.name == "anyone"
+    assert caller.scopes == ALL_SCOPES
+
+
+def test_key_of_a_flag_may_all_but_administer() -> None:
+    keyring = Keyring((ALICE,), admin_keys=(BOB,))
+    alice, bob = keyring.caller(ALICE), keyring.caller(BOB)
+    assert alice is not None and bob is not None
+    assert alice.scopes == ALL_SCOPES - {"admin"}
+    assert bob.scopes == ALL_SCOPES
+    assert alice.tenant is not bob.tenant
+    assert keyring.caller(None) is keyring.caller("wrong") is None
+
+
+def test_an_admin_key_alone_closes_the_server_too() -> None:
+    assert Keyring(admin_keys=(BOB,)).caller(None) is None
 
 
 def test_keyring_keeps_no_key() -> None:
-    keyring = Keyring((ALICE,))
-    assert ALICE not in repr(vars(keyring))
-    assert ALICE not in str(keyring.owner(ALICE))
+    keyring = Keyring((ALICE,), (BOB,))
+    caller = keyring.caller(ALICE)
+    assert caller is not None
+    for text in (repr(vars(keyring)), repr(vars(caller)), caller.tenant.name):
+        assert ALICE not in text and BOB not in text

@@ -51,7 +51,11 @@ BAD_VALUES = [
     ("stream_options", '{"include_usage": 1}'),
     ("stream_options", '{"other": true}'),
     ("stream_options", '{"include_usage": true}'),
-    ("n", "1000000000"),
+    *(("n", value) for value in ("0", "-1", "129", "1000000000", "1.5", "true", '"2"', "[]")),
+    *(("best_of", value) for value in ("0", "-1", "129", "1.5", "true", '"2"')),
+    *(("idempotency_key", value) for value in ('""', "5", "[]", json.dumps("k" * 129))),
+    ("idempotency_key", '"needs a kept session"'),
+    ("logprobs", "true"),
     ("logprobs", "1"),
     ("unknown", "null"),
     ("k" * 100_000, "null"),
@@ -67,6 +71,70 @@ NOT_OBJECTS = (
     *("", "nonsense", "[]", "null", '"text"', "{", '{"prompt": "hi"} x', "[" * 100_000),
     *('{"prompt": ' + "[" * 100_000, "\ufeff{}"),
 )
+
+
+#: By the verb of a session's route: a body, and the field at fault.
+BAD_BODIES: dict[str, list[tuple[str, str | None]]] = {
+    "append": [
+        ("{}", "text"),
+        ('{"text": 5}', "text"),
+        ('{"tokens": [257]}', "tokens"),
+        ('{"tokens": "a"}', "tokens"),
+        ('{"text": "a", "tokens": [1]}', "tokens"),
+        ('{"text": "a", "other": 1}', "other"),
+        ('{"text": "a", "logprobs": 1}', "logprobs"),
+        ('{"text": "a", "logprobs": "yes"}', "logprobs"),
+        ('{"text": "a", "idempotency_key": ""}', "idempotency_key"),
+        ('{"text": "a", "idempotency_key": 5}', "idempotency_key"),
+        ("[]", None),
+    ],
+    "fork": [
+        *((f'{{"n": {value}}}', "n") for value in ("0", "-1", "1025", "1.5", "true", '"2"', "[]")),
+        *((f'{{"at": {value}}}', "at") for value in ("-1", "1.5", "true", '"2"', "1e999", "NaN")),
+        ('{"other": 1}', "other"),
+        ("[]", None),
+    ],
+    "rewind": [
+        ("{}", "at"),
+        *((f'{{"at": {value}}}', "at") for value in ("-1", "1.5", "true", '"2"', "null", "NaN")),
+        ('{"at": 9007199254740993}', "at"),
+        ('{"at": 0, "n": 1}', "n"),
+        ("[]", None),
+    ],
+}
+
+BAD_QUERIES: dict[str, list[tuple[str, str]]] = {
+    "/v1/sessions": [("limit", value) for value in ("0", "-1", "1001", "x", "1.5", "1_0", "")],
+    "/v1/sessions/{session}/events": [
+        *(("starting_after", value) for value in ("-1", "x", "1.5", "9" * 30, "")),
+        *(("take_over", value) for value in ("maybe", "1", "")),
+        *(("epoch", value) for value in ("", "e" * 65)),
+        ("after_seq", "5"),
+    ],
+}
+
+BAD_FRAMES: list[tuple[str, str, dict[str, Any]]] = [
+    ("resume", "last_seq", {}),
+    *(
+        ("resume", "last_seq", {"last_seq": value})
+        for value in (-1, 1.5, "1", True, None, 2**53 + 1)
+    ),
+    *(("resume", "epoch", {"last_seq": 0, "epoch": value}) for value in ("", 5, "e" * 65)),
+    ("resume", "take_over", {"last_seq": 0, "take_over": 1}),
+    ("resume", "session", {"last_seq": 0, "session": None}),
+    ("resume", "session", {"last_seq": 0, "session": "s" * 65}),
+    ("resume", "other", {"last_seq": 0, "other": 1}),
+    ("detach", "session", {}),
+    ("fork", "session", {"session": ""}),
+    ("rewind", "session", {"session": 5, "at": 0}),
+    ("generate", "idempotency_key", {"prompt": "hi", "idempotency_key": "k" * 129}),
+    ("generate", "n", {"prompt": "hi", "n": 2}),
+    ("generate", "take_over", {"prompt": "hi", "take_over": True}),
+]
+
+
+def message(kind: str, **fields: Any) -> str:
+    return json.dumps({"type": kind, "request_id": "a", **fields})
 
 
 async def post(server: Running, body: str | bytes) -> httpx.Response:
@@ -157,8 +225,31 @@ async def test_session_routes_refuse_bad_bodies(server: Running) -> None:
     problem(await server.http.post("/v1/sessions", json={"keep": True}))
     problem(await server.http.post("/v1/sessions", content="[]"))
     session = (await server.http.post("/v1/sessions")).json()["session"]
-    for body in ('{"text": 5}', '{"tokens": [257]}', '{"tokens": "a"}', '{"other": 1}', "[]"):
-        problem(await server.http.post(f"/v1/sessions/{session}/append", content=body))
+    for verb, bodies in BAD_BODIES.items():
+        for body, param in bodies:
+            response = await server.http.post(f"/v1/sessions/{session}/{verb}", content=body)
+            assert problem(response)["param"] == param, (verb, body)
+    found = (await server.http.get(f"/v1/sessions/{session}")).json()
+    assert (found["position"], found["seq"]) == (0, 0)
+    await server.http.delete(f"/v1/sessions/{session}")
+    await assert_unharmed(server)
+
+
+async def test_bad_query_is_a_400_that_names_its_field(server: Running) -> None:
+    session = (await server.http.post("/v1/sessions")).json()["session"]
+    for path, queries in BAD_QUERIES.items():
+        for name, value in queries:
+            response = await server.http.get(path.format(session=session), params={name: value})
+            assert problem(response)["param"] == name, (path, name, value)
+
+
+async def test_header_that_is_no_event_of_ours_is_a_400(server: Running) -> None:
+    session = (await server.http.post("/v1/sessions")).json()["session"]
+    for value in ("x", "-1", "1.5", "a-0:", "a-0:x", "a-0:-1", "a:" + "9" * 17, "a-0:²", ":"):
+        response = await server.http.get(
+            f"/v1/sessions/{session}/events", headers={"last-event-id": value.encode()}
+        )
+        assert problem(response)["param"] == "Last-Event-ID", value
 
 
 async def test_bad_frame_gets_an_error_and_the_socket_lives_on(server: Running) -> None:
@@ -176,6 +267,16 @@ async def test_bad_frame_gets_an_error_and_the_socket_lives_on(server: Running) 
         ("[" * 100_000, None, None),
         ('{"type": "create", "request_id": "\\ud800"}', None, None),
         (b"\x00\x01", None, None),
+        *(
+            (message(kind, **{"session": "s", **fields}), param, "a")
+            for kind, param, fields in BAD_FRAMES
+        ),
+        *(
+            (f'{{"type": "{kind}", "request_id": "a", "session": "s", {body[1:]}', param, "a")
+            for kind in ("fork", "rewind", "append")
+            for body, param in BAD_BODIES[kind]
+            if body.startswith('{"')
+        ),
     ]
     frames += [
         (f'{{"type": "generate", "request_id": "a", "prompt": "hi", "{name}": {value}}}', name, "a")
@@ -190,6 +291,12 @@ async def test_bad_frame_gets_an_error_and_the_socket_lives_on(server: Running) 
             assert (answer["status"], answer["error"]["param"]) == (400, param), frame[:80]
             if "1e999" not in str(frame) and "-Infinity" not in str(frame):
                 assert answer["request_id"] == request_id, frame[:80]
+    await assert_unharmed(server)
+
+
+async def test_best_of_fewer_than_are_shown_or_of_a_stream_is_a_400(server: Running) -> None:
+    for more in ({"n": 3, "best_of": 2}, {"n": 1, "best_of": 2, "stream": True}):
+        assert problem(await server.generate(prompt="hi", **more))["param"] == "best_of"
     await assert_unharmed(server)
 
 

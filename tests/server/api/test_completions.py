@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from server.engine.types import SamplingParams
-from tests.fakes import STORY, FakeEngine
+from tests.fakes import FakeEngine
+from tests.server.api.talk import kept, settled, story
+from tests.server.failing_store import FailingStore
 from tests.server.harness import Gate, Recorder, Running, running
 
-
-def story(start: int, length: int, seed: int) -> str:
-    return bytes(STORY[(seed * 7 + start + i) % len(STORY)] for i in range(length)).decode()
+USAGE = {"include_usage": True}
 
 
 def sse_values(response: httpx.Response) -> list[Any]:
@@ -44,7 +44,7 @@ async def test_drawn_seed_is_returned_and_repeats_the_answer(server: Running) ->
 async def test_null_means_default(server: Running) -> None:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stream")
     names += ("stop_token_ids", "ignore_eos", "session", "keep", "stream_options", "user", "seed")
-    names += ("presence_penalty", "frequency_penalty")
+    names += ("presence_penalty", "frequency_penalty", "n", "idempotency_key")
     response = await server.generate(prompt="hi", max_tokens=1, **dict.fromkeys(names))
     assert response.status_code == 200
 
@@ -125,6 +125,81 @@ async def test_unknown_model_is_404(server: Running) -> None:
     assert response.json()["error"]["code"] == "model_not_found"
 
 
+async def test_choices_have_seeds_that_count_up_and_one_prompt(server: Running) -> None:
+    answer = (await server.generate(prompt="hi", max_tokens=9, seed=5, n=3)).json()
+    assert answer["choices"] == [
+        {"index": n, "text": story(2, 9, 5 + n), "logprobs": None, "finish_reason": "length"}
+        for n in range(3)
+    ]
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 27, "total_tokens": 29}
+    assert (answer["seed"], answer["session"]) == (5, None)
+    assert (await settled(server)).held_slots == 0
+
+
+async def test_choices_of_a_stream_come_mixed_and_done_comes_after_all(server: Running) -> None:
+    response = await server.generate(
+        prompt="hi", max_tokens=9, seed=5, n=3, stream=True, stream_options=USAGE
+    )
+    *chunks, last = sse_values(response)
+    assert "id: " not in response.text
+    texts, reasons = {0: "", 1: "", 2: ""}, {}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+        if choice["finish_reason"] is not None:
+            reasons[choice["index"]] = choice["finish_reason"]
+    assert texts == {n: story(2, 9, 5 + n) for n in range(3)}
+    assert reasons == dict.fromkeys(range(3), "length")
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 27
+
+
+async def test_more_choices_than_slots_wait_for_their_turn() -> None:
+    async with running(FakeEngine(max_sessions=2, max_asleep=6)) as server:
+        answer = (await server.generate(prompt="hi", max_tokens=9, seed=0, n=8)).json()
+    assert [choice["text"] for choice in answer["choices"]] == [story(2, 9, n) for n in range(8)]
+
+
+@pytest.mark.parametrize("more", [{"keep": True}, {"session": "kept"}])
+async def test_session_that_is_kept_has_one_choice(server: Running, more: dict[str, Any]) -> None:
+    if "session" in more:
+        more = {"session": await kept(server)}
+    response = await server.generate(prompt="hi", n=2, **more)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    assert (await server.generate(prompt="hi", n=1, max_tokens=1, **more)).status_code == 200
+
+
+async def test_stream_of_a_kept_session_begins_with_a_chunk_that_names_it(server: Running) -> None:
+    response = await server.generate(prompt="hi", max_tokens=2, seed=0, keep=True, stream=True)
+    ids = [line for line in response.text.splitlines() if line.startswith("id: ")]
+    epoch = server.driver.epoch_name(0)
+    assert ids == [f"id: {epoch}:{seq}" for seq in (1, 2, 3)]
+    assert response.text.startswith("data: ")
+    session = response.text.partition('"session":"')[2].partition('"')[0]
+    assert (await server.http.get(f"/v1/sessions/{session}")).json()["seq"] == 3
+
+
+async def test_request_waits_for_a_slot_that_others_use() -> None:
+    async with running(FakeEngine(max_sessions=1, max_asleep=2)) as server:
+        answers = await asyncio.gather(
+            *(server.generate(prompt="hi", max_tokens=300, seed=n) for n in range(3))
+        )
+        texts = [answer.json()["choices"][0]["text"] for answer in answers]
+        assert texts == [story(2, 300, n) for n in range(3)]
+        assert [await kept(server, seed=n) for n in range(3)]
+        full = await server.generate(prompt="hi")
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "capacity_exhausted")
+
+
+async def test_idle_sessions_make_room_where_a_store_takes_them() -> None:
+    engine = FakeEngine(max_sessions=1, can_evict=True)
+    async with running(engine, store=FailingStore(durable=True)) as server:
+        sessions = [await kept(server, 5, seed=n) for n in range(4)]
+        for n, session in enumerate(sessions):
+            more = await server.generate(session=session, max_tokens=5, seed=n)
+            assert more.json()["choices"][0]["text"] == story(7, 5, n)
+
+
 async def test_full_server_says_503_with_retry_after() -> None:
     async with running(FakeEngine(max_sessions=1)) as server:
         await server.http.post("/v1/sessions")
@@ -162,4 +237,4 @@ async def test_client_that_leaves_frees_its_slot_at_once(stream: bool) -> None:
         gate.open()
         async with asyncio.timeout(10):
             await server.driver.drained()
-        assert (await server.stats()).held_slots == 0
+        assert (await settled(server)).held_slots == 0

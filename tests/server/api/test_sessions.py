@@ -25,9 +25,11 @@ async def test_info_shows_position_idle_time_and_bytes(server: Running) -> None:
     assert info.pop("idle_s") >= 0
     assert info == {
         "session": session,
+        "epoch": server.driver.epoch_name(0),
         "position": 5,
         "seq": 4,
         "busy": False,
+        "parked": False,
         "state_bytes": STATE_BYTES,
     }
 

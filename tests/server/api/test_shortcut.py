@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from server.api.completion import CompletionWriter
+from server.api.keyring import Keyring
+from server.api.porter import Porter
 from server.api.service import Service
 from server.api.shortcut import EXTENSION, writer_of
 from server.api.sse import SseAnswer
@@ -21,7 +24,10 @@ from server.api.websocket import StreamEndpoint
 from server.driver import Driver
 from server.engine.types import Event, Request, SamplingParams, TokenEvent
 from server.metrics import Metrics
+from server.sessions import Sessions
+from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL, ByteTokenizer, FakeEngine
+from tests.server.harness import SIGNING
 
 NUM_TOKENS = 200
 
@@ -67,35 +73,46 @@ class Peer:
 
 
 @asynccontextmanager
-async def driving() -> AsyncIterator[Driver]:
-    driver = Driver(FakeEngine(), time.monotonic, Metrics())
+async def serving() -> AsyncIterator[Service]:
+    driver = Driver(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
     await driver.start()
-    yield driver
+    sessions = Sessions(driver)
+    porter = Porter(sessions, SIGNING.identity, SIGNING.key)
+    translator = Translator(ByteTokenizer(), Limits(100, 1000))
+    yield Service(driver, sessions, porter, translator, MODEL, 1000, max_socket_requests=4)
     await driver.stop()
 
 
-def write_seq(event: Event) -> bytes:
-    return b'"seq":%d ' % event.seq if isinstance(event, TokenEvent) else b"[DONE]"
+class Writer(CompletionWriter):
+    """Writes the numbers of tokens alone."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request, "fake", 0)
+
+    def chunks(self, event: Event) -> bytes:
+        return b'"seq":%d ' % event.seq if isinstance(event, TokenEvent) else b""
 
 
 async def stream_events(peer: Peer, scope: dict[str, Any]) -> None:
-    async with driving() as driver:
+    async with serving() as service:
         request = Request("r", "me", (1,), SamplingParams(max_tokens=NUM_TOKENS))
-        await SseAnswer(driver, request, write_seq, 1000)(scope, peer.receive, peer.send)
+        await SseAnswer(service, request, Writer(request))(scope, peer.receive, peer.send)
 
 
 async def stream_frames(peer: Peer, scope: dict[str, Any]) -> None:
-    async with driving() as driver:
-        translator = Translator(ByteTokenizer(), Limits(100, 1000))
-        service = Service(driver, translator, MODEL, outbox_events=1000, max_socket_requests=4)
-        scope |= {"type": "websocket", "state": {"owner": "me"}, "subprotocols": []}
+    async with serving() as service:
+        scope |= {
+            "type": "websocket",
+            "state": {"caller": Keyring().caller(None)},
+            "subprotocols": [],
+        }
         message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": NUM_TOKENS}
         peer.tell(type="websocket.connect")
         peer.tell(type="websocket.receive", text=json.dumps(message))
-        serving = asyncio.create_task(StreamEndpoint(service)(scope, peer.receive, peer.send))
+        served = asyncio.create_task(StreamEndpoint(service)(scope, peer.receive, peer.send))
         await peer.ended.wait()
         peer.tell(type="websocket.disconnect")
-        await serving
+        await served
 
 
 @pytest.mark.parametrize("stream", [stream_events, stream_frames])

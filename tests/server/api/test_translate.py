@@ -4,13 +4,28 @@ import time
 
 import pytest
 
+from server import driver, outbox, sessions
+from server.api import errors as api_errors
+from server.api import scopes, tenants
 from server.api.errors import OUTCOMES, error_object, outcome
 from server.api.schemas import AppendBody, CompletionBody
-from server.api.translate import Limits, Translator, parse_body, parse_message, request_id_of
+from server.api.translate import (
+    Choices,
+    Limits,
+    Translator,
+    parse_body,
+    parse_message,
+    request_id_of,
+)
 from server.engine import errors
 from server.engine.errors import EngineError, InvalidRequest
 from server.engine.types import SamplingParams
+from server.store import errors as store_errors
+from server.store.errors import StoreInUse, StoreTooNew
 from tests.fakes import ByteTokenizer
+
+#: All that have errors, but for what only an operator sees.
+MODULES = (errors, api_errors, store_errors, driver, outbox, scopes, sessions, tenants)
 
 TRANSLATOR = Translator(ByteTokenizer(), Limits(max_prompt_tokens=100, max_tokens=1000))
 
@@ -81,11 +96,34 @@ def test_a_megabyte_of_mistakes_is_refused_in_no_time(text: str) -> None:
     assert time.process_time() - start < 0.2  # both; one look at each unknown field took 0.5
 
 
-def test_every_error_of_the_engine_has_a_row_in_the_table() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    codes = {kind.code for kind in kinds if issubclass(kind, EngineError)} - {"engine_error"}
-    assert len(codes) >= 6
-    assert codes <= OUTCOMES.keys()
+async def test_key_choices_and_scores_arrive() -> None:
+    wire = body('{"prompt": "hi", "keep": true, "idempotency_key": "k"}')
+    assert (await TRANSLATOR.generate("r", "me", wire, wire)).key == "k"
+    assert (await TRANSLATOR.generate("r", "me", wire, wire, Choices(3))).ids == ("r", "r/1", "r/2")
+    fed = parse_body(AppendBody, b'{"text": "hi", "logprobs": true, "idempotency_key": "k"}')
+    request = await TRANSLATOR.append("r", "me", "s", fed)
+    assert (request.key, request.score, request.keep) == ("k", True, True)
+    plain = parse_body(AppendBody, b'{"text": "hi"}')
+    request = await TRANSLATOR.append("r", "me", "s", plain)
+    assert (request.key, request.score) == (None, False)
+
+
+async def test_key_wants_a_session_that_is_kept() -> None:
+    for more in ('"keep": true', '"session": "s"'):
+        wire = body(f'{{"prompt": "hi", "idempotency_key": "k", {more}}}')
+        assert (await TRANSLATOR.generate("r", "me", wire, wire)).key == "k"
+    wire = body('{"prompt": "hi", "idempotency_key": "k", "keep": false}')
+    with pytest.raises(InvalidRequest, match="idempotency_key"):
+        await TRANSLATOR.generate("r", "me", wire, wire)
+
+
+def test_every_error_that_a_client_can_see_has_a_row_in_the_table() -> None:
+    found = [kind for module in MODULES for kind in vars(module).values()]
+    kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, EngineError)]
+    at_start = {errors.EngineError.code, StoreInUse.code, StoreTooNew.code}
+    codes = {kind.code for kind in kinds} - at_start
+    assert len(codes) >= 20
+    assert codes == OUTCOMES.keys()
 
 
 def test_unknown_code_is_our_own_failure() -> None:

@@ -8,6 +8,7 @@ from websockets.exceptions import ConnectionClosed
 
 from server.engine.types import SamplingParams
 from tests.fakes import STATE_BYTES, FakeEngine
+from tests.server.api.talk import settled
 from tests.server.harness import Gate, Recorder, Running, receive, receive_until, running, send
 
 
@@ -22,6 +23,7 @@ async def test_generate_answers_started_tokens_finished(server: Running) -> None
         "type": "started",
         "request_id": "b",
         "session": session,
+        "epoch": server.driver.epoch_name(0),
         "position": 0,
         "seed": 0,
     }
@@ -74,6 +76,7 @@ async def test_create_append_generate_delete(server: Running) -> None:
             "type": "created",
             "request_id": "a",
             "session": session,
+            "epoch": server.driver.epoch_name(0),
             "position": 0,
             "state_bytes": STATE_BYTES,
         }
@@ -182,7 +185,7 @@ async def test_failed_request_finishes_with_error_and_others_go_on(server: Runni
         finished = (await receive_until(socket, "finished"))[-1]
         assert finished["request_id"] == "bad"
         assert finished["finish_reason"] == "error"
-        assert finished["error"] == "asked to fail"
+        assert finished["error"] == "the model's output is not finite"
         assert (await receive(socket))["type"] == "token"
 
 
@@ -194,7 +197,7 @@ async def test_closing_the_socket_cancels_its_requests() -> None:
             await receive_until(socket, "token")
         async with asyncio.timeout(10):
             await server.driver.drained()
-        assert (await server.stats()).held_slots == 0
+        assert (await settled(server)).held_slots == 0
 
 
 async def test_frame_over_the_limit_closes_with_1009(server: Running) -> None:

@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from model.ops.cpu.runtime import Runtime, built
 from server.engine.engine import Engine
 from tests.fakes import FakeRuntime
-from tests.tiny import drain, tiny_engine
+from tests.tiny import check_books, drain, tiny_engine, tiny_runtime
+
+needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
+
+
+@pytest.fixture(params=["torch", pytest.param("native", marks=needs_native)])
+def backend(request: pytest.FixtureRequest) -> Runtime | None:
+    """A file's own ``runtime`` that returns this runs each of its tests on both, in earnest."""
+    return tiny_runtime() if request.param == "native" else None
 
 
 @pytest.fixture
@@ -18,7 +27,7 @@ def runtime() -> FakeRuntime | None:
 
 
 @pytest.fixture
-def make_engine(runtime: FakeRuntime | None) -> Iterator[Callable[..., Engine]]:
+def make_engine(runtime: FakeRuntime | Runtime | None) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def make(**options: object) -> Engine:
@@ -29,10 +38,11 @@ def make_engine(runtime: FakeRuntime | None) -> Iterator[Callable[..., Engine]]:
     for engine in engines:
         drain(engine)
         stats = engine.stats()
-        assert stats.num_running == stats.num_waiting == 0
-        assert stats.held_slots == stats.num_sessions
+        assert stats.num_running == stats.num_waiting == stats.num_parked == 0
+        check_books(engine)
         engine.expire(1e12)
-        assert engine.stats().held_slots == 0
+        stats = engine.stats()
+        assert stats.held_slots == stats.num_sessions == stats.num_asleep == 0
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from server.engine.errors import (
     SessionNotFound,
 )
 from server.engine.types import Finished, Started, TokenEvent
+from server.engine.value import Accepted
 from tests.fakes import FakeRuntime
 from tests.tiny import (
     drain,
@@ -142,7 +143,10 @@ def test_full_queue_refuses(make_engine: MakeEngine) -> None:
     engine.submit(request("b"), 0.0)
     with pytest.raises(QueueFull):
         engine.submit(request("c"), 0.0)
-    assert engine.stats().held_slots == 2
+    stats = engine.stats()
+    assert (stats.num_sessions, stats.held_slots) == (2, 0)  # a slot comes with the turn
+    engine.step(0.0)
+    assert engine.stats().held_slots == 1
 
 
 def test_waiting_requests_run_in_order(make_engine: MakeEngine) -> None:
@@ -347,12 +351,30 @@ def test_whole_prompt_is_one_row_where_any_cut_will_do() -> None:
     assert fake.calls == [[100], [1], [1]]
 
 
-@pytest.mark.parametrize("reason", ["error", "feed"])
-def test_state_that_is_not_finite_ends_the_request_when_it_samples(reason: str) -> None:
+def test_row_that_is_not_finite_ends_its_session_without_saving_it() -> None:
+    engine = tiny_engine(runtime=FakeRuntime(tiny_tokenizer().vocab_size), save_interval=1)
+    session = engine.create_session("me", 0.0).session
+    solo(engine, request("feed", (5, 6), session, generate=False))
+    poison(engine, 0)
+    engine.take_records()
+    last = finished(solo(engine, request(session=session)))
+    assert (last.finish_reason, last.error) == ("error", "the model's output is not finite")
+    assert [type(entry) for _, entry in engine.take_records()] == [Accepted, Finished]
+    with pytest.raises(SessionNotFound):
+        engine.session_info(session, "me", 0.0)
+
+
+def test_end_of_a_kept_session_goes_by_its_name_after_an_error() -> None:
+    """A store may still have it; one that ended with its request has no name."""
     engine = tiny_engine(runtime=FakeRuntime(tiny_tokenizer().vocab_size))
     session = engine.create_session("me", 0.0).session
-    engine._pool.block(0).fill(255)
-    events = solo(engine, request(session=session, generate=reason == "error"))
-    last = finished(events)
-    wanted = ("error", None) if reason == "error" else (None, session)
-    assert (last.finish_reason, last.session) == wanted
+    for name, where, wanted in (("kept", session, session), ("not", None, None)):
+        engine.submit(request(name, range(1, 300), where), 0.0)
+        engine.step(0.0)
+        poison(engine, 0)
+        assert finished(drain(engine)[name]).session == wanted
+
+
+def poison(engine: Engine, slot: int) -> None:
+    """Makes a state of `FakeRuntime` one that is not finite."""
+    engine._pool.block(slot).fill(255)

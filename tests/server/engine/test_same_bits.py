@@ -13,7 +13,8 @@ import torch
 
 from model.attention import MECHANISMS, spec_of
 from server.engine.engine import Engine
-from tests.tiny import drain, finished, request, solo, tokens_of
+from server.engine.errors import SessionNotFound
+from tests.tiny import drain, finished, request, solo, state_of, tokens_of
 
 MakeEngine = Callable[..., Engine]
 SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
@@ -42,8 +43,7 @@ def test_same_state_bits_alone_or_among_others(make_engine: MakeEngine, attentio
     engine = make_engine(attention=attention)
 
     def state(events: list[object]) -> bytes:
-        session = finished(events).session  # type: ignore[arg-type]
-        return engine._pool.block(engine._sessions.find(str(session), "me").slot).tobytes()
+        return state_of(engine, str(finished(events).session))  # type: ignore[arg-type]
 
     alone = state(solo(engine, request("me", PROMPT, keep=True)))  # type: ignore[arg-type]
     for i in range(20):
@@ -66,13 +66,13 @@ def test_other_requests_in_one_batch_survive_a_row_of_nan(make_engine: MakeEngin
     alone = tokens_of(solo(engine, request("good", max_tokens=20)))
     bad = engine.create_session("me", 0.0).session
     solo(engine, request("feed", (5, 6), bad, generate=False))
-    slot = engine._sessions.find(bad, "me").slot
-    engine._pool.block(slot).view(np.float32).fill(float("nan"))
+    engine._pool.block(0).view(np.float32).fill(float("nan"))
     engine.submit(request("good", max_tokens=20), 0.0)
     engine.submit(request("bad", (), bad, max_tokens=20), 0.0)
     events = drain(engine)
     assert finished(events["bad"]).finish_reason == "error"
-    assert finished(events["bad"]).session is None
+    with pytest.raises(SessionNotFound):
+        engine.session_info(bad, "me", 0.0)
     assert tokens_of(events["good"]) == alone
 
 

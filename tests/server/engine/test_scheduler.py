@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.scheduler import PREFILL_TOKENS, Scheduler
+from server.engine.scheduler import PREFILL_TOKENS, TURN_TOKENS, Scheduler
 from tests.tiny import request, tiny_engine, tokens_of
 
 
@@ -15,6 +15,8 @@ class Job:
     position: int
     num_unfed: int
     name: str = ""
+    owner: str = "me"
+    num_in_turn: int = 0
 
 
 def scheduler(
@@ -23,8 +25,17 @@ def scheduler(
     result: Scheduler[Job] = Scheduler(grid, max_running=max_running, max_waiting=100)
     for job in jobs:
         result.add(job)
-    result.admit()
+    admit(result)
     return result
+
+
+def admit(schedule: Scheduler[Job]) -> list[Job]:
+    """Starts those that wait, as far as the bound allows; who they are."""
+    started = []
+    while len(schedule.running) < schedule.max_running and (job := schedule.next_waiting()):
+        schedule.start(job)
+        started.append(job)
+    return started
 
 
 def feed(plan: list[tuple[Job, int]]) -> None:
@@ -115,10 +126,44 @@ def test_first_come_first_served_up_to_the_bound() -> None:
     schedule = scheduler(*jobs, max_running=2)
     assert list(schedule.running) == jobs[:2]
     schedule.remove(jobs[0])
-    assert schedule.admit() == [jobs[2]]
+    assert admit(schedule) == [jobs[2]]
     schedule.remove(jobs[3])  # waiting
     assert list(schedule.running) == [jobs[1], jobs[2]]
-    assert not schedule.waiting
+    assert schedule.next_waiting() is None
+    assert schedule.num_waiting == 0
+
+
+def test_owners_take_turns_however_many_requests_each_has() -> None:
+    jobs = [Job(0, 1, f"{owner}{i}", owner) for owner in "ab" for i in range(3)]
+    jobs.append(Job(0, 1, "c0", "c"))
+    schedule = scheduler(*jobs, max_running=0)
+    schedule.max_running = len(jobs)
+    assert [job.name for job in admit(schedule)] == ["a0", "b0", "c0", "a1", "b1", "a2", "b2"]
+
+
+def test_owner_that_comes_back_stands_behind_the_others() -> None:
+    schedule = scheduler(Job(0, 1, "a0", "a"), Job(0, 1, "b0", "b"), max_running=1)
+    schedule.add(Job(0, 1, "a1", "a"))
+    schedule.max_running = 3
+    assert [job.name for job in admit(schedule)] == ["b0", "a1"]
+
+
+def test_room_is_for_those_that_run_and_those_that_wait() -> None:
+    schedule: Scheduler[Job] = Scheduler((), max_running=1, max_waiting=2)
+    for _ in range(3):
+        assert schedule.has_room
+        schedule.add(Job(0, 1))
+    assert not schedule.has_room
+
+
+def test_turn_is_over_only_where_another_waits() -> None:
+    fresh, tired = Job(0, 1, "fresh"), Job(0, 1, "tired", num_in_turn=TURN_TOKENS)
+    schedule = scheduler(fresh, tired)
+    assert schedule.had_its_turn() is None
+    schedule.add(Job(0, 1, "new"))
+    assert schedule.had_its_turn() is tired
+    tired.num_in_turn -= 1
+    assert schedule.had_its_turn() is None
 
 
 @given(

@@ -1,0 +1,192 @@
+"""The routes of kept sessions: made, fed, forked, rewound, read again, moved."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic.json_schema import SkipJsonSchema
+
+from server.api import answers
+from server.api.completion import appended_body
+from server.api.events import EventsAnswer, cursor_of
+from server.api.http import (
+    ERRORS,
+    EVENT_STREAM,
+    answer_content,
+    body_content,
+    body_schema,
+    json_answer,
+    service_of,
+)
+from server.api.queries import EventsQuery, ListQuery
+from server.api.schemas import AppendBody, CreateSessionBody, ForkBody, RewindBody
+from server.api.service import Service
+from server.api.sse import JsonAnswer
+from server.api.translate import parse_body
+from server.engine.types import SessionInfo
+
+router = APIRouter(prefix="/v1/sessions")
+
+STATE_TYPE = "application/vnd.everstream.session"
+STATE_SCHEMA = {"type": "string", "format": "binary"}
+
+
+def session_object(service: Service, info: SessionInfo) -> dict[str, Any]:
+    """A session as its owner sees it."""
+    return asdict(info) | {"epoch": service.driver.epoch_name(info.epoch)}
+
+
+@router.post(
+    "",
+    response_model=answers.SessionCreated,
+    responses=ERRORS,
+    openapi_extra=body_schema("CreateSessionBody", required=False),
+)
+async def create_session(request: Request) -> Response:
+    """A kept, empty session."""
+    service = service_of(request)
+    parse_body(CreateSessionBody, await request.body() or b"{}")
+    info = await service.sessions.create(request.state.owner)
+    return json_answer(_created(service, info))
+
+
+@router.get("", response_model=answers.SessionList, responses=ERRORS)
+async def list_sessions(request: Request, query: Annotated[ListQuery, Query()]) -> Response:
+    """The caller's sessions by id, those that sleep too."""
+    service, limit = service_of(request), query.limit
+    found = await service.sessions.listed(request.state.owner, query.after, limit + 1)
+    data = [
+        {
+            "session": one.id,
+            "epoch": service.driver.epoch_name(one.epoch),
+            "position": one.length,
+            "seq": one.seq,
+            "busy": one.unfinished,
+            "stored_bytes": one.stored_bytes,
+        }
+        for one in found[:limit]
+    ]
+    return json_answer({"object": "list", "data": data, "has_more": len(found) > limit})
+
+
+@router.get("/{session}", response_model=answers.SessionAnswer, responses=ERRORS)
+async def session_info(request: Request, session: str) -> Response:
+    """Position, idle seconds and bytes of a session."""
+    service = service_of(request)
+    info = await service.sessions.info(session, request.state.owner)
+    return json_answer(session_object(service, info))
+
+
+@router.delete("/{session}", response_model=answers.SessionDeleted, responses=ERRORS)
+async def delete_session(request: Request, session: str) -> Response:
+    """Forget a session; what it runs is cancelled."""
+    await service_of(request).sessions.delete(session, request.state.owner)
+    return json_answer({"session": session, "deleted": True})
+
+
+@router.post(
+    "/{session}/append",
+    response_model=answers.Appended,
+    responses=ERRORS,
+    openapi_extra=body_schema("AppendBody"),
+)
+async def append(request: Request, session: str) -> Response:
+    """Feed text to a session without generating; with logprobs, how surprising it was."""
+    service = service_of(request)
+    body = parse_body(AppendBody, await request.body(), service.translator.max_ids)
+    request_id = f"app-{secrets.token_hex(16)}"
+    work = await service.translator.append(request_id, request.state.owner, session, body)
+    return JsonAnswer(service, work, appended_body)
+
+
+@router.post(
+    "/{session}/fork",
+    response_model=answers.Forked,
+    responses=ERRORS,
+    openapi_extra=body_schema("ForkBody", required=False),
+)
+async def fork(request: Request, session: str) -> Response:
+    """Copies of a session, as it is or as it was when it had ``at`` tokens."""
+    service = service_of(request)
+    body = parse_body(ForkBody, await request.body() or b"{}")
+    forks = await service.sessions.fork(session, request.state.owner, body.n or 1, body.at)
+    return json_answer(
+        {
+            "session": session,
+            "sessions": [one.session for one in forks],
+            "epoch": service.driver.epoch_name(forks[0].epoch),
+            "position": forks[0].position,
+        }
+    )
+
+
+@router.post(
+    "/{session}/rewind",
+    response_model=answers.SessionAnswer,
+    responses=ERRORS,
+    openapi_extra=body_schema("RewindBody"),
+)
+async def rewind(request: Request, session: str) -> Response:
+    """Cut a session's text back to ``at`` tokens; its epoch is a new one."""
+    service = service_of(request)
+    body = parse_body(RewindBody, await request.body())
+    info = await service.sessions.rewind(session, request.state.owner, body.at)
+    return json_answer(session_object(service, info))
+
+
+@router.post("/{session}/cancel", response_model=answers.SessionAnswer, responses=ERRORS)
+async def cancel(request: Request, session: str) -> Response:
+    """End what a session runs, also where nobody reads it."""
+    service, owner = service_of(request), request.state.owner
+    await service.sessions.cancel(session, owner)
+    return json_answer(session_object(service, await service.sessions.info(session, owner)))
+
+
+@router.get("/{session}/events", response_class=Response, responses=ERRORS | EVENT_STREAM)
+async def events(
+    request: Request,
+    session: str,
+    query: Annotated[EventsQuery, Query()],
+    last_event_id: Annotated[str | SkipJsonSchema[None], Header()] = None,
+) -> Response:
+    """Server-sent events after a cursor, then those of what the session runs."""
+    cursor = cursor_of(last_event_id, query)
+    owner = request.state.owner
+    return EventsAnswer(service_of(request), session, owner, cursor, query.take_over)
+
+
+@router.get(
+    "/{session}/export",
+    response_class=Response,
+    responses=ERRORS | answer_content(STATE_TYPE, **STATE_SCHEMA),
+)
+async def export(request: Request, session: str) -> Response:
+    """The session as one signed file."""
+    service = service_of(request)
+    data = await service.porter.export(session, request.state.owner)
+    return Response(data, media_type=STATE_TYPE)
+
+
+@router.post(
+    "/import",
+    response_model=answers.SessionCreated,
+    responses=ERRORS,
+    openapi_extra=body_content(STATE_TYPE, STATE_SCHEMA),
+)
+async def import_session(request: Request) -> Response:
+    """A new session from a file that this server, or one with the same key, has signed."""
+    service = service_of(request)
+    info = await service.porter.take(await request.body(), request.state.owner)
+    return json_answer(_created(service, info))
+
+
+def _created(service: Service, info: SessionInfo) -> dict[str, Any]:
+    return {
+        "session": info.session,
+        "epoch": service.driver.epoch_name(info.epoch),
+        "position": info.position,
+        "state_bytes": info.state_bytes,
+    }

@@ -1,0 +1,225 @@
+"""Sessions that outlive their requests: opened, forked, rewound, saved, sent away and taken back.
+
+What happens to them comes out as records, for a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from model.tokenizer import Tokenizer
+from server.engine.detokenizer import Detokenizer
+from server.engine.errors import CapacityExhausted, InvalidRequest, SessionBusy
+from server.engine.live import Live
+from server.engine.replay import replay
+from server.engine.sessions import Session, SessionTable
+from server.engine.types import SessionInfo
+from server.engine.value import (
+    Deleted,
+    Entry,
+    Opened,
+    Past,
+    Progress,
+    Record,
+    Rewound,
+    Saved,
+    SessionValue,
+    StateBlock,
+)
+
+
+@dataclass(frozen=True)
+class KeepingConfig:
+    """``new_id`` names sessions. With ``can_evict`` a store takes those that must go."""
+
+    new_id: Callable[[], str]
+    can_evict: bool = False
+    save_interval: int = 1024
+
+
+class Keeper:
+    """The sessions of a table, and ``records`` of the kept ones. Owned by the engine.
+
+    ``live`` are the engine's requests by their ids; a session that leaves takes
+    the one with it that it has parked.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        live: dict[str, Live],
+        tokenizer: Tokenizer,
+        config: KeepingConfig,
+    ) -> None:
+        self.records: list[Record] = []
+        self.num_expired = self.num_evicted = 0
+        self._table, self._live = table, live
+        self._tokenizer, self._config = tokenizer, config
+
+    def open(self, owner: str, keep: bool, now: float) -> Session:
+        """A new, empty session. Raises `CapacityExhausted`."""
+        self.make_room()
+        detokenizer = Detokenizer(self._tokenizer)
+        session = Session(self._config.new_id(), owner, detokenizer, now, keep)
+        self._table.add(session)
+        self.record(session, Opened(session.value(None)))
+        return session
+
+    def record(self, session: Session, entry: Entry) -> None:
+        """Notes what happened, if the session is kept."""
+        if session.keep:
+            self.records.append((session.id, entry))
+
+    def take_records(self) -> list[Record]:
+        """The records since the last call."""
+        records, self.records = self.records, []
+        return records
+
+    def value(self, session: Session) -> SessionValue:
+        """The session now, with its own copy of the state."""
+        return session.value(self._table.state_of(session))
+
+    def save(self, session: Session) -> None:
+        """Records the session's value, so that what came before is not needed to go on."""
+        session.saved_position = session.position
+        self._record_value(session, evicted=False)
+
+    def save_if_due(self, session: Session) -> None:
+        """Saves a kept session once in ``save_interval`` tokens."""
+        if session.position - session.saved_position >= self._config.save_interval:
+            self.save(session)
+
+    def delete(self, session: Session) -> None:
+        """Forgets a session that runs nothing."""
+        self.record(session, Deleted())
+        self._table.close(session)
+
+    def forget(self, session: Session) -> None:
+        """A session that runs something will end with it."""
+        self.record(session, Deleted())
+        session.keep = False
+
+    # Copies
+
+    def copy(self, session: Session, state: StateBlock | None, now: float) -> Session:
+        """A session like ``session`` that is not kept. Raises `CapacityExhausted`."""
+        self.make_room()
+        value = replace(session.value(state), id=self._config.new_id(), seq=0)
+        copy = Session.of(value, Detokenizer(self._tokenizer), now)
+        copy.keep = False
+        self._table.add(copy)
+        return copy
+
+    def fork(self, past: Past, owner: str, num: int, now: float) -> list[Session]:
+        """``num`` sessions as the ``past`` was; they share one state.
+
+        Raises `CapacityExhausted`, and `InvalidRequest` where that past never was;
+        then there is none of them.
+        """
+        copies: list[Session] = []
+        try:
+            for _ in range(num):
+                self.make_room()
+                copy = self._from_past(past, self._config.new_id(), owner, now)
+                copy.epoch = copy.seq = copy.log_index = 0
+                self._table.add(copy)
+                copies.append(copy)
+                self.record(copy, Opened(copy.value(copy.state)))
+        except CapacityExhausted:
+            for copy in copies:
+                self.delete(copy)
+            raise
+        return copies
+
+    def rewind(self, old: Session, past: Past, now: float) -> Session:
+        """The session as it was in the ``past``, in a new epoch.
+
+        Raises `SessionBusy` while it runs a request, and `InvalidRequest`.
+        """
+        if old.live is not None:
+            raise SessionBusy
+        new = self._from_past(past, old.id, old.owner, now)
+        new.epoch, new.seq, new.log_index = old.epoch + 1, old.seq, old.log_index
+        self._table.close(old)
+        self._table.add(new)
+        self.record(new, Rewound(new.value(new.state)))
+        return new
+
+    def _from_past(self, past: Past, id: str, owner: str, now: float) -> Session:
+        value = replace(past.value, id=id, owner=owner, progress=None)
+        session = Session.of(value, Detokenizer(self._tokenizer), now)
+        replay(session, None, past.entries, past.at)
+        if past.at is not None and session.length != past.at:
+            raise InvalidRequest(f"at: the session has only {session.length} tokens", "at")
+        return session
+
+    # To a store and back
+
+    def restore(self, past: Past, now: float) -> tuple[Session, Progress | None]:
+        """A session that a store has kept, and its request that had not finished.
+
+        Raises `CapacityExhausted`.
+        """
+        self.make_room()
+        session = Session.of(past.value, Detokenizer(self._tokenizer), now)
+        progress = replay(session, past.value.progress, past.entries)
+        self._table.add(session)
+        return session, progress
+
+    def make_room(self) -> None:
+        """For one more session. Raises `CapacityExhausted`."""
+        if self._table.has_room:
+            return
+        session = self._table.oldest_quiet()
+        if session is None or not self._config.can_evict:
+            raise CapacityExhausted(
+                f"all {len(self._table)} sessions that fit this server are in use; try again later"
+            )
+        self.evict(session)
+
+    def evict(self, session: Session) -> None:
+        """The store alone has the session from now on, with what it runs, which is parked."""
+        self.num_evicted += 1
+        self._record_value(session, evicted=True)
+        self._leave(session)
+
+    def expire(self, now: float) -> None:
+        """Lets the sessions go that have been idle for too long: to the store, or for ever."""
+        while (due := self._table.next_expiry()) is not None and due <= now:
+            session = self._table.oldest_quiet()
+            assert session is not None
+            self.num_expired += 1
+            if self._config.can_evict:
+                self.evict(session)
+            else:
+                self.record(session, Deleted())
+                self._leave(session)
+
+    def _record_value(self, session: Session, evicted: bool) -> None:
+        """Unless a store goes on better from what it has."""
+        value = self.value(session)
+        if self._table.is_finite(value.state):
+            self.record(session, Saved(value, evicted))
+
+    def _leave(self, session: Session) -> None:
+        if session.live is not None:
+            assert session.live.parked, session.live
+            del self._live[session.live.request.request_id]
+            session.live = None
+        self._table.close(session)
+
+
+def info_of(session: Session, state_bytes: int, now: float) -> SessionInfo:
+    """The session as its owner may see it."""
+    live = session.live
+    return SessionInfo(
+        session.id,
+        session.length,
+        session.seq,
+        live is not None,
+        0.0 if live is not None else now - session.last_used,
+        state_bytes,
+        session.epoch,
+        live is not None and live.parked,
+    )

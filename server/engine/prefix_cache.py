@@ -1,0 +1,208 @@
+"""States of prompts' beginnings, so that a text which many requests begin with is read once.
+
+An entry is the state after some number of an owner's tokens. Entries have equal
+bytes, so what one is worth is the tokens that it saves, times its uses. The one
+that is worth least makes room, by GreedyDual-Size-Frequency (Cherkasova 1998,
+"Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching
+Policy"): the priority of file f is Pr(f) = Clock + Fr(f) Cost(f) / Size(f), here
+with an entry's uses as Fr, its tokens as Cost, and Size = 1. Clock rises to the
+priority of what was evicted last, so that old merit fades.
+
+An owner never meets what another one left: the owner is part of every key, and
+each owner's entries lie apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import takewhile
+from typing import NamedTuple
+
+import numpy as np
+
+from server.engine.value import StateBlock
+
+#: Shorter beginnings than this are read again sooner than they are copied.
+MIN_TOKENS = 32
+#: The first of the powers of two at which a prompt's state is worth keeping.
+FIRST_POWER = 128
+
+
+class Hit(NamedTuple):
+    """The state ``block`` has seen the first ``num_tokens`` of the tokens asked for."""
+
+    num_tokens: int
+    block: StateBlock
+
+
+class Evicted(NamedTuple):
+    """An entry that made room; ``key`` is the one of `keys` for its owner and tokens."""
+
+    owner: str
+    key: bytes
+    num_tokens: int
+    block: StateBlock
+
+
+def boundaries(num_tokens: int, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Where to keep the state of a prompt of ``num_tokens``, ascending, the end excluded.
+
+    Its last token but one, for the prompt that comes again, and powers of two, for
+    others that begin like it. With a ``grid`` each is lowered to a multiple of its
+    largest size: `server.engine.scheduler` says why other positions give other bits.
+    """
+    size = grid[0] if grid else 1
+    powers = takewhile(lambda power: power < num_tokens, (FIRST_POWER << n for n in range(64)))
+    found = {position - position % size for position in (*powers, num_tokens - 1)}
+    return tuple(sorted(position for position in found if position >= MIN_TOKENS))
+
+
+def keys(owner: str, tokens: Sequence[int], lengths: Iterable[int]) -> Iterator[bytes]:
+    """The key of each prefix of ``tokens``, for ascending ``lengths``, in one pass of hashing.
+
+    blake2b, 32 bytes, over the owner's own digest, which has a fixed length, and the
+    tokens as little-endian int32. No length is above that of ``tokens``.
+    """
+    digest = blake2b(blake2b(owner.encode()).digest(), digest_size=32)
+    data = np.fromiter(tokens, "<i4", len(tokens)).data
+    start = 0
+    for length in lengths:
+        assert start <= length <= len(data), (start, length, len(data))
+        digest.update(data[start:length])
+        start = length
+        yield digest.digest()
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """One state. ``priority`` is Pr of the module's formula, ``age`` the moment of its last use."""
+
+    owner: str
+    key: bytes
+    num_tokens: int
+    block: StateBlock
+    priority: int
+    age: int
+    num_uses: int = 1
+
+
+@dataclass(slots=True)
+class _Owned:
+    """An owner's entries, and how many there are of each length."""
+
+    entries: dict[bytes, _Entry] = field(default_factory=dict)
+    num_of_length: Counter[int] = field(default_factory=Counter)
+
+    def add(self, entry: _Entry) -> None:
+        self.entries[entry.key] = entry
+        self.num_of_length[entry.num_tokens] += 1
+
+    def remove(self, entry: _Entry) -> None:
+        del self.entries[entry.key]
+        self.num_of_length[entry.num_tokens] -= 1
+        if not self.num_of_length[entry.num_tokens]:
+            del self.num_of_length[entry.num_tokens]
+
+
+class PrefixCache:
+    """At most ``max_entries`` states, shared with whoever took them: blocks are immutable.
+
+    Up to ``max_evicted`` evicted entries wait for `take_evicted`, the latest ones;
+    beyond that, and so without it, an evicted state is gone.
+    """
+
+    def __init__(self, max_entries: int, max_evicted: int = 0) -> None:
+        assert max_entries > 0, max_entries
+        self.max_entries = max_entries
+        self.num_entries = 0
+        self.num_hits = self.num_misses = 0
+        self.saved_tokens_total = self.evicted_total = 0
+        self._owners: dict[str, _Owned] = {}
+        self._evicted: deque[Evicted] = deque(maxlen=max_evicted)
+        # One item for each entry. A use raises its entry's priority and leaves the item as it
+        # was; that is put right when the item comes to the front.
+        self._queue: list[tuple[int, int, _Entry]] = []
+        self._clock = 0
+        self._age = 0
+
+    def lookup(self, owner: str, tokens: Sequence[int]) -> Hit | None:
+        """The longest prefix of ``tokens`` that is here and leaves at least one to feed.
+
+        Counts a hit or a miss. Takes about 35 ns for each token, and no more
+        than a microsecond for each length that the owner's entries have.
+        """
+        entry = self._longest(owner, tokens)
+        if entry is None:
+            self.num_misses += 1
+            return None
+        self.num_hits += 1
+        self.saved_tokens_total += entry.num_tokens
+        entry.num_uses += 1
+        entry.priority = self._clock + entry.num_uses * entry.num_tokens
+        entry.age = self._next_age()
+        return Hit(entry.num_tokens, entry.block)
+
+    def insert(self, owner: str, tokens: Sequence[int], block: StateBlock) -> None:
+        """Keeps ``block``, the state after all of ``tokens``, unless it is here already."""
+        assert tokens
+        (key,) = keys(owner, tokens, (len(tokens),))
+        if owner in self._owners and key in self._owners[owner].entries:
+            return
+        if self.num_entries == self.max_entries:
+            self._evict()
+        priority = self._clock + len(tokens)
+        entry = _Entry(owner, key, len(tokens), block, priority, self._next_age())
+        self._owners.setdefault(owner, _Owned()).add(entry)
+        heapq.heappush(self._queue, (entry.priority, entry.age, entry))
+        self.num_entries += 1
+
+    def forget(self, owner: str) -> None:
+        """Drops all that is the owner's, also what waits for `take_evicted`."""
+        self._evicted = deque((e for e in self._evicted if e.owner != owner), self._evicted.maxlen)
+        owned = self._owners.pop(owner, None)
+        if owned is not None:
+            self._queue = [item for item in self._queue if item[2].owner != owner]
+            heapq.heapify(self._queue)
+            self.num_entries -= len(owned.entries)
+
+    def take_evicted(self) -> list[Evicted]:
+        """What was evicted since the last call, oldest first, as far as it was to wait."""
+        taken = list(self._evicted)
+        self._evicted.clear()
+        return taken
+
+    def _longest(self, owner: str, tokens: Sequence[int]) -> _Entry | None:
+        """Looks at the short lengths first, because hashing goes that way."""
+        owned = self._owners.get(owner)
+        if owned is None:
+            return None
+        lengths = sorted(length for length in owned.num_of_length if length < len(tokens))
+        if not lengths:
+            return None
+        found = map(owned.entries.get, keys(owner, tokens[: lengths[-1]], lengths))
+        return next((entry for entry in reversed(list(found)) if entry is not None), None)
+
+    def _evict(self) -> None:
+        """Takes out the entry of the least priority; among equals the one unused for longest."""
+        while True:
+            priority, age, entry = self._queue[0]
+            if age == entry.age:
+                break
+            heapq.heapreplace(self._queue, (entry.priority, entry.age, entry))
+        heapq.heappop(self._queue)
+        self._clock = priority
+        owned = self._owners[entry.owner]
+        owned.remove(entry)
+        if not owned.entries:
+            del self._owners[entry.owner]
+        self.num_entries -= 1
+        self.evicted_total += 1
+        self._evicted.append(Evicted(entry.owner, entry.key, entry.num_tokens, entry.block))
+
+    def _next_age(self) -> int:
+        self._age += 1
+        return self._age

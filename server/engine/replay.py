@@ -1,0 +1,97 @@
+"""From a session's last saved value and the log's entries after it to the present.
+
+Nothing is computed: the entries become text that the state is owed. The engine
+feeds it, cut as it was the first time, before anything new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from server.engine.detokenizer import StopStrings
+from server.engine.sessions import Session
+from server.engine.types import Finished, TokenEvent
+from server.engine.value import Accepted, Entry, Progress, Rewound
+
+
+def replay(
+    session: Session, progress: Progress | None, entries: Sequence[Entry], at: int | None = None
+) -> Progress | None:
+    """Brings ``session`` forward by ``entries``; returns the request that had not finished.
+
+    With ``at`` only to where its text has that many tokens, with no request; its
+    ``seq``, ``epoch`` and ``log_index`` are still those of all entries.
+    """
+    past: list[Entry] = []
+    for entry in entries:
+        if isinstance(entry, Rewound):
+            past = _until(past, entry.value.length)
+            session.epoch = entry.value.epoch
+        else:
+            past.append(entry)
+            session.log_index += isinstance(entry, Accepted | TokenEvent | Finished)
+    if at is not None:
+        past = _until(past, at)
+    progress = _apply(session, progress, past)
+    if at is not None:
+        session.cut(min(at, session.length))
+    seqs = [e.seq for e in entries if isinstance(e, TokenEvent | Finished)]
+    session.seq = max([session.seq, *seqs])
+    ended = at is not None or any(isinstance(entry, Rewound) for entry in entries[-1:])
+    return None if ended else progress
+
+
+def _apply(
+    session: Session, progress: Progress | None, entries: Iterable[Entry]
+) -> Progress | None:
+    stops, num_generated = (
+        _stop_strings(progress),
+        0 if progress is None else (progress.num_generated),
+    )
+    for entry in entries:
+        if isinstance(entry, TokenEvent):
+            text = session.detokenizer.push(entry.token_id)
+            if stops is not None:
+                stops.push(text)
+            session.hold(entry.token_id)
+            num_generated += 1
+        elif isinstance(entry, Accepted):
+            progress, num_generated = Progress(entry.request, entry.length), 0
+            stops = _stop_strings(progress)
+            if entry.request.tokens:
+                session.detokenizer.flush()
+            if entry.tokens:
+                session.extend(entry.tokens)
+        elif isinstance(entry, Finished):
+            session.cut(entry.position)  # shorter where it was cancelled within its prompt
+            progress = None
+    if progress is None:
+        return None
+    withheld = stops.withheld if stops is not None else ""
+    return Progress(progress.request, progress.length, num_generated, withheld)
+
+
+def _stop_strings(progress: Progress | None) -> StopStrings | None:
+    if progress is None or progress.request.sampling is None:
+        return None
+    stops = StopStrings(progress.request.sampling.stop)
+    stops.restore(progress.withheld)
+    return stops
+
+
+def _until(entries: Sequence[Entry], length: int) -> list[Entry]:
+    """The entries that make the first ``length`` tokens of the text."""
+    kept: list[Entry] = []
+    for entry in entries:
+        if isinstance(entry, Accepted):
+            if entry.length >= length:
+                break
+            kept.append(entry._replace(tokens=entry.tokens[: length - entry.length]))
+        elif isinstance(entry, TokenEvent):
+            if entry.position >= length:
+                break
+            kept.append(entry)
+        elif isinstance(entry, Finished):
+            kept.append(replace(entry, position=min(entry.position, length)))
+    return kept

@@ -1,0 +1,140 @@
+"""A session as a value, and the entries of the log that it can be rebuilt from.
+
+A value is all that a continuation depends on. `Saved` puts one into the log, and
+the entries after it lead to the present: `server.engine.replay` folds them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from server.engine.types import Finished, Request, TokenEvent
+
+
+class StateBlock:
+    """The state of one session, out of the pool: immutable, so that any number share it.
+
+    ``data`` is [num_bytes] uint8, read-only. ``file`` is where a store keeps it,
+    once it does.
+    """
+
+    __slots__ = ("data", "file")
+
+    def __init__(self, data: npt.NDArray[np.uint8], file: str | None = None) -> None:
+        data.flags.writeable = False
+        self.data, self.file = data, file
+
+
+class Segment(NamedTuple):
+    """Tokens of a text that the state has not seen, and how they are to be cut.
+
+    With a ``plan`` they begin a prompt of that many tokens, at least their own
+    number; 0 means one by one, as they were generated.
+    """
+
+    tokens: tuple[int, ...]
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A request that has not finished.
+
+    ``length`` is that of the session's text before it, ``withheld`` what its stop
+    strings hold back.
+    """
+
+    request: Request
+    length: int
+    num_generated: int = 0
+    withheld: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionValue:
+    """One session at one moment, between two steps.
+
+    ``position`` counts the tokens that ``state`` has seen; ``debt`` comes next,
+    then ``pending``, the text's last token. ``recent`` are the last tokens that
+    the state has seen, for penalties, ``undecoded`` the bytes of an unfinished
+    character. ``seq`` numbers the events sent, ``log_index`` the log's entries.
+    ``state`` None is the empty one.
+    """
+
+    id: str
+    owner: str
+    epoch: int = 0
+    position: int = 0
+    debt: tuple[Segment, ...] = ()
+    pending: int | None = None
+    seq: int = 0
+    log_index: int = 0
+    recent: tuple[int, ...] = ()
+    undecoded: bytes = b""
+    progress: Progress | None = None
+    state: StateBlock | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the session's text."""
+        unseen = sum(len(segment.tokens) for segment in self.debt)
+        return self.position + unseen + (self.pending is not None)
+
+
+class Opened(NamedTuple):
+    """A session that is new: empty, forked or imported."""
+
+    value: SessionValue
+
+
+class Accepted(NamedTuple):
+    """A request begins: ``tokens`` (a start token included) follow ``length`` tokens of text."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    length: int
+    seq: int
+
+
+class Saved(NamedTuple):
+    """The session's value here; what came before is not needed to go on from it.
+
+    ``evicted``: the engine has let it go, so that the store alone has it now.
+    """
+
+    value: SessionValue
+    evicted: bool = False
+
+
+class Rewound(NamedTuple):
+    """The text was cut back to ``value.length``; ``value.epoch`` is a new one."""
+
+    value: SessionValue
+
+
+class Deleted(NamedTuple):
+    """The session is no more."""
+
+
+#: `Accepted`, `TokenEvent` and `Finished` count in ``log_index``; the others carry it.
+Entry = Opened | Accepted | TokenEvent | Finished | Saved | Rewound | Deleted
+
+#: A session's id, and what happened to it.
+Record = tuple[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a session was: ``value``, brought forward by ``entries``; ``at`` tokens of text, or all.
+
+    ``value`` has at most ``at`` tokens.
+    """
+
+    value: SessionValue
+    entries: Sequence[Entry] = ()
+    at: int | None = None

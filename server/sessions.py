@@ -1,0 +1,314 @@
+"""Kept sessions wherever they are: in the engine, or asleep in the store.
+
+A session that the engine does not have is fetched when it is wanted. All methods
+belong to the driver's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from server.driver import Driver, EngineLike
+from server.engine.errors import EngineError, InvalidRequest, SessionNotFound
+from server.engine.types import Finished, Request, SessionInfo, TokenEvent
+from server.engine.value import Past, SessionValue
+from server.prefixes import PrefixTier
+from server.readers import Sink
+from server.store.base import Keyed, Listed
+from server.store.errors import HistoryGone
+
+logger = logging.getLogger("everstream.sessions")
+
+#: Events of a page that is read from the log.
+PAGE_EVENTS = 512
+
+NO_MORE = "what was done under this key is not in the log any more"
+
+R = TypeVar("R")
+
+
+class KeyInUse(EngineError):
+    """The first request under this key is still being accepted."""
+
+    code = "key_in_use"
+
+    def __init__(self) -> None:
+        super().__init__("the same idempotency_key is being accepted", "idempotency_key")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last event that a client has. ``epoch`` None is the present one."""
+
+    last_seq: int
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A session whose events are read again: see `Sessions.resume`.
+
+    ``reset`` says why the events after the cursor cannot be had: then those after
+    ``info.seq`` follow.
+    """
+
+    info: SessionInfo
+    first_seq: int
+    reset: str | None
+
+
+class Sessions:
+    """What the routes ask of sessions, beyond running a request."""
+
+    def __init__(self, driver: Driver, prefixes: PrefixTier | None = None) -> None:
+        self._driver, self._prefixes = driver, prefixes
+        self._fetching: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._keys: set[tuple[str, str]] = set()
+
+    async def submit(self, request: Request, sink: Sink) -> None:
+        """See `Driver.submit`; the session may be asleep."""
+        if request.keep or request.session is not None:
+            await self._check_quota(request.owner, int(request.session is None))
+        if request.session is None:
+            if self._prefixes is not None:
+                await self._prefixes.fetch(request)
+            await self._driver.submit(request, sink)
+            return
+        session = request.session
+        await self._with(session, request.owner, lambda: self._driver.submit(request, sink))
+
+    def close(self) -> None:
+        """Writes what is outstanding."""
+        if self._prefixes is not None:
+            self._prefixes.close()
+
+    async def create(self, owner: str) -> SessionInfo:
+        self._driver.check_store()
+        await self._check_quota(owner, 1)
+        return await self._driver.call(
+            lambda engine, now: engine.create_session(owner, now), work=True
+        )
+
+    async def continue_unfinished(self) -> None:
+        """Lets what ran when the server went down go on by itself, for a while."""
+        for session, owner in await self._driver.ask_store(lambda store: store.unfinished()):
+            try:
+                await self._go_on(session, owner)
+            except EngineError as error:  # no reason not to serve the others
+                logger.error("session %s does not go on: %s", session, error)
+
+    async def _go_on(self, session: str, owner: str) -> None:
+        await self._call(session, owner, lambda engine, now: engine.go_on(session, owner))
+
+    async def info(self, session: str, owner: str) -> SessionInfo:
+        return await self._call(
+            session, owner, lambda engine, now: engine.session_info(session, owner, now)
+        )
+
+    async def delete(self, session: str, owner: str) -> None:
+        await self._call(session, owner, lambda engine, now: engine.delete_session(session, owner))
+
+    async def cancel(self, session: str, owner: str) -> None:
+        """Ends what the session runs."""
+        await self._call(session, owner, lambda engine, now: engine.cancel_session(session, owner))
+
+    async def listed(self, owner: str, after: str | None, limit: int) -> list[Listed]:
+        return await self._driver.ask_store(lambda store: store.list(owner, after, limit))
+
+    async def fork(self, session: str, owner: str, num: int, at: int | None) -> list[SessionInfo]:
+        """``num`` copies, as the session is, or as it was when its text had ``at`` tokens."""
+        self._driver.check_store()
+        await self._check_quota(owner, num)
+        past = None if at is None else await self._past(session, owner, at)
+        return await self._call(
+            session,
+            owner,
+            lambda engine, now: engine.fork(session, owner, num, now, past),
+            work=True,
+        )
+
+    async def rewind(self, session: str, owner: str, at: int) -> SessionInfo:
+        """Cuts the session's text back to ``at`` tokens."""
+        past = await self._past(session, owner, at)
+        return await self._call(
+            session, owner, lambda engine, now: engine.rewind(session, owner, past, now), work=True
+        )
+
+    async def value(self, session: str, owner: str) -> SessionValue:
+        """The session as it is now."""
+        return await self._call(session, owner, lambda engine, now: engine.value(session, owner))
+
+    async def adopt(self, value: SessionValue, owner: str) -> SessionInfo:
+        """A new session that goes on from ``value``."""
+        self._driver.check_store()
+        await self._check_quota(owner, 1)
+        return await self._driver.call(
+            lambda engine, now: engine.adopt(value, owner, now), work=True
+        )
+
+    async def _check_quota(self, owner: str, num_new: int) -> None:
+        """Raises `RateLimited` where the owner keeps as much as it may."""
+        tenant = self._driver.tenants.get(owner)
+        if tenant is None:
+            return
+        max_sessions, max_bytes = tenant.limits.max_sessions, tenant.limits.max_stored_bytes
+        if max_sessions is not None and num_new:
+            kept = await self._driver.ask_store(lambda store: store.list(owner, None, max_sessions))
+            tenant.check_room("max_sessions", len(kept) + num_new)
+        if max_bytes is not None:
+            num_bytes = await self._driver.ask_store(lambda store: store.stored_bytes(owner))
+            tenant.check_room("max_stored_bytes", num_bytes + 1)
+
+    # Resuming
+
+    async def resume(
+        self, session: str, owner: str, cursor: Cursor, request_id: str, sink: Sink, take_over: bool
+    ) -> Resumed:
+        """Makes ``sink`` the reader of the session, from ``cursor`` on.
+
+        What the session runs is parked until the caller has sent what `missed`
+        gives, and calls `Driver.caught_up`; its events come under ``request_id``.
+        """
+        current = self._driver.epoch_name
+        try:
+            info = await self._with(
+                session,
+                owner,
+                lambda: self._driver.attach(session, owner, request_id, sink, take_over),
+            )
+        except SessionNotFound:
+            if cursor.epoch is None or _same_store(cursor.epoch, current(0)):
+                raise
+            lost = SessionInfo(session, 0, 0, False, 0.0, 0)
+            return Resumed(lost, 0, "the server's store is another one than before")
+        if cursor.epoch is not None and cursor.epoch != current(info.epoch):
+            return Resumed(info, info.seq, "the session was rewound")
+        if cursor.last_seq > info.seq:
+            return Resumed(info, info.seq, "the session has not had that many events")
+        try:
+            await self._page(session, owner, cursor.last_seq, 1)
+        except HistoryGone:
+            return Resumed(info, info.seq, "the log does not reach back that far")
+        return Resumed(info, cursor.last_seq, None)
+
+    async def missed(
+        self, owner: str, resumed: Resumed, request_id: str, max_events: int = PAGE_EVENTS
+    ) -> AsyncIterator[list[TokenEvent | Finished]]:
+        """The events between the cursor and the present, in pages, under ``request_id``."""
+        max_events = min(max_events, PAGE_EVENTS)
+        seq, session = resumed.first_seq, resumed.info.session
+        while seq < resumed.info.seq:
+            page = await self._page(session, owner, seq, max_events)
+            page = [event for event in page if event.seq <= resumed.info.seq]
+            if not page:
+                return
+            seq = page[-1].seq
+            yield [_renamed(event, request_id) for event in page]
+
+    async def _page(
+        self, session: str, owner: str, after: int, limit: int
+    ) -> list[TokenEvent | Finished]:
+        return await self._driver.ask_store(lambda store: store.read(session, owner, after, limit))
+
+    # The same work twice
+
+    async def find_key(self, owner: str, key: str) -> Keyed | None:
+        """What has been done under ``key``. Raises `KeyInUse` while that is not yet known."""
+        if (owner, key) in self._keys:
+            raise KeyInUse
+        found = await self._driver.ask_store(lambda store: store.find_key(owner, key))
+        if found is not None and found.is_append and found.finished is None:
+            # Where the server went down meanwhile it rests, and nobody can resume an append.
+            await self._go_on(found.session, owner)
+        return found
+
+    async def submit_once(self, request: Request, sink: Sink) -> Keyed | None:
+        """Submits a request that has a key, unless its work has been done: returns that then."""
+        assert request.key is not None
+        key = (request.owner, request.key)
+        found = await self.find_key(*key)
+        if found is not None:
+            return found
+        if key in self._keys:
+            raise KeyInUse
+        self._keys.add(key)
+        try:
+            await self.submit(request, sink)
+        finally:
+            self._keys.discard(key)
+        return None
+
+    async def again(self, owner: str, found: Keyed, request_id: str, sink: Sink) -> Resumed:
+        """Makes ``sink`` the reader of a generation that was begun under a key: see `resume`.
+
+        One that has ended is read from the log, whatever its session does now. Raises
+        `HistoryGone` where it cannot be had any more.
+        """
+        if found.finished is None:
+            cursor = Cursor(found.first_seq)
+            resumed = await self.resume(found.session, owner, cursor, request_id, sink, False)
+            if resumed.reset is not None:
+                raise HistoryGone(NO_MORE)
+            return resumed
+        await self._page(found.session, owner, found.first_seq, 1)
+        end, info = found.finished, await self.info(found.session, owner)
+        then = replace(info, seq=end.seq, position=end.position, busy=False, parked=False)
+        return Resumed(then, found.first_seq, None)
+
+    # Fetching
+
+    async def _past(self, session: str, owner: str, at: int) -> Past:
+        if at < 0:
+            raise InvalidRequest("at: must be at least 0", "at")
+        loaded = await self._driver.ask_store(lambda store: store.load(session, owner, at))
+        return Past(loaded.value, loaded.entries, at)
+
+    async def _call(
+        self,
+        session: str,
+        owner: str,
+        call: Callable[[EngineLike, float], R],
+        work: bool = False,
+    ) -> R:
+        return await self._with(session, owner, lambda: self._driver.call(call, work=work))
+
+    async def _with(self, session: str, owner: str, use: Callable[[], Awaitable[R]]) -> R:
+        """What ``use`` gives, with the session fetched first where the engine does not have it."""
+        try:
+            return await use()
+        except SessionNotFound:
+            await self._fetch(session, owner)
+            return await use()
+
+    async def _fetch(self, session: str, owner: str) -> None:
+        """Once, however many want it."""
+        key = (session, owner)
+        fetching = self._fetching.get(key)
+        if fetching is None:
+            fetching = self._fetching[key] = asyncio.ensure_future(self._restore(session, owner))
+            fetching.add_done_callback(lambda done: self._fetched(key, done))
+        await asyncio.shield(fetching)
+
+    def _fetched(self, key: tuple[str, str], done: asyncio.Future[None]) -> None:
+        del self._fetching[key]
+        if not done.cancelled():
+            done.exception()  # those who waited have it
+
+    async def _restore(self, session: str, owner: str) -> None:
+        loaded = await self._driver.ask_store(lambda store: store.load(session, owner))
+        past = Past(loaded.value, loaded.entries)
+        await self._driver.call(lambda engine, now: engine.restore(past, now), work=True)
+
+
+def _same_store(one: str, other: str) -> bool:
+    return one.rpartition("-")[0] == other.rpartition("-")[0]
+
+
+def _renamed(event: TokenEvent | Finished, request_id: str) -> TokenEvent | Finished:
+    if isinstance(event, TokenEvent):
+        return event._replace(request_id=request_id)
+    return replace(event, request_id=request_id)

@@ -1,0 +1,129 @@
+"""What the server asks of a store of sessions, and what it gets back.
+
+One thread calls it, and every call blocks until it is done. What `Store.commit`
+has returned from is in the log for good, so that it may be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.engine.types import Finished, TokenEvent
+from server.engine.value import Entry, Record, SessionValue
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a state means something to: only the same in every field can go on from it.
+
+    ``layout`` is a digest of the shapes and order of the parts of a state of
+    ``state_bytes`` bytes.
+    """
+
+    model: str
+    tokenizer: str
+    backend: str
+    dtype: str
+    state_bytes: int
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A session's value at a snapshot, and the entries after it, in order.
+
+    Among ``entries`` are `Accepted`, `TokenEvent`, `Finished` and `Rewound` alone;
+    the value of a `Rewound` has no state here.
+    """
+
+    value: SessionValue
+    entries: list[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """The request that came under a client's key, and how it ended, once it has.
+
+    The session had ``first_seq`` events and ``length`` tokens before it;
+    ``is_append`` where it only fed tokens.
+    """
+
+    session: str
+    request_id: str
+    first_seq: int
+    length: int
+    finished: Finished | None
+    is_append: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A session in a list. ``unfinished``: its last request has not ended."""
+
+    id: str
+    owner: str
+    epoch: int
+    length: int
+    seq: int
+    unfinished: bool
+    stored_bytes: int
+
+
+Found = list[Listed]
+Events = list[TokenEvent | Finished]
+
+
+class Store(Protocol):
+    """Keeps sessions. Owned by one thread."""
+
+    @property
+    def store_id(self) -> str:
+        """Random hex digits, made with the store: another id is another history."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether a session may leave the engine for it."""
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Adds one tick's records, in order. A state may reach the disk later than its `Saved`.
+
+        Raises `StoreFull`, `StoreFailed`, `StoreLost` (records of a session that
+        the store does not have) or `Fenced`, and then nothing of the tick counts.
+        """
+
+    def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+        """The newest valid snapshot, of at most ``at`` tokens, and what came after it.
+
+        The entries lead to the present, or at least past ``at`` tokens of text.
+        Raises `SessionNotFound` (unknown, deleted or another owner's),
+        `SnapshotMismatch`, `SnapshotBroken` or `HistoryGone`.
+        """
+
+    def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
+        """The events after ``after_seq`` that count in ``seq``, at most ``max_events``.
+
+        Raises `SessionNotFound` or `HistoryGone`.
+        """
+
+    def find_key(self, owner: str, key: str) -> Keyed | None:
+        """The request that came under ``key``, also where its session is gone by now."""
+
+    def list(self, owner: str | None, after: str | None, limit: int) -> Found:
+        """Sessions by id, beginning after ``after``; of every owner where None is given."""
+
+    def unfinished(self) -> Sequence[tuple[str, str]]:
+        """(session, owner) of each session whose last request has not ended."""
+
+    def stored_bytes(self, owner: str) -> int:
+        """What the sessions of ``owner`` take up."""
+
+    def maintain(self, now_s: float) -> None:
+        """Retention, pruning, syncing, heartbeat: about once a second, ``now_s`` monotonic.
+
+        Raises what `commit` raises.
+        """
+
+    def close(self) -> None:
+        """Writes what is outstanding and gives the store back."""

@@ -1,0 +1,103 @@
+"""A store's connection to its directory, and all that is known through it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.store.base import Identity
+from server.store.clock import StoreClock
+from server.store.database import FILE_NAME, Database
+from server.store.errors import Fenced
+from server.store.files import Files
+from server.store.log import Log
+from server.store.snapshots import Snapshots
+from server.store.tables import Tables
+from server.store.unsaved import Unsaved
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store is, and how it is written; with ``is_full`` a commit outlasts a power cut."""
+
+    path: Path
+    identity: Identity
+    is_full: bool
+    files: Files
+    vfs: str | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an earlier connection of this process knew."""
+
+    store_id: str
+    fence: int
+    last_row: int
+    held: Iterable[str]
+
+
+class Connection:
+    """After an error another one is made, which knows only what is on the disk.
+
+    Raises errors of SQLite and the file system, and `Fenced` where another process
+    has had the store since ``known``.
+    """
+
+    def __init__(
+        self, place: Place, known: Known | None, clock: StoreClock, unsaved: Unsaved
+    ) -> None:
+        self.database = Database(place.path, place.vfs, place.is_full)
+        try:
+            self.snapshots = Snapshots(
+                place.path, place.files, self.database, place.identity, place.is_full
+            )
+            self.tables = Tables(self.database)
+            self.unsaved = unsaved
+            self.log = Log(self.database, self.tables, self.snapshots, unsaved)
+            self._file = place.path / FILE_NAME
+            self._stat = self._file.stat()
+            self._recover(known, clock)
+            self.snapshots.remove_leftovers()
+        except BaseException:
+            self.database.abandon()
+            raise
+
+    @property
+    def is_in_place(self) -> bool:
+        """False where the directory has been emptied or replaced."""
+        try:
+            return os.path.samestat(self._stat, self._file.stat())
+        except OSError:
+            return False
+
+    def known(self) -> Known:
+        """What the next connection should know."""
+        held = [head.id for head in self.log.heads.values() if head.is_held]
+        return Known(self.store_id, self.database.fence, self.log.last_row, held)
+
+    def _recover(self, known: Known | None, clock: StoreClock) -> None:
+        self.database.checkpoint(truncate=True)
+        with self.database.transaction():
+            self.store_id = self.database.meta("store_id") or secrets.token_hex(8)
+            fence = self.database.meta("fence") or 0
+            if known is not None and known.store_id == self.store_id:
+                if fence != known.fence:
+                    raise Fenced("another process has taken this store over")
+            else:
+                known = None
+                fence += 1
+                self.unsaved.clear()
+                self.database.set_meta("store_id", self.store_id)
+                self.database.set_meta("fence", fence)
+                clock.set(self.database.meta("clock_s") or 0.0)
+            self.snapshots.prepare()
+            self.log.recover(
+                None if known is None else known.last_row,
+                () if known is None else known.held,
+                clock.now_s,
+            )
+        self.database.fence = fence

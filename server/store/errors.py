@@ -1,0 +1,74 @@
+"""What can go wrong between a session and its store, each with a stable code."""
+
+from __future__ import annotations
+
+from server.engine.errors import EngineError
+
+
+class StoreError(EngineError):
+    """The store cannot do this. Of a failed commit nothing counts."""
+
+    code = "store_failed"
+
+
+class StoreFull(StoreError):
+    """There is no room for another record; it may come back."""
+
+    code = "store_full"
+
+
+class StoreFailed(StoreError):
+    """The disk or the file system reported an error; the next call begins with a recovery."""
+
+    code = "store_failed"
+
+
+class StoreLost(StoreError):
+    """The store came back without this session: its directory was emptied or replaced."""
+
+    code = "store_lost"
+
+
+class Fenced(StoreError):
+    """Another process has taken the store over; this one must neither write nor send."""
+
+    code = "store_taken"
+
+
+class StoreInUse(StoreError):
+    """Another process has the store and is alive."""
+
+    code = "store_in_use"
+
+
+class StoreTooNew(StoreError):
+    """A newer version of everstream has written this store."""
+
+    code = "store_too_new"
+
+
+class SnapshotMismatch(StoreError):
+    """The state belongs to other weights, another tokenizer, dtype, backend or layout."""
+
+    code = "snapshot_mismatch"
+
+
+class SnapshotBroken(StoreError):
+    """A state file is not what was written: missing, truncated or altered."""
+
+    code = "snapshot_broken"
+
+
+class ImportRefused(StoreError):
+    """A file that no session can be taken from."""
+
+    code = "import_refused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "file")
+
+
+class HistoryGone(StoreError):
+    """What is asked for lies before the part of the log that is kept."""
+
+    code = "history_gone"

@@ -1,0 +1,91 @@
+"""Where a session of the log is now, and its newest entries: kept in memory until there are many.
+
+One row for each session and tick would touch a page of the database for each; the
+journal takes one row for all of them, and a session's entries reach a row of
+their own some hundred at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from server.engine.types import Finished, TokenEvent
+from server.engine.value import Accepted, Entry, Opened, Rewound, Saved, SessionValue
+from server.store.codec import running_after
+from server.store.history import as_logged, length_after
+
+
+@dataclass(eq=False, slots=True)
+class Head:
+    """A session after its last entry.
+
+    ``tail`` are the entries from number ``num_stored`` on, the first of which came
+    with row ``tail_journal`` of the journal; ``tail_running`` is the request before
+    them. Events up to ``log_seq`` are no longer in the log. ``is_held`` while the
+    engine has the session.
+    """
+
+    key: int
+    id: str
+    owner: str
+    epoch: int
+    length: int
+    seq: int
+    running: str | None
+    num_stored: int
+    log_seq: int
+    journal: int
+    tail: list[Entry] = field(default_factory=list)
+    tail_journal: int = 0
+    tail_running: str | None = None
+    is_held: bool = False
+
+    @classmethod
+    def of(cls, key: int, value: SessionValue, journal: int) -> Head:
+        """A session that begins as ``value``; its entries will come after row ``journal``."""
+        running = running_after(Opened(value), None)
+        return cls(
+            key,
+            value.id,
+            value.owner,
+            value.epoch,
+            value.length,
+            value.seq,
+            running,
+            0,
+            value.seq,
+            journal,
+            tail_running=running,
+        )
+
+    @property
+    def num_entries(self) -> int:
+        return self.num_stored + len(self.tail)
+
+    def add_token(self, entry: TokenEvent, journal: int) -> int:
+        """See `add`; returns how long the tail is now."""
+        tail = self.tail
+        if not tail:
+            self.tail_journal, self.tail_running = journal, self.running
+        tail.append(entry)
+        self.running, self.seq, self.length = entry[0], entry[1], entry[2] + 1
+        self.is_held = True
+        return len(tail)
+
+    def add(self, entry: Entry, journal: int) -> None:
+        """Brings the session forward by ``entry``, which came with row ``journal``."""
+        if isinstance(entry, TokenEvent):
+            self.add_token(entry, journal)
+            return
+        self.is_held = not (isinstance(entry, Saved) and entry.evicted)
+        if not self.tail:
+            self.tail_journal, self.tail_running = journal, self.running
+        self.running = running_after(entry, self.running)
+        self.length = length_after(entry, self.length)
+        if isinstance(entry, Accepted | Finished):
+            self.tail.append(entry)
+            self.seq = entry.seq
+        elif isinstance(entry, Rewound | Saved):
+            self.epoch, self.seq = entry.value.epoch, entry.value.seq
+            if isinstance(entry, Rewound):
+                self.tail.append(as_logged(entry))

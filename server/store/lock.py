@@ -1,0 +1,82 @@
+"""One process owns a store. No clock of one process is compared with that of another.
+
+The owner holds a lock on the file ``lock``, which dies with it, and changes the
+file's content now and then. Whoever finds the lock held and the content still
+for a whole lease takes the store over: the owner is stopped, and the fence in
+the database keeps it out when it wakes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.store.errors import StoreInUse
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How long a lease is, and how to wait for its end."""
+
+    lease_s: float = 10.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Lock:
+    """The right to open the store at ``path``; raises `StoreInUse`, perhaps after a lease."""
+
+    def __init__(self, path: Path, waiting: Waiting) -> None:
+        self._path, self._store, self._num_beats = path / "lock", path, 0
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._acquire(waiting)
+            self.beat()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @property
+    def is_ours(self) -> bool:
+        """False where the file has been removed or replaced."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except OSError:
+            return False
+
+    def beat(self) -> None:
+        """Shows others that this process is alive, and takes the lock of one that is no more."""
+        self._try()
+        self._num_beats += 1
+        os.pwrite(self._file, f"{os.getpid():<12}{self._num_beats:<20}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Lets another process have the store at once."""
+        os.close(self._file)
+
+    def _acquire(self, waiting: Waiting) -> None:
+        seen, until = self._content(), waiting.clock() + waiting.lease_s
+        while not self._try():
+            content = self._content()
+            if content != seen:
+                raise StoreInUse(
+                    f"process {content[:12].decode().strip()} has the store {self._store}; "
+                    "stop it, or give another directory: --store PATH"
+                )
+            if waiting.clock() >= until:
+                return
+            waiting.sleep(waiting.lease_s / 20)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _content(self) -> bytes:
+        return os.pread(self._file, 64, 0)

@@ -1,0 +1,301 @@
+"""The log of all sessions: a journal with one row for each commit, and what follows from it.
+
+A commit is one row, written and synced by itself: that row is the whole truth
+about it. The other tables are brought up to it right after, without a sync of
+their own, because whatever of that is lost is done over from the journal.
+
+Tokens are most of what there is, so that each loop deals with them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from server.engine.types import Finished, TokenEvent
+from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewound, Saved
+from server.store.codec import decode_json, encode, pack_entry, running_after, unpack_entry
+from server.store.database import Database
+from server.store.errors import StoreLost
+from server.store.heads import Head
+from server.store.snapshots import Row, Snapshots
+from server.store.tables import Tables
+from server.store.unsaved import Unsaved
+
+#: A tail of so many entries becomes a segment; with as many more, by the session's
+#: key, so that sessions that began together do not do so in the same tick.
+SEGMENT_ENTRIES = 256
+#: A tail becomes a segment, however short, when the journal has grown by so many rows.
+MAX_JOURNAL_ROWS = 4096
+
+
+class Kept(NamedTuple):
+    """Where the state of a new session is, and what it belongs to."""
+
+    file: str | None
+    identity_key: int
+
+
+Step = tuple[Head, Entry, Kept | None]
+
+
+class Log:
+    """The journal and the newest entries of each session, on one connection.
+
+    After an error of any method but `append` it is of no more use: another one
+    recovers from the disk. ``unsaved`` outlives it.
+    """
+
+    def __init__(
+        self, database: Database, tables: Tables, snapshots: Snapshots, unsaved: Unsaved
+    ) -> None:
+        self._database, self._tables, self._snapshots = database, tables, snapshots
+        self._unsaved = unsaved
+        self._execute: Callable[..., Any] = database.execute
+        self.heads: dict[str, Head] = {}
+        self.last_row = self.pruned_row = 0
+        self.changed: set[Head] = set()
+        self.unused_files: set[str] = set()
+        self._next_key = 1
+
+    def head(self, session: str) -> Head | None:
+        """The session after its last entry."""
+        head = self.heads.get(session)
+        if head is None:
+            head = self._tables.head(session)
+            if head is not None:
+                self.heads[session] = head
+        return head
+
+    def all_heads(self) -> set[Head]:
+        """Of every session there is."""
+        found = (self.head(id) for (id,) in self._execute("SELECT id FROM session").fetchall())
+        return {head for head in found if head is not None}
+
+    # Writing
+
+    def append(self, records: Sequence[Record]) -> list[Step]:
+        """Adds ``records``, durably, and says what is left for `settle` to do.
+
+        On an error nothing of them counts, and nothing here has changed. Raises
+        `StoreLost`, `Fenced`, and errors of SQLite and the file system.
+        """
+        new_files: dict[int, str] = {}
+        try:
+            steps = self._steps(records, new_files)
+            data = _packed(steps)
+            if data is not None:
+                with self._database.transaction():
+                    self._execute("INSERT INTO journal VALUES (?, ?)", (self.last_row + 1, data))
+                self.last_row += 1
+        except BaseException:
+            self._snapshots.remove(new_files.values())
+            raise
+        for _, entry, kept in steps:
+            if kept is not None and isinstance(entry, Opened) and entry.value.state is not None:
+                entry.value.state.file = kept.file
+        return steps
+
+    def settle(self, steps: Iterable[Step], now_s: float) -> None:
+        """Does what follows from records that have been added."""
+        due = self._advance(steps, self.last_row)
+        if due is not None:
+            with self._database.transaction(synced=False):
+                self._settle(steps, due, self.last_row, now_s)
+
+    def _steps(self, records: Sequence[Record], new_files: dict[int, str]) -> list[Step]:
+        """Which session each record means; states of new sessions are in files."""
+        steps: list[Step] = []
+        changed: dict[str, Head | None] = {}
+        heads = self.heads
+        for id, entry in records:
+            if type(entry) is TokenEvent and id in heads and not changed:
+                steps.append((heads[id], entry, None))
+                continue
+            head = changed[id] if id in changed else self.head(id)
+            kept = None
+            if isinstance(entry, Opened):
+                assert head is None, id
+                kept = Kept(self._keep_state(entry, new_files), self._snapshots.identity_key)
+                head = changed[id] = Head.of(self._next_key, entry.value, self.last_row)
+                self._next_key += 1
+            elif isinstance(entry, Deleted):
+                changed[id] = None
+                if head is None:
+                    continue
+            if head is None:
+                raise StoreLost(f"the store has no session {id}")
+            steps.append((head, entry, kept))
+        return steps
+
+    def _keep_state(self, entry: Opened, new_files: dict[int, str]) -> str | None:
+        """The file of the state; sessions that are opened together may share one."""
+        state = entry.value.state
+        if state is None:
+            return None
+        file = new_files.get(id(state)) or self._snapshots.file_of(state)
+        if file is None:
+            (file,) = self._snapshots.write([(state, entry.value.position)])
+            new_files[id(state)] = file
+        return file
+
+    # What follows from a commit
+
+    def _advance(self, steps: Iterable[Step], row: int) -> set[Head] | None:
+        """Brings the heads forward; those whose tails are due, None if nothing else is to do."""
+        due: set[Head] = set()
+        is_settled = True
+        for head, entry, _ in steps:
+            if type(entry) is TokenEvent:
+                if head.add_token(entry, row) >= SEGMENT_ENTRIES + head.key % SEGMENT_ENTRIES:
+                    due.add(head)
+                continue
+            head.add(entry, row)
+            self._note_value(head, entry)
+            if isinstance(entry, Saved) or (
+                isinstance(entry, Accepted) and entry.request.key is None
+            ):
+                continue
+            is_settled = False
+            if isinstance(entry, Deleted):
+                due.discard(head)
+            else:
+                due.add(head)
+            if isinstance(entry, Opened):
+                self.heads[head.id] = head
+        return None if is_settled and not due else due
+
+    def _note_value(self, head: Head, entry: Entry) -> None:
+        """A value that need not be on the disk yet: the log leads to it from an older one."""
+        if isinstance(entry, Deleted):
+            self._unsaved.drop(head.id)
+        elif isinstance(entry, Saved | Rewound):
+            value = entry.value
+            if value.state is not None or value.position == 0:  # the journal has no states
+                self._unsaved.add(head, value)
+
+    def _settle(self, steps: Iterable[Step], due: Iterable[Head], row: int, now_s: float) -> None:
+        """Brings the tables up to row ``row`` of the journal."""
+        for head, entry, kept in steps:
+            match entry:
+                case Opened():
+                    assert kept is not None, head.id
+                    self._tables.add_session(head, now_s)
+                    num_bytes = self._snapshots.add(head.key, 0, entry.value, *kept)
+                    self._tables.grow(head.key, num_bytes)
+                case Accepted() if entry.request.key is not None:
+                    self._tables.begin_key(head, entry)
+                case Finished():
+                    self._tables.end_key(head, entry)
+                case Rewound():
+                    self._cut(head, entry.value.length)
+                case Deleted():
+                    self.delete(head, now_s)
+        self.store_tails(due, row, now_s)
+
+    def _cut(self, head: Head, length: int) -> None:
+        """What was saved of the text beyond ``length`` tokens is no part of it any more."""
+        rows = [row for row in self._snapshots.rows(head.key) if row.length > length]
+        self.drop_snapshots(head, rows)
+
+    # Parts of a transaction of the caller's
+
+    def store_tails(self, heads: Iterable[Head], row: int, now_s: float) -> None:
+        """Tails become segments; nothing in rows of the journal up to ``row`` is missing then."""
+        for head in heads:
+            self._tables.store_tail(head, row, now_s)
+            self.changed.add(head)
+
+    def drop_snapshots(self, head: Head, rows: Sequence[Row]) -> None:
+        """Deletes snapshots of a session; their files are unused then, perhaps."""
+        self._snapshots.drop(rows)
+        self._tables.grow(head.key, -sum(row.bytes for row in rows))
+        self.unused_files.update(row.file for row in rows if row.file is not None)
+
+    def delete(self, head: Head, now_s: float) -> None:
+        """Deletes a session."""
+        rows = self._snapshots.rows(head.key)
+        self.unused_files.update(row.file for row in rows if row.file is not None)
+        self._tables.delete_session(head.key, now_s)
+        self.heads.pop(head.id, None)
+        self.changed.discard(head)
+
+    def prune(self, now_s: float) -> None:
+        """Stores old tails, and drops the rows of the journal that no tail needs."""
+        old = self.last_row - MAX_JOURNAL_ROWS
+        tails = [head for head in self.heads.values() if head.tail]
+        self.store_tails([head for head in tails if head.tail_journal < old], self.last_row, now_s)
+        first = min((head.tail_journal for head in tails if head.tail), default=self.last_row)
+        # The last row stays, so that no number is given twice.
+        self._execute("DELETE FROM journal WHERE id < ?", (first,))
+        self.pruned_row = self.last_row
+
+    # Recovery
+
+    def recover(self, last_row: int | None, held: Iterable[str], now_s: float) -> None:
+        """Reads the journal into the heads, within a transaction of the caller's.
+
+        Rows after ``last_row`` are those of a commit that has failed: they go.
+        ``held`` are the sessions that the engine has.
+        """
+        if last_row is not None:
+            self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
+        self._next_key = self._tables.last_key() + 1
+        self.last_row = last_row or 0
+        by_key: dict[int, Head | None] = {}
+        for row, data in self._execute("SELECT id, data FROM journal ORDER BY id").fetchall():
+            self.last_row = row
+            self._redo(row, decode_json(data), by_key, now_s)
+        for head in self.heads.values():
+            head.is_held = False
+        for id in held:
+            if (held_head := self.head(id)) is not None:
+                held_head.is_held = True
+
+    def _redo(
+        self, row: int, packed: Iterable[Any], by_key: dict[int, Head | None], now_s: float
+    ) -> None:
+        """What follows from a row of the journal, once more."""
+        steps: list[Step] = []
+        due: set[Head] = set()
+        for record in packed:
+            step = self._unpacked(record, row, by_key)
+            if step is not None:
+                steps.append(step)
+                due |= self._advance((step,), row) or set()
+                if isinstance(step[1], Deleted):
+                    due.discard(step[0])
+        self._settle(steps, due, row, now_s)
+
+    def _unpacked(self, packed: Any, row: int, by_key: dict[int, Head | None]) -> Step | None:
+        """A record of the journal; None if its session is gone, or has it in its tables."""
+        key, packed_entry, *rest = packed
+        if key not in by_key:
+            by_key[key] = head = self._tables.head_of_key(key)
+            if head is not None:
+                self.heads[head.id] = head
+        head = by_key[key]
+        if head is None and packed_entry[0] == "opened":
+            entry = unpack_entry(packed_entry, None)
+            assert isinstance(entry, Opened), entry
+            head = by_key[key] = Head.of(key, entry.value, row - 1)
+            self._next_key = max(self._next_key, key + 1)
+            return head, entry, Kept(*rest[0])
+        if head is None or row <= head.journal:
+            return None
+        return head, unpack_entry(packed_entry, head.running), None
+
+
+def _packed(steps: Sequence[Step]) -> bytes | None:
+    """A row of the journal; None where nothing has happened that belongs into it."""
+    running: dict[Head, str | None] = {}
+    rows: list[object] = []
+    for head, entry, kept in steps:
+        now = running.get(head, head.running) if running else head.running
+        if type(entry) is TokenEvent and entry.request_id == now:
+            rows.append((head.key, entry[1:]))
+        elif not isinstance(entry, Saved):
+            packed = pack_entry(entry, now)
+            rows.append((head.key, packed) if kept is None else (head.key, packed, kept))
+            running[head] = running_after(entry, now)
+    return encode(rows) if rows else None

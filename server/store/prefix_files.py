@@ -1,0 +1,111 @@
+"""Prompts' states that did not fit memory, as files: the prefix cache's second tier.
+
+One folder for each owner, one file for each state. A file that is broken, or
+belongs to another model, is removed and was never there. Nothing here is needed:
+what is lost is computed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from server.engine.prefix_cache import Evicted, Hit, keys
+from server.store.base import Identity
+from server.store.errors import StoreError
+from server.store.files import Files
+from server.store.state_file import decode_state, encode_state
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+
+
+class _Place(NamedTuple):
+    folder: str
+    key: str
+    num_tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder}/{self.key}-{self.num_tokens}{SUFFIX}"
+
+
+class PrefixFiles:
+    """At most ``max_bytes`` of states under ``path``; those unused for longest go first.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, path: Path, files: Files, identity: Identity, max_bytes: int) -> None:
+        self.num_hits = 0
+        self._path, self._files, self._identity = path, files, identity
+        path.mkdir(parents=True, exist_ok=True)
+        self._max_files = max(1, max_bytes // identity.state_bytes)
+        self._places: OrderedDict[_Place, None] = OrderedDict()
+        self._lent: set[_Place] = set()
+        for file in sorted(path.glob(f"*/*{SUFFIX}"), key=lambda file: file.stat().st_mtime):
+            key, _, num_tokens = file.stem.rpartition("-")
+            self._places[_Place(file.parent.name, key, int(num_tokens))] = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, evicted: Sequence[Evicted]) -> None:
+        """Writes states, each once. Raises `OSError`."""
+        for entry in evicted:
+            place = _Place(_folder(entry.owner), entry.key.hex(), entry.num_tokens)
+            self._lent.discard(place)
+            if place in self._places:
+                continue
+            path = self._path / place.name
+            new = path.with_suffix(".new")
+            self._files.write(new, encode_state(entry.block, self._identity, entry.num_tokens))
+            self._files.rename(new, path)
+            self._places[place] = None
+            while len(self._places) > self._max_files:
+                self._remove(next(iter(self._places)))
+
+    def find(self, owner: str, tokens: Sequence[int]) -> Hit | None:
+        """The state of the longest beginning of ``tokens`` that is here and is not all of them.
+
+        None as well where that one has been given out and not been put back: it is
+        in memory then.
+        """
+        folder = _folder(owner)
+        here = {place for place in self._places if place.folder == folder}
+        lengths = sorted({place.num_tokens for place in here if place.num_tokens < len(tokens)})
+        found = zip(lengths, keys(owner, tokens, lengths), strict=True)
+        for num_tokens, key in reversed(list(found)):
+            place = _Place(folder, key.hex(), num_tokens)
+            if place in self._lent:
+                return None
+            if place in here and (hit := self._read(place)) is not None:
+                self._lent.add(place)
+                return hit
+        return None
+
+    def _read(self, place: _Place) -> Hit | None:
+        try:
+            data = self._files.read(self._path / place.name)
+            block = decode_state(data, self._identity, place.num_tokens)
+        except (OSError, StoreError) as error:
+            logger.warning("a cached prompt's state cannot be used: %s", error)
+            self._remove(place)
+            return None
+        self._places.move_to_end(place)
+        self.num_hits += 1
+        return Hit(place.num_tokens, block)
+
+    def _remove(self, place: _Place) -> None:
+        del self._places[place]
+        self._lent.discard(place)
+        (self._path / place.name).unlink(missing_ok=True)
+
+
+def _folder(owner: str) -> str:
+    return blake2b(owner.encode(), digest_size=16).hexdigest()

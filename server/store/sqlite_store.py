@@ -1,0 +1,255 @@
+"""The store of one machine: an SQLite database and files of states in one directory.
+
+After an error of the disk the connection is given up, and the next call recovers
+from what is on the disk, as a new process would.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import apsw
+
+from server.engine.errors import SessionNotFound
+from server.engine.value import Deleted, Record, SessionValue
+from server.store.base import Events, Found, Identity, Keyed, Listed, Loaded
+from server.store.clock import StoreClock
+from server.store.connection import Connection, Known, Place
+from server.store.database import failure
+from server.store.errors import Fenced, HistoryGone, StoreError, StoreFull
+from server.store.files import DiskFiles, Files
+from server.store.heads import Head
+from server.store.history import events_after, past
+from server.store.lock import Lock, Waiting
+from server.store.signing import signing_key
+from server.store.snapshots import DIR_NAME
+from server.store.unsaved import Unsaved
+from server.store.upkeep import Limits, Upkeep
+
+logger = logging.getLogger(__name__)
+
+Durability = Literal["full", "relaxed"]
+
+#: What may wait in memory for its place on the disk.
+MAX_UNSAVED_BYTES = 64 << 20
+
+
+def open_store(
+    path: Path,
+    identity: Identity,
+    durability: Durability = "full",
+    *,
+    limits: Limits | None = None,
+    waiting: Waiting | None = None,
+    files: Files | None = None,
+    vfs: str | None = None,
+) -> SqliteStore:
+    """Opens the store at ``path``, or makes one; `SqliteStore.close` is the caller's duty.
+
+    With ``relaxed`` durability a commit outlasts the process, but perhaps not a
+    power cut. Raises `StoreInUse`, perhaps after a lease, `StoreTooNew`,
+    `StoreFull` or `StoreFailed`.
+    """
+    place = Place(path, identity, durability == "full", files or DiskFiles(), vfs)
+    return SqliteStore(place, limits or Limits(), waiting or Waiting())
+
+
+class SqliteStore:
+    """See `server.store.base.Store` for what is public, and `open_store` to open one."""
+
+    durable = True
+
+    def __init__(self, place: Place, limits: Limits, waiting: Waiting) -> None:
+        self.store_id = ""
+        self._place, self._limits, self._waiting = place, limits, waiting
+        self._clock, self._unsaved = StoreClock(), Unsaved()
+        self._lock: Lock | None = None
+        self._connection: Connection | None = None
+        self._known: Known | None = None
+        self._end: StoreError | None = None
+        self._touched: set[int] = set()
+        self._is_over = False
+        try:
+            with self._connected():
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    # What a store does
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """See `server.store.base.Store.commit`."""
+        with self._connected(is_write=True) as connection:
+            if self._is_over and not all(isinstance(entry, Deleted) for _, entry in records):
+                raise StoreFull("the session store has all the bytes that it may have")
+            try:
+                steps = connection.log.append(records)
+            except (apsw.FullError, OSError) as error:
+                if not isinstance(failure(error), StoreFull):
+                    raise
+                raise failure(error) from error  # nothing has changed: the connection is good
+            try:
+                connection.log.settle(steps, self._clock.now_s)
+                if self._unsaved.num_bytes > MAX_UNSAVED_BYTES:
+                    self._upkeep(connection).save()
+            except Exception:
+                # The commit is on the disk, and what follows from it is found there again.
+                logger.exception("the session store recovers")
+                self._abandon()
+
+    def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+        """See `server.store.base.Store.load`."""
+        with self._connected() as connection:
+            head = self._find(connection, session, owner)
+            self._touched.add(head.key)
+            for place, value in self._values(connection, head, at):
+                entries = connection.tables.entries(head, place)
+                if entries is None:
+                    break
+                return Loaded(value, past(entries, value.length, at))
+            raise HistoryGone("the session's state at this point is no longer kept", "at")
+
+    def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
+        """See `server.store.base.Store.read`."""
+        with self._connected() as connection:
+            head = self._find(connection, session, owner)
+            self._touched.add(head.key)
+            if after_seq < head.log_seq:
+                raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
+            return events_after(
+                connection.tables.entries_after(head, after_seq), after_seq, max_events
+            )
+
+    def find_key(self, owner: str, key: str) -> Keyed | None:
+        """See `server.store.base.Store.find_key`."""
+        with self._connected() as connection:
+            return connection.tables.find_key(owner, key)
+
+    def list(self, owner: str | None, after: str | None, limit: int) -> Found:
+        """See `server.store.base.Store.list`."""
+        with self._connected() as connection:
+            heads = connection.log.heads
+            return [
+                _listed(heads[row[0]], row[-1])
+                if row[0] in heads
+                else Listed(*row[:5], row[5] is not None, row[6])
+                for row in connection.tables.listed(owner, after, limit)
+            ]
+
+    def unfinished(self) -> Sequence[tuple[str, str]]:
+        """See `server.store.base.Store.unfinished`."""
+        with self._connected() as connection:
+            heads = connection.log.heads
+            stored = connection.tables.unfinished()
+            owners = {id: owner for id, owner in stored.items() if id not in heads}
+            owners |= {id: head.owner for id, head in heads.items() if head.running is not None}
+            return sorted(owners.items())
+
+    def stored_bytes(self, owner: str) -> int:
+        """See `server.store.base.Store.stored_bytes`."""
+        with self._connected() as connection:
+            return connection.tables.stored_bytes(owner)
+
+    def maintain(self, now_s: float) -> None:
+        """See `server.store.base.Store.maintain`."""
+        self._clock.advance(now_s)
+        with self._connected(is_write=True) as connection:
+            connection.database.check_fence()
+            if self._lock is not None:
+                self._lock.beat()
+            upkeep = self._upkeep(connection)
+            upkeep.run(self._touched)
+            self._touched = set()
+            self._is_over = upkeep.is_over
+
+    def compact(self) -> None:
+        """Drops all that need not be kept, and gives the room back to the file system."""
+        with self._connected(is_write=True) as connection:
+            self._upkeep(connection).compact()
+
+    def close(self) -> None:
+        """See `server.store.base.Store.close`. An error is logged: what counts is on the disk."""
+        if self._connection is not None:
+            try:
+                self._upkeep(self._connection).finish()
+                self._connection.database.close()
+            except (apsw.Error, OSError, Fenced) as error:
+                logger.warning("the session store could not be closed cleanly: %s", error)
+                self._abandon()
+            self._connection = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self._end = self._end or StoreError("the session store is closed")
+
+    # The connection
+
+    @contextmanager
+    def _connected(self, is_write: bool = False) -> Iterator[Connection]:
+        """The connection, another one if need be; its errors as those of a store."""
+        if self._end is not None:
+            raise type(self._end)(self._end.message)
+        try:
+            if is_write and self._connection is not None and not self._connection.is_in_place:
+                self._abandon()
+            yield self._connection or self._connect()
+        except Fenced as error:
+            self._end = error
+            self._abandon()
+            raise
+        except (apsw.Error, OSError) as error:
+            self._abandon()
+            raise failure(error) from error
+
+    def _connect(self) -> Connection:
+        path = self._place.path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / DIR_NAME).mkdir(mode=0o700, exist_ok=True)
+        if self._place.is_full:
+            self._place.files.sync_dir(path.parent)
+        if self._lock is not None and not self._lock.is_ours:
+            self._lock.close()
+            self._lock = None
+        if self._lock is None:
+            self._lock = Lock(path, self._waiting)
+        signing_key(path)  # there from the first day, for whoever exports
+        self._connection = Connection(self._place, self._known, self._clock, self._unsaved)
+        self.store_id = self._connection.store_id
+        return self._connection
+
+    def _abandon(self) -> None:
+        """Gives up a connection that may have been wrong about the disk."""
+        if self._connection is not None:
+            self._known = self._connection.known()
+            self._connection.database.abandon()
+            self._connection = None
+
+    def _upkeep(self, connection: Connection) -> Upkeep:
+        return Upkeep(connection, self._clock, self._limits)
+
+    # Sessions
+
+    def _find(self, connection: Connection, session: str, owner: str) -> Head:
+        head = connection.log.head(session)
+        if head is None or head.owner != owner:
+            raise SessionNotFound
+        return head
+
+    def _values(
+        self, connection: Connection, head: Head, at: int | None
+    ) -> Iterator[tuple[int, SessionValue]]:
+        """Place and value of the snapshots of at most ``at`` tokens, newest first."""
+        save = self._unsaved.get(head.id)
+        if save is not None and (at is None or save.value.length <= at):
+            yield save.place, save.value
+        yield from connection.snapshots.newest(head.key, at)
+
+
+def _listed(head: Head, num_bytes: int) -> Listed:
+    is_running = head.running is not None
+    return Listed(head.id, head.owner, head.epoch, head.length, head.seq, is_running, num_bytes)

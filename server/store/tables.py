@@ -1,0 +1,221 @@
+"""What the store's tables are asked and told about sessions, their logs and their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+from server.engine.types import Finished
+from server.engine.value import Accepted, Entry
+from server.store.base import Keyed
+from server.store.codec import build, decode_json, encode, pack_entries, unpack_entries
+from server.store.database import Database
+from server.store.heads import Head
+from server.store.history import total_tokens
+
+_HEAD_BY_ID = (
+    "SELECT key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
+    "FROM session WHERE id = ?"
+)
+_HEAD_BY_KEY = _HEAD_BY_ID.replace("WHERE id", "WHERE key")
+_LIST = (
+    "SELECT id, owner, epoch, length, seq, running, bytes FROM session "
+    "WHERE id > ? ORDER BY id LIMIT ?"
+)
+_LIST_OF_OWNER = _LIST.replace("WHERE", "WHERE owner = ? AND")
+
+
+class Tables:
+    """Rows of one database; transactions are the caller's."""
+
+    def __init__(self, database: Database) -> None:
+        self._execute: Callable[..., Any] = database.execute
+
+    # Sessions
+
+    def head(self, session: str) -> Head | None:
+        """The session as its last segment left it."""
+        for row in self._execute(_HEAD_BY_ID, (session,)):
+            return Head(*row)
+        return None
+
+    def head_of_key(self, key: int) -> Head | None:
+        """See `head`."""
+        for row in self._execute(_HEAD_BY_KEY, (key,)):
+            return Head(*row)
+        return None
+
+    def last_key(self) -> int:
+        """The highest key that a session has ever had."""
+        for (key,) in self._execute("SELECT seq FROM sqlite_sequence WHERE name = 'session'"):
+            return int(key)
+        return 0
+
+    def add_session(self, head: Head, now_s: float) -> None:
+        """A new row."""
+        self._execute(
+            "INSERT INTO session VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?)",
+            (
+                *(head.key, head.id, head.owner, head.epoch, head.length, head.seq),
+                *(head.running, 0, head.log_seq, head.journal, now_s, now_s),
+            ),
+        )
+
+    def delete_session(self, key: int, now_s: float) -> None:
+        """Everything but its request keys: what was done is not done again."""
+        self._execute("DELETE FROM session WHERE key = ?", (key,))
+        self._execute("DELETE FROM segment WHERE session = ?", (key,))
+        self._execute("DELETE FROM snapshot WHERE session = ?", (key,))
+        self._execute("UPDATE request_key SET gone_s = ? WHERE session = ?", (now_s, key))
+
+    def touch(self, key: int, now_s: float) -> None:
+        """The session has been used."""
+        self._execute("UPDATE session SET used_s = ? WHERE key = ?", (now_s, key))
+
+    def grow(self, key: int, num_bytes: int, num_tokens: int = 0) -> None:
+        """Counts what the session takes up."""
+        self._execute(
+            "UPDATE session SET bytes = bytes + ?, log_tokens = log_tokens + ? WHERE key = ?",
+            (num_bytes, num_tokens, key),
+        )
+
+    def listed(
+        self, owner: str | None, after: str | None, limit: int
+    ) -> Iterator[tuple[str, str, int, int, int, str | None, int]]:
+        """Id, owner, epoch, length, seq, running request and bytes, as stored."""
+        if owner is None:
+            yield from self._execute(_LIST, (after or "", limit))
+        else:
+            yield from self._execute(_LIST_OF_OWNER, (owner, after or "", limit))
+
+    def unfinished(self) -> dict[str, str]:
+        """The owner of each session whose request had not ended, as stored."""
+        query = "SELECT id, owner FROM session WHERE running IS NOT NULL"
+        return dict(self._execute(query).fetchall())
+
+    def unused_since(self, before_s: float, limit: int) -> list[str]:
+        """Sessions that run nothing and have not been used since."""
+        query = "SELECT id FROM session WHERE used_s < ? AND running IS NULL LIMIT ?"
+        return [id for (id,) in self._execute(query, (before_s, limit))]
+
+    def stored_bytes(self, owner: str) -> int:
+        """Of all sessions of ``owner``."""
+        query = "SELECT coalesce(sum(bytes), 0) FROM session WHERE owner = ?"
+        return int(self._execute(query, (owner,)).fetchone()[0])
+
+    # Logs
+
+    def store_tail(self, head: Head, journal: int, now_s: float) -> None:
+        """The tail becomes a segment; row ``journal`` of the journal has nothing more for it."""
+        count, num_bytes = total_tokens(head.tail), 0
+        if head.tail:
+            data = pack_entries(head.tail, head.tail_running)
+            num_bytes = len(data)
+            self._execute(
+                "INSERT INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(head.key, head.num_stored, head.num_entries, head.seq),
+                    *(count, head.tail_running, data),
+                ),
+            )
+        head.num_stored, head.tail, head.journal = head.num_entries, [], journal
+        self._execute(
+            "UPDATE session SET epoch = ?, length = ?, seq = ?, running = ?, num_entries = ?, "
+            "log_tokens = log_tokens + ?, bytes = bytes + ?, journal = ?, used_s = ? WHERE key = ?",
+            (
+                *(head.epoch, head.length, head.seq, head.running, head.num_stored),
+                *(count, num_bytes, journal, now_s, head.key),
+            ),
+        )
+
+    def entries(self, head: Head, place: int) -> list[Entry] | None:
+        """The entries from number ``place`` on; None where they are not all there."""
+        found: list[Entry] = []
+        query = (
+            'SELECT first, "end", running, data FROM segment '
+            'WHERE session = ? AND "end" > ? ORDER BY first'
+        )
+        for first, end, running, data in self._execute(query, (head.key, place)):
+            if first > place:
+                return None
+            found += unpack_entries(data, running)[place - first :]
+            place = end
+        if place < head.num_stored:
+            return None
+        return found + head.tail[place - head.num_stored :]
+
+    def entries_after(self, head: Head, seq: int) -> Iterator[Entry]:
+        """The entries that may have an event after ``seq``; read as they are taken."""
+        query = (
+            "SELECT running, data FROM segment WHERE session = ? AND last_seq > ? ORDER BY first"
+        )
+        with closing(self._execute(query, (head.key, seq))) as rows:
+            for running, data in rows:
+                yield from unpack_entries(data, running)
+        yield from head.tail
+
+    def log_tokens(self, key: int) -> int:
+        """Tokens in a session's segments."""
+        query = "SELECT log_tokens FROM session WHERE key = ?"
+        row = self._execute(query, (key,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def drop_segments(self, head: Head, num_tokens: int, needed: int) -> int:
+        """Drops old segments of at least ``num_tokens`` together, if entry ``needed`` stays.
+
+        Returns the number of the first entry that is left.
+        """
+        query = (
+            'SELECT "end", last_seq, num_tokens, length(data) FROM segment '
+            'WHERE session = ? AND "end" <= ? ORDER BY first'
+        )
+        first = dropped = num_bytes = 0
+        for end, last_seq, count, size in self._execute(query, (head.key, needed)).fetchall():
+            if dropped >= num_tokens:
+                break
+            first, dropped, num_bytes = end, dropped + count, num_bytes + size
+            head.log_seq = last_seq
+        query = 'DELETE FROM segment WHERE session = ? AND "end" <= ?'
+        self._execute(query, (head.key, first))
+        query = "UPDATE session SET log_seq = ? WHERE key = ?"
+        self._execute(query, (head.log_seq, head.key))
+        self.grow(head.key, -num_bytes, -dropped)
+        return first
+
+    # Keys
+
+    def begin_key(self, head: Head, entry: Accepted) -> None:
+        """A request came under its client's key."""
+        request = entry.request
+        self._execute(
+            "INSERT OR REPLACE INTO request_key VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
+            (
+                *(head.owner, request.key, head.key, head.id, request.request_id),
+                *(entry.seq, entry.length, request.sampling is None),
+            ),
+        )
+
+    def end_key(self, head: Head, entry: Finished) -> None:
+        """The session's request has ended, whatever it is called by now."""
+        self._execute(
+            "UPDATE request_key SET finished = ? WHERE session = ? AND finished IS NULL",
+            (encode(entry).decode(), head.key),
+        )
+
+    def forget_keys(self, before_s: float) -> None:
+        """Those of sessions that were deleted before."""
+        self._execute("DELETE FROM request_key WHERE gone_s < ?", (before_s,))
+
+    def find_key(self, owner: str, key: str) -> Keyed | None:
+        """See `server.store.base.Store.find_key`."""
+        query = (
+            "SELECT session_id, request_id, first_seq, length, finished, is_append "
+            "FROM request_key WHERE owner = ? AND key = ?"
+        )
+        for session, request, seq, length, finished, is_append in self._execute(
+            query, (owner, key)
+        ):
+            ended = None if finished is None else build(Finished, decode_json(finished))
+            return Keyed(session, request, seq, length, ended, bool(is_append))
+        return None

@@ -1,0 +1,51 @@
+"""``best_of``: several continuations are drawn, the most probable ones are shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes import score_of
+from tests.server.harness import Running
+
+
+async def test_most_probable_are_shown_best_first(server: Running) -> None:
+    body = {"prompt": "Who?", "max_tokens": 6, "seed": 3}
+    drawn = (await server.generate(**body, n=5)).json()
+    shown = (await server.generate(**body, n=2, best_of=5)).json()
+
+    def mean(text: str) -> float:
+        scores = [score_of(token) for token in text.encode()]
+        return sum(scores) / len(scores)
+
+    texts = [choice["text"] for choice in drawn["choices"]]
+    assert len(set(map(mean, texts))) > 2, texts
+    best = sorted(texts, key=mean, reverse=True)[:2]
+    assert [choice["text"] for choice in shown["choices"]] == best
+    assert [choice["index"] for choice in shown["choices"]] == [0, 1]
+
+
+async def test_usage_counts_all_that_was_drawn_and_the_prompt_once(server: Running) -> None:
+    answer = await server.generate(prompt="Who?", max_tokens=6, best_of=4)
+    assert len(answer.json()["choices"]) == 1
+    assert answer.json()["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 24,
+        "total_tokens": 28,
+    }
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}, {"best_of": 0}]
+)
+async def test_what_cannot_be_is_refused_by_name(
+    server: Running, fields: dict[str, object]
+) -> None:
+    answer = await server.generate(prompt="Who?", **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "best_of"
+
+
+async def test_kept_session_has_one_choice(server: Running) -> None:
+    answer = await server.generate(prompt="Who?", keep=True, n=2)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "n"

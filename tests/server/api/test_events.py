@@ -1,0 +1,259 @@
+"""A session's events over HTTP: read again from any of them, and followed to the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+from server.store.errors import StoreError, StoreFailed, StoreFull
+from tests.fakes import FakeEngine
+from tests.server.api.talk import (
+    Message,
+    at_rest,
+    create,
+    info,
+    kept,
+    left,
+    post,
+    sse,
+    story,
+)
+from tests.server.failing_store import FailingStore
+from tests.server.harness import Gate, Running, receive_until, running, send
+
+
+async def events(
+    server: Running, session: str, last_id: str = "", **query: object
+) -> httpx.Response:
+    headers = {"last-event-id": last_id} if last_id else {}
+    params = {name: str(value) for name, value in query.items()}
+    return await server.http.get(f"/v1/sessions/{session}/events", params=params, headers=headers)
+
+
+async def follow(
+    server: Running, session: str, when_live: Callable[[], Awaitable[None]]
+) -> list[Message]:
+    """All events of a session that runs; calls ``when_live`` at the first that was not missed."""
+    found: list[Message] = []
+    async with server.http.stream("GET", f"/v1/sessions/{session}/events") as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line.removeprefix("data: ")))
+                if found[-1].get("seq") == found[0]["last_seq"] + 1:
+                    await when_live()
+    return found
+
+
+def seqs(response: httpx.Response) -> list[int]:
+    return [event["seq"] for _, event in sse(response)[1:]]
+
+
+async def test_events_begin_with_resumed_and_have_ids_of_epoch_and_seq(server: Running) -> None:
+    session = await kept(server, 3)
+    epoch = server.driver.epoch_name(0)
+    (no_id, first), *rest = sse(await events(server, session))
+    assert no_id is None
+    request_id = first.pop("request_id")
+    assert first == {
+        "type": "resumed",
+        "session": session,
+        "epoch": epoch,
+        "seq": 0,
+        "last_seq": 4,
+        "position": 5,
+        "busy": False,
+    }
+    assert [id for id, _ in rest] == [f"{epoch}:{seq}" for seq in (1, 2, 3, 4)]
+    assert {event["request_id"] for _, event in rest} == {request_id}
+    assert [event["type"] for _, event in rest] == [*["token"] * 3, "finished"]
+    assert "".join(event["text"] for _, event in rest) == story(2, 3)
+
+
+@pytest.mark.parametrize("last_seq", range(5))
+async def test_reader_goes_on_after_any_event_by_header_or_query(
+    server: Running, last_seq: int
+) -> None:
+    session = await kept(server, 3)
+    wanted = list(range(last_seq + 1, 5))
+    last_id = f"{server.driver.epoch_name(0)}:{last_seq}"
+    assert seqs(await events(server, session, last_id)) == wanted
+    assert seqs(await events(server, session, str(last_seq))) == wanted
+    assert seqs(await events(server, session, starting_after=last_seq)) == wanted
+
+
+async def test_header_goes_before_the_query(server: Running) -> None:
+    session = await kept(server, 3)
+    assert seqs(await events(server, session, "3", starting_after=1)) == [4]
+
+
+async def test_ids_of_a_stream_lead_on_from_where_it_broke(server: Running) -> None:
+    body = {"prompt": "hi", "max_tokens": 6, "seed": 0, "keep": True, "stream": True}
+    (no_id, opening), *chunks = sse(await server.http.post("/v1/completions", json=body))
+    assert no_id is None
+    assert opening["choices"][0]["text"] == ""
+    assert opening["choices"][0]["finish_reason"] is None
+    session = opening["session"]
+    assert session is not None
+    for broken_at in range(7):
+        last_id = chunks[broken_at][0]
+        assert last_id is not None
+        rest = sse(await events(server, session, last_id))[1:]
+        assert [id for id, _ in rest] == [id for id, _ in chunks[broken_at + 1 :]]
+        texts = [chunk["choices"][0]["text"] for _, chunk in chunks[: broken_at + 1]]
+        assert "".join([*texts, *(event["text"] for _, event in rest)]) == story(2, 6)
+
+
+async def test_events_of_a_running_session_are_followed_to_its_end(server: Running) -> None:
+    session = await left(server, 2000)
+    found = sse(await events(server, session))
+    assert [event["seq"] for _, event in found[1:]] == list(range(1, 2002))
+    assert found[-1][1]["finish_reason"] == "length"
+
+
+async def test_reader_that_leaves_detaches_and_the_session_goes_on(server: Running) -> None:
+    session = await left(server, 3000)
+    url = f"/v1/sessions/{session}/events"
+    async with server.http.stream("GET", url, params={"starting_after": "0"}) as response:
+        await anext(response.aiter_lines())
+    await server.driver.drained()
+    await at_rest(server)
+    assert (await info(server, session))["seq"] == 3001
+    assert len(seqs(await events(server, session))) == 3001
+
+
+async def test_second_reader_is_a_409_unless_it_takes_over(server: Running) -> None:
+    session = await create(server)
+    async with server.socket() as socket:
+        await send(socket, type="generate", request_id="a", session=session, prompt="hi",
+                   max_tokens=10**6)  # fmt: skip
+        await receive_until(socket, "token")
+        refused = await events(server, session)
+        assert refused.status_code == 409
+        assert refused.json()["error"]["code"] == "session_attached"
+        url = f"/v1/sessions/{session}/events?take_over=true"
+        async with server.http.stream("GET", url) as response:
+            assert response.status_code == 200
+            error = (await receive_until(socket, "error"))[-1]
+            assert error["error"]["code"] == "session_attached"
+    await server.http.delete(f"/v1/sessions/{session}")
+
+
+async def test_reader_that_is_taken_over_from_is_told_so(server: Running) -> None:
+    session = await left(server)
+
+    async def take_over() -> None:
+        url = f"/v1/sessions/{session}/events?take_over=true"
+        async with server.http.stream("GET", url) as response:
+            assert response.status_code == 200
+
+    last = (await follow(server, session, take_over))[-1]
+    assert last["type"] == "error"
+    assert last["error"]["code"] == "session_attached"
+    await server.http.delete(f"/v1/sessions/{session}")
+
+
+async def test_cursor_of_another_epoch_or_from_the_future_is_a_reset(server: Running) -> None:
+    session = await kept(server, 3)
+    epoch = server.driver.epoch_name(0)
+    for answer in (
+        await events(server, session, "5"),
+        await events(server, session, f"{epoch[:-1]}9:2"),
+        await events(server, session, starting_after=2, epoch="another-0"),
+    ):
+        ((_, first),) = sse(answer)
+        assert (first["type"], first["seq"], first["busy"]) == ("reset", 4, False)
+        assert first["reason"]
+
+
+async def test_deleted_session_ends_its_reader_with_cancelled(server: Running) -> None:
+    session = await left(server)
+
+    async def delete() -> None:
+        await server.http.delete(f"/v1/sessions/{session}")
+
+    found = await follow(server, session, delete)
+    assert found[-1]["finish_reason"] == "cancelled"
+    missing = await events(server, session)
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_cancel_ends_what_nobody_reads(server: Running) -> None:
+    session = await left(server)
+    answer = await post(server, session, "cancel")
+    assert answer.status_code == 200
+    assert answer.json()["session"] == session
+    found = await info(server, session)
+    assert not found["busy"]
+    last = sse(await events(server, session))[-1][1]
+    assert (last["finish_reason"], last["seq"]) == ("cancelled", found["seq"])
+    idle = await post(server, session, "cancel")
+    assert (idle.status_code, idle.json()["busy"]) == (200, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [(StoreFull("no room"), 507, "30"), (StoreFailed("a write failed"), 503, "2")],
+)
+async def test_failing_store_ends_a_reader_with_the_error(
+    error: StoreError, status: int, retry_after: str
+) -> None:
+    store = FailingStore()
+    async with running(store=store) as server:
+        session = await left(server)
+
+        async def fail() -> None:
+            store.error = error
+
+        last = (await follow(server, session, fail))[-1]
+        assert (last["type"], last["status"]) == ("error", status)
+        assert last["error"]["code"] == error.code
+        refused = await server.generate(prompt="hi", keep=True)
+        assert (refused.status_code, refused.headers["retry-after"]) == (status, retry_after)
+        assert (await server.http.get("/ready")).status_code == 503
+        assert (await server.http.get("/health")).status_code == 200
+        assert (await server.generate(prompt="hi", max_tokens=5)).status_code == 200
+
+
+async def test_full_store_still_gives_what_it_has() -> None:
+    store = FailingStore()
+    async with running(store=store) as server:
+        session = await left(server)
+        store.error = StoreFull("no room")
+        await at_rest(server)
+        (_, resumed), *found, (_, last) = sse(await events(server, session))
+        assert [event["seq"] for _, event in found] == list(range(1, resumed["last_seq"] + 1))
+        assert (last["type"], last["status"]) == ("error", 507)
+
+
+async def test_drain_migrates_the_readers_of_sessions_that_a_store_keeps() -> None:
+    gate = Gate()
+    store = FailingStore(durable=True)
+    async with running(FakeEngine(before_step=gate), store=store) as server:
+        session = await create(server)
+        async with server.socket() as socket:
+            await send(socket, type="generate", request_id="a", session=session, prompt="hi",
+                       max_tokens=100, seed=0)  # fmt: skip
+            gate.allow(4)
+            for _ in range(4):
+                await receive_until(socket, "token")
+            server.server.stop()
+            gate.open()
+            messages = await receive_until(socket, "migrate")
+            migrate = messages[-1]
+            await socket.wait_closed()
+            assert socket.close_code == 1012
+        (listed,) = store.list(None, None, 9)
+        assert migrate == {
+            "type": "migrate",
+            "request_id": "a",
+            "session": session,
+            "epoch": server.driver.epoch_name(0),
+            "seq": listed.seq,
+            "position": listed.length,
+        }
+    async with running(store=store) as server:
+        rest = seqs(await events(server, session, f"{migrate['epoch']}:{migrate['seq']}"))
+        assert rest == list(range(migrate["seq"] + 1, 102))

@@ -1,0 +1,76 @@
+"""A driver at work over the fake engine, and what tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from server.driver import Driver
+from server.engine.types import (
+    EngineStats,
+    Event,
+    Finished,
+    Request,
+    SamplingParams,
+    SessionInfo,
+)
+from server.metrics import Metrics
+from server.outbox import Outbox
+from server.store.base import Store
+from server.store.memory_store import MemoryStore
+from tests.fakes import FakeEngine
+from tests.server.harness import Gate
+
+
+@asynccontextmanager
+async def driving(
+    engine: FakeEngine,
+    gate: Gate | None = None,
+    clock: list[float] | None = None,
+    store: Store | None = None,
+) -> AsyncIterator[Driver]:
+    read = time.monotonic if clock is None else lambda: clock[0]
+    driver = Driver(engine, read, Metrics(), store or MemoryStore())
+    await driver.start()
+    yield driver
+    if gate is not None:
+        gate.open()
+    assert await driver.stop()
+
+
+def request(
+    request_id: str = "r", max_tokens: int = 5, prompt: str = "hi", **more: object
+) -> Request:
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request(request_id, "me", tuple(prompt.encode()), params, **more)  # type: ignore[arg-type]
+
+
+async def create(driver: Driver) -> SessionInfo:
+    return await driver.call(lambda engine, now: engine.create_session("me", now), work=True)
+
+
+async def info(driver: Driver, session: str) -> SessionInfo:
+    return await driver.call(lambda engine, now: engine.session_info(session, "me", now))
+
+
+async def settled(driver: Driver) -> EngineStats:
+    """The counts after the step that obeys what has been told: the first answer waits for it."""
+    await driver.stats()
+    return await driver.stats()
+
+
+async def collect(outbox: Outbox[Event]) -> list[Event]:
+    events: list[Event] = []
+    while not events or not isinstance(events[-1], Finished):
+        events += await outbox.take()
+    return events
+
+
+async def until(driver: Driver, holds: Callable[[EngineStats], bool]) -> EngineStats:
+    """The engine's counts as soon as ``holds`` of them."""
+    async with asyncio.timeout(10):
+        while not holds(stats := await driver.stats()):
+            pass
+    return stats

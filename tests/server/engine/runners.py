@@ -1,0 +1,38 @@
+"""Both runners on the tiny models, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from model.checkpoint import Checkpoint
+from model.ops.cpu.runtime import Runtime, built
+from model.state import StateLayout
+from server.engine.native_runner import NativeRunner
+from server.engine.runner import Runner
+from server.engine.state_pool import StatePool
+from server.engine.torch_runner import TorchRunner
+from tests.tiny import tiny_checkpoint
+
+needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
+BACKENDS = [pytest.param("native", marks=needs_native), "torch"]
+#: Of float32 logits, relative to the largest; as in tests/model/ops/cpu/test_language_model.py.
+TOLERANCE = 5e-6
+
+
+def make_pool(name: str = "gated", num_slots: int = 4) -> StatePool:
+    return StatePool(StateLayout.of(tiny_checkpoint(name).config), num_slots)
+
+
+def make_runner(
+    backend: str,
+    pool: StatePool,
+    name: str = "gated",
+    num_ids: int | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Runner:
+    checkpoint = checkpoint or tiny_checkpoint(name)
+    num_ids = num_ids or checkpoint.config.vocab_size
+    if backend == "torch":
+        return TorchRunner(checkpoint.model, pool, num_ids)
+    runtime = Runtime(checkpoint.config, checkpoint.weights, "float32", num_ids=num_ids)
+    return NativeRunner(runtime, pool)

@@ -1,0 +1,133 @@
+"""Copies of a session, as it is or as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from model.ops.cpu.runtime import Runtime
+from server.engine.engine import Engine
+from server.engine.errors import CapacityExhausted, SessionNotFound
+from server.engine.value import Opened
+from tests.server.engine.ledger import Ledger
+from tests.tiny import drain, finished, request, solo, state_of, tokens_of
+
+MakeEngine = Callable[..., Engine]
+PROMPT = tuple(range(1, 150))
+
+
+@pytest.fixture
+def runtime(backend: Runtime | None) -> Runtime | None:
+    return backend
+
+
+@pytest.fixture
+def session(engine: Engine) -> str:
+    """149 tokens and a start token read, 20 generated."""
+    name = engine.create_session("me", 0.0).session
+    solo(engine, request("r", PROMPT, name, max_tokens=20, seed=3))
+    return name
+
+
+def fork(engine: Engine, session: str, num: int = 1) -> list[str]:
+    return [info.session for info in engine.fork(session, "me", num, 0.0)]
+
+
+def test_forks_go_on_like_the_session_and_apart_from_it(engine: Engine, session: str) -> None:
+    copies = fork(engine, session, 3)
+    for name, copy in zip("abc", copies, strict=True):
+        engine.submit(request(name, (), copy, max_tokens=20, seed=4), 0.0)
+    events = drain(engine)
+    engine.submit(request("d", (), session, max_tokens=20, seed=5), 0.0)
+    other = drain(engine)["d"]
+    assert len({tuple(tokens_of(events[name])) for name in "abc"}) == 1
+    assert len({state_of(engine, copy) for copy in copies}) == 1
+    assert tokens_of(other) != tokens_of(events["a"])
+    again = solo(engine, request("e", (), fork(engine, copies[0])[0], max_tokens=20, seed=5))
+    assert finished(again).position == 150 + 20 + 20 + 20
+
+
+def test_many_forks_share_one_state_and_hold_no_slot(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_sessions=2, max_asleep=101)
+    session = finished(solo(engine, request(keep=True))).session
+    assert session is not None
+    copies = [engine._sessions.find(name, "me") for name in fork(engine, session, 100)]
+    assert len({id(copy.state) for copy in copies}) == 1
+    assert copies[0].state is not None
+    assert engine.stats().held_slots == 1
+
+
+def test_fork_of_a_session_that_runs_does_not_disturb_it(engine: Engine) -> None:
+    """Between two chunks of its prompt, and between two tokens."""
+    wanted = tokens_of(solo(engine, request("w", PROMPT, seed=1, max_tokens=30)))
+    engine.submit(request("r", PROMPT, keep=True, seed=1, max_tokens=30), 0.0)
+    (session,) = (entry.value.id for _, entry in engine.take_records() if isinstance(entry, Opened))
+    seen, copies = [], []
+    while engine.has_work():
+        seen += engine.step(0.0)
+        copies.append((len(tokens_of(seen)), *fork(engine, session)))
+    assert tokens_of(seen) == wanted
+    for num_seen, copy in copies[:: len(copies) // 5]:
+        assert engine.session_info(copy, "me", 0.0).position == 150 + num_seen
+        if num_seen < 30:
+            rest = solo(engine, request("f", (), copy, seed=1, max_tokens=30 - num_seen))
+            assert tokens_of(rest) == wanted[num_seen:]
+
+
+def test_fork_in_the_past_goes_on_from_there(engine: Engine, session: str) -> None:
+    ledger = Ledger()
+    ledger.take(engine.take_records())
+    wanted = tokens_of(solo(engine, request("w", PROMPT, max_tokens=20, seed=3)))
+    for num_generated in (0, 7, 20):
+        past = ledger.past(session, 150 + num_generated)
+        (info,) = engine.fork(session, "me", 1, 0.0, past)
+        assert (info.position, info.seq) == (150 + num_generated, 0)
+        if num_generated < 20:
+            options = {"max_tokens": 20 - num_generated, "seed": 3}
+            rest = solo(engine, request("f", (), info.session, **options))
+            assert tokens_of(rest) == wanted[num_generated:]
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 100])
+def test_fork_within_a_prompt_is_a_session_that_was_given_so_much_of_it(
+    engine: Engine, session: str, length: int
+) -> None:
+    ledger = Ledger()
+    ledger.take(engine.take_records())
+    (info,) = engine.fork(session, "me", 1, 0.0, ledger.past(session, length))
+    fresh = engine.create_session("me", 0.0).session
+    text = (0, *PROMPT)[:length]
+    solo(engine, request("a", text, fresh, generate=False, start=False))
+    ends = [solo(engine, request("r", (200, 201), name)) for name in (fresh, info.session)]
+    assert tokens_of(ends[0]) == tokens_of(ends[1])
+    assert state_of(engine, fresh) == state_of(engine, info.session)
+
+
+def test_adopted_value_is_a_session_of_its_new_owner(engine: Engine, session: str) -> None:
+    value = engine.value(session, "me")
+    info = engine.adopt(value, "you", 0.0)
+    assert (info.position, info.seq, info.epoch) == (170, 0, 0)
+    with pytest.raises(SessionNotFound):
+        engine.session_info(info.session, "me", 0.0)
+    mine = solo(engine, request("a", (), session))
+    theirs = solo(engine, request("b", (), info.session, owner="you"))
+    assert tokens_of(mine) == tokens_of(theirs)
+
+
+def test_forks_that_do_not_all_fit_are_none(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_sessions=3)
+    session = finished(solo(engine, request(keep=True))).session
+    assert session is not None
+    with pytest.raises(CapacityExhausted):
+        fork(engine, session, 3)
+    assert engine.stats().num_sessions == 1
+    ledger = Ledger()
+    ledger.take(engine.take_records())
+    assert ledger.entries.keys() == {session}
+    assert len(fork(engine, session, 2)) == 2
+
+
+def test_another_owner_can_not_fork(engine: Engine, session: str) -> None:
+    with pytest.raises(SessionNotFound):
+        engine.fork(session, "you", 1, 0.0)

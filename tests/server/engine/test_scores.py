@@ -1,0 +1,130 @@
+"""How probable the tokens of a prompt were, each after all before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model.ops.cpu.runtime import Runtime
+from server.engine.engine import Engine
+from server.engine.errors import InvalidRequest
+from server.engine.types import Request
+from tests.tiny import (
+    drain,
+    finished,
+    request,
+    solo,
+    state_of,
+    tiny_checkpoint,
+    tokens_of,
+)
+
+MakeEngine = Callable[..., Engine]
+PROMPT = tuple(range(1, 170))
+
+
+@pytest.fixture
+def runtime(backend: Runtime | None) -> Runtime | None:
+    return backend
+
+
+@pytest.fixture
+def session(engine: Engine) -> str:
+    return engine.create_session("me", 0.0).session
+
+
+def score(tokens: tuple[int, ...], session: str | None, start: bool = True) -> Request:
+    return replace(request("s", tokens, session, generate=False, start=start), score=True)
+
+
+def scores(engine: Engine, tokens: tuple[int, ...], session: str | None) -> tuple[float, ...]:
+    logprobs = finished(solo(engine, score(tokens, session))).logprobs
+    assert logprobs is not None
+    return logprobs
+
+
+def by_the_model(text: tuple[int, ...]) -> list[float]:
+    """Of all tokens but the first."""
+    logits = tiny_checkpoint().model.parallel(torch.tensor([text[:-1]]))[0].float()
+    found = logits.log_softmax(dim=-1)[torch.arange(len(text) - 1), list(text[1:])]
+    return list(found.tolist())
+
+
+def test_scores_are_the_model_s(engine: Engine, session: str) -> None:
+    assert scores(engine, PROMPT, session) == pytest.approx(by_the_model((0, *PROMPT)), abs=1e-4)
+
+
+def test_first_token_of_a_text_has_no_score(engine: Engine, session: str) -> None:
+    found = finished(solo(engine, score(PROMPT, session, start=False))).logprobs
+    assert found == pytest.approx(by_the_model(PROMPT), abs=1e-4)
+    lonely = engine.create_session("me", 0.0).session
+    assert finished(solo(engine, score((7,), lonely, start=False))).logprobs == ()
+
+
+def test_prompt_in_pieces_has_the_scores_of_the_whole(engine: Engine, session: str) -> None:
+    found: tuple[float, ...] = ()
+    for start, end in ((0, 1), (1, 2), (2, 70), (70, 169)):
+        piece = scores(engine, PROMPT[start:end], session)
+        assert len(piece) == end - start
+        found += piece
+    assert found == pytest.approx(by_the_model((0, *PROMPT)), abs=1e-4)
+
+
+def test_scores_follow_what_was_generated(engine: Engine, session: str) -> None:
+    tokens = tokens_of(solo(engine, request("r", PROMPT, session)))
+    text = (0, *PROMPT, *tokens, 5, 6, 7)
+    assert scores(engine, (5, 6, 7), session) == pytest.approx(by_the_model(text)[-3:], abs=1e-4)
+
+
+def test_scoring_leaves_the_bits_that_reading_leaves(engine: Engine, session: str) -> None:
+    other = engine.create_session("me", 0.0).session
+    scores(engine, PROMPT, session)
+    solo(engine, request("a", PROMPT, other, generate=False))
+    assert state_of(engine, session) == state_of(engine, other)
+    ends = [tokens_of(solo(engine, request("r", (5,), name))) for name in (session, other)]
+    assert ends[0] == ends[1]
+
+
+def test_scores_do_not_depend_on_company(engine: Engine, session: str) -> None:
+    other = engine.create_session("me", 0.0).session
+    alone = scores(engine, PROMPT, session)
+    for i in range(3):
+        engine.submit(request(f"{i}", PROMPT[i:], max_tokens=30), 0.0)
+    engine.step(0.0)
+    engine.submit(score(PROMPT, other), 0.0)
+    assert finished(drain(engine)["s"]).logprobs == alone
+
+
+def test_cancelled_scoring_gives_the_scores_so_far(engine: Engine, session: str) -> None:
+    engine.submit(score(PROMPT, session), 0.0)
+    engine.step(0.0)
+    engine.cancel("s")
+    last = finished(drain(engine)["s"])
+    assert last.logprobs is not None
+    assert len(last.logprobs) == last.position - 1
+    assert last.logprobs == pytest.approx(by_the_model((0, *PROMPT))[: last.position - 1], abs=1e-4)
+
+
+def test_others_have_no_scores(engine: Engine) -> None:
+    assert finished(solo(engine, request())).logprobs is None
+
+
+def test_scores_of_a_generation_are_refused(engine: Engine, session: str) -> None:
+    req = replace(request("r", PROMPT, session), score=True)
+    with pytest.raises(InvalidRequest) as caught:
+        engine.submit(req, 0.0)
+    assert caught.value.param == "score"
+    assert engine.session_info(session, "me", 0.0).position == 0
+
+
+def test_scored_prompts_are_read_whole(make_engine: MakeEngine) -> None:
+    """A prefix that is known has no scores."""
+    engine = make_engine(max_prefixes=4)
+    found = []
+    for _ in range(2):
+        name = engine.create_session("me", 0.0).session
+        found.append(scores(engine, PROMPT, name))
+    assert found[0] == found[1]

@@ -1,0 +1,54 @@
+"""A store in memory that fails when it is told to, waits, and outlives its server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from server.engine.value import Record
+from server.store.errors import StoreError
+from server.store.memory_store import MemoryStore
+
+
+class FailingStore(MemoryStore):
+    """Raises ``error`` while there is one; ``num_committed`` are the records of each commit.
+
+    After `hold` a commit waits for `let_go`; `held` tells whether one does.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.error: StoreError | None = None
+        self.num_committed: list[int] = []
+        self.num_maintained = 0
+        self.is_closed = False
+        self.held = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
+
+    def hold(self) -> None:
+        self.held.clear()
+        self._free.clear()
+
+    def let_go(self) -> None:
+        self._free.set()
+
+    def commit(self, records: Sequence[Record]) -> None:
+        if not self._free.is_set():
+            self.held.set()
+            assert self._free.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.num_committed.append(len(records))
+        super().commit(records)
+
+    def maintain(self, now_s: float) -> None:
+        self.num_maintained += 1
+        if self.error is not None:
+            raise self.error
+        super().maintain(now_s)
+
+    def close(self) -> None:
+        """Keeps what it has, for the next server."""
+        self.is_closed = True

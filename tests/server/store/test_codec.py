@@ -1,0 +1,149 @@
+"""Whatever a session is made of comes back from JSON as it went in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
+from server.engine.value import (
+    Accepted,
+    Deleted,
+    Entry,
+    Opened,
+    Progress,
+    Rewound,
+    Saved,
+    Segment,
+    SessionValue,
+)
+from server.store.codec import (
+    Malformed,
+    build,
+    decode_json,
+    decode_value,
+    encode,
+    pack_entries,
+    unpack_entries,
+)
+
+counts = st.integers(0, 2**62)
+tokens = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+names = st.text(max_size=5)
+
+params = st.builds(
+    SamplingParams,
+    temperature=finite,
+    top_p=finite,
+    seed=st.integers(-(2**63), 2**64 - 1),
+    max_tokens=counts,
+    stop=st.lists(names, max_size=3).map(tuple),
+    stop_token_ids=tokens,
+    ignore_eos=st.booleans(),
+)
+requests = st.builds(
+    Request,
+    names,
+    names,
+    tokens,
+    st.none() | params,
+    session=st.none() | names,
+    keep=st.booleans(),
+    key=st.none() | names,
+)
+values = st.builds(
+    SessionValue,
+    names,
+    names,
+    epoch=counts,
+    position=counts,
+    debt=st.lists(st.builds(Segment, tokens, counts), max_size=3).map(tuple),
+    pending=st.none() | counts,
+    seq=counts,
+    log_index=counts,
+    recent=tokens,
+    undecoded=st.binary(max_size=4),
+    progress=st.none() | st.builds(Progress, requests, counts, counts, names),
+)
+token_events = st.builds(TokenEvent, names, counts, counts, counts, names)
+entries = st.one_of(
+    token_events,
+    token_events,
+    st.builds(Accepted, requests, tokens, counts, counts),
+    st.builds(
+        Finished,
+        names,
+        st.none() | names,
+        counts,
+        counts,
+        names,
+        st.sampled_from(["stop", "length", "cancelled", "error", None]),
+        st.builds(Usage, counts, counts),
+        st.none() | names,
+    ),
+    st.builds(Opened, values),
+    st.builds(Saved, values, st.booleans()),
+    st.builds(Rewound, values),
+    st.just(Deleted()),
+)
+
+
+@given(values)
+def test_a_value_comes_back(value: SessionValue) -> None:
+    assert decode_value(encode(value)) == value
+
+
+@given(st.lists(entries, max_size=8), st.none() | names)
+def test_entries_come_back(log: list[Entry], running: str | None) -> None:
+    back = unpack_entries(pack_entries(log, running), running)
+    assert back == log
+    assert [type(entry) for entry in back] == [type(entry) for entry in log]
+
+
+def test_a_token_costs_few_bytes() -> None:
+    log: list[Entry] = [
+        TokenEvent("a-long-request-id", n, 1000 + n, 500, " tok") for n in range(256)
+    ]
+    assert len(pack_entries(log, "a-long-request-id")) < 256 * 25
+
+
+def test_fields_that_an_older_log_lacks_take_their_defaults() -> None:
+    assert decode_value(b'{"id": "s", "owner": "ann"}') == SessionValue("s", "ann")
+
+
+VALUE = replace(SessionValue("s", "ann"), debt=(Segment((1, 2), 3),), undecoded=b"\xc3")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (b'"epoch":0', b'"epoch":true'),
+        (b'"epoch":0', b'"epoch":"0"'),
+        (b'"epoch":0', b'"epoch":0.0'),
+        (b'"epoch":0', b'"epochs":0'),
+        (b'"id":"s",', b""),
+        (b"[[1,2],3]", b"[[1,true],3]"),
+        (b"[[1,2],3]", b"[[1,2],3,4]"),
+        (b"[[1,2],3]", b"[[1,2]]"),
+        (b"[[1,2],3]", b'{"a":1}'),
+        (b'"c3"', b'"c"'),
+        (b'"pending":null', b'"pending":[]'),
+        (b'"state":null', b'"state":"x"'),
+        (b"}", b""),
+    ],
+)
+def test_what_it_has_not_written_is_refused(right: bytes, wrong: bytes) -> None:
+    data = encode(VALUE)
+    assert right in data
+    with pytest.raises(Malformed):
+        decode_value(data.replace(right, wrong))
+
+
+def test_a_word_that_is_no_choice_is_refused() -> None:
+    finished = Finished("r", None, 1, 1, "", "stop", Usage(1, 1))
+    with pytest.raises(Malformed):
+        build(Finished, decode_json(encode(finished).replace(b'"stop"', b'"tired"')))
