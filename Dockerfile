@@ -42,15 +42,18 @@ RUN EVERSTREAM_REQUIRE_NATIVE=1 pip --python /opt/everstream install --no-deps .
 FROM python:${PYTHON_VERSION}-slim-bookworm
 
 RUN useradd --system --uid 10001 --user-group --home-dir /nonexistent --no-create-home \
-    --shell /usr/sbin/nologin everstream
+    --shell /usr/sbin/nologin everstream \
+    && install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/everstream
 COPY --from=builder /opt/everstream /opt/everstream
 
 ENV PATH=/opt/everstream/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     EVERSTREAM_HOST=0.0.0.0 \
-    EVERSTREAM_PORT=8000
+    EVERSTREAM_PORT=8000 \
+    EVERSTREAM_STORE=/var/lib/everstream
 
+VOLUME /var/lib/everstream
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8000

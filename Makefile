@@ -24,7 +24,7 @@ ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell comma
 ARM_TESTS := tests/model/ops/cpu/arm
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench soak docker docker-check clean
+.PHONY: help serve test reliability lint format bench soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -43,6 +43,9 @@ endif
 	@$(BIN)/python -m pytest $(if $(CHROMIUM),,--ignore=tests/browser) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
 		$$($(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || echo --ignore=tests/model/ops) $(ARGS)
+
+reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
+	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Checks style, types and the Dockerfile
 	$(BIN)/ruff check $(CHECKED)

@@ -38,7 +38,8 @@ class Load:
     """What to send.
 
     Request r of stream s has the number ``n = s * num_requests + r``, the seed
-    ``seed + n`` and the prompt ``prompts[n % len(prompts)]``.
+    ``seed + n`` and the prompt ``prompts[n % len(prompts)]``. With ``keep`` each
+    has a session of its own that stays.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Load:
     prompts: Sequence[str | Sequence[int]] = (PROMPT,)
     temperature: float = 0.8
     seed: int = 0
+    keep: bool = False
     api_key: str | None = None
 
 
@@ -143,6 +145,7 @@ class _Stream:
             "temperature": load.temperature,
             "seed": load.seed + number,
             "ignore_eos": True,
+            "keep": load.keep,
         }
 
 
@@ -238,6 +241,7 @@ def _arguments() -> Load:
     prompts.add_argument("--prompt-tokens", type=_positive, help="length of a random prompt")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help="each request makes a kept session")
     parser.add_argument("--api-key")
     options = parser.parse_args()
     return Load(
@@ -249,6 +253,7 @@ def _arguments() -> Load:
         prompts=_prompts(options),
         temperature=options.temperature,
         seed=options.seed,
+        keep=options.keep,
         api_key=options.api_key,
     )
 

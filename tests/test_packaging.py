@@ -111,7 +111,10 @@ def test_sdist_carries_the_sources_and_nothing_built(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["serve", "test", "lint", "format", "bench", "soak", "docker", "docker-check", "clean"],
+    [
+        *("serve", "test", "reliability", "lint", "format", "bench", "soak"),
+        *("docker", "docker-check", "clean"),
+    ],
 )
 def test_makefile_can_do(target: str) -> None:
     listed = make("help")

@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from clients.python.errors import ConnectionLost, EverstreamError, ProtocolError
-from clients.python.events import Appended, Created, Deleted, Event, Finished, Token
-from clients.python.inbox import Inboxes
-from clients.python.protocol import (
-    Answer,
-    Call,
-    Completion,
-    Progress,
-    Protocol,
-    Sampling,
-    SessionInfo,
-    handshake_error,
+from clients.python import calls
+from clients.python.async_socket import AsyncSocket
+from clients.python.calls import Call, Completion, ListedSession, SessionInfo
+from clients.python.errors import ConnectionLost, EverstreamError
+from clients.python.events import (
+    Appended,
+    Created,
+    Deleted,
+    Finished,
+    Forked,
+    Rewound,
+    Token,
 )
+from clients.python.inbox import Farewell
+from clients.python.protocol import Progress, Protocol, Sampling
+
+T = TypeVar("T")
 
 
 class AsyncClient:
     """`clients.python.Client` with ``await``; all methods belong to one event loop."""
 
-    _loop: asyncio.AbstractEventLoop  # known from the first connection on
-
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 60.0) -> None:
         self._protocol = Protocol(url, api_key)
-        self._timeout_s = timeout_s
+        self._socket = AsyncSocket(self._protocol, timeout_s)
         self._http = httpx.AsyncClient(
             base_url=self._protocol.base_url, headers=self._protocol.headers, timeout=timeout_s
         )
-        self._socket: ClientConnection | None = None
-        self._connecting = asyncio.Lock()
-        self._inboxes = Inboxes()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,12 +50,9 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections; what runs on them is cancelled by the server."""
-        self._closed = True
+        """Ends the connections. What runs in kept sessions goes on for a while: see `resume`."""
         await self._http.aclose()
-        if self._socket is not None:
-            await self._socket.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._socket.close()
 
     def generate(
         self,
@@ -69,24 +60,63 @@ class AsyncClient:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGeneration:
         """A generation; iterate over it for its tokens and its end.
 
-        It starts when it is awaited, entered with ``async with``, or first iterated.
+        It starts when it is awaited, entered with ``async with``, or first
+        iterated. One whose ``idempotency_key`` the server has seen is read again
+        instead.
         """
         request_id, message = self._protocol.message(
-            "generate", prompt=prompt, session=session, keep=keep, **sampling
+            "generate",
+            prompt=prompt,
+            session=session,
+            keep=keep,
+            idempotency_key=idempotency_key,
+            **sampling,
         )
-        return AsyncGeneration(self, request_id, message)
+        return AsyncGeneration(self._socket, request_id, message)
+
+    async def resume(
+        self, session: str, last_seq: int, epoch: str | None = None, take_over: bool = False
+    ) -> AsyncGeneration:
+        """The events of a session after ``last_seq``: those that were missed, then live ones.
+
+        They are of one generation or of several, and end with what runs. Raises
+        `SessionReset` where the events are gone or ``epoch`` is over, and
+        `SessionAttached` where somebody else reads them, unless you ``take_over``.
+        """
+        request_id, message = self._protocol.message(
+            "resume", session=session, last_seq=last_seq, epoch=epoch, take_over=take_over
+        )
+        generation = AsyncGeneration(self._socket, request_id, message, follows=True)
+        await generation
+        generation._note(await self._socket.next(request_id, generation._arrived))
+        return generation
 
     async def create_session(self) -> AsyncSession:
         """A kept, empty session."""
-        return AsyncSession(self, (await self._ask("create", Created)).session)
+        return AsyncSession(self, (await self._socket.ask("create", Created)).session)
 
     def session(self, session: str) -> AsyncSession:
         """A session by its id; nothing is asked of the server yet."""
         return AsyncSession(self, session)
+
+    async def sessions(self, page_size: int = 100) -> AsyncIterator[ListedSession]:
+        """All of the caller's kept sessions by id, those that sleep too."""
+        after: str | None = None
+        while True:
+            page = await self._call(calls.sessions(after, page_size))
+            for session in page.sessions:
+                yield session
+            if (after := page.after) is None:
+                return
+
+    async def import_session(self, data: bytes) -> AsyncSession:
+        """A new session from what `AsyncSession.export` gave, here or on another server."""
+        return AsyncSession(self, await self._call(calls.import_session(data)))
 
     async def complete(
         self,
@@ -94,15 +124,19 @@ class AsyncClient:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Completion:
         """A whole answer at once, over HTTP."""
-        call = self._protocol.complete(prompt, session=session, keep=keep, **sampling)
-        return self._protocol.completion(await self._call(call))
+        return await self._call(
+            calls.complete(
+                prompt, session=session, keep=keep, idempotency_key=idempotency_key, **sampling
+            )
+        )
 
     async def models(self) -> list[dict[str, Any]]:
         """The ``data`` of ``/v1/models``."""
-        return self._protocol.models(await self._call(Call("GET", "/v1/models")))
+        return await self._call(calls.models())
 
     async def health(self) -> bool:
         """Whether the server is alive."""
@@ -111,115 +145,14 @@ class AsyncClient:
         except httpx.HTTPError:
             return False
 
-    async def _call(self, call: Call) -> Any:
+    async def _call(self, call: Call[T]) -> T:
         try:
             response = await self._http.request(
                 call.method, call.path, content=call.body, headers=call.headers
             )
         except httpx.HTTPError as error:
             raise ConnectionLost(f"no answer from {self._protocol.base_url}: {error}") from error
-        return self._protocol.answer(response.status_code, response.content, response.headers)
-
-    async def _ask(self, kind: str, answer: type[Answer], **fields: object) -> Answer:
-        """Sends a message that has one answer, and waits for it."""
-        request_id, message = self._protocol.message(kind, **fields)
-        arrived = asyncio.Event()
-        try:
-            await self._start(request_id, message, arrived)
-            return self._protocol.expected(await self._next(request_id, arrived), answer)
-        finally:
-            self._abandon(request_id)
-
-    async def _start(self, request_id: str, message: bytes, arrived: asyncio.Event) -> None:
-        """Sends a request; ``arrived`` is set whenever `_next` may have something."""
-        socket = await self._connected()
-        self._inboxes.open(request_id, arrived.set)
-        try:
-            await socket.send(message, text=True)
-        except ConnectionClosed as error:
-            self._inboxes.abandon(request_id)
-            raise ConnectionLost(f"the connection ended: {error}") from error
-
-    async def _next(self, request_id: str, arrived: asyncio.Event) -> Event:
-        """The next event of an open request."""
-        event = self._inboxes.take(request_id)
-        try:
-            async with asyncio.timeout(self._timeout_s if event is None else None):
-                while event is None:
-                    arrived.clear()
-                    await arrived.wait()
-                    event = self._inboxes.take(request_id)
-        except TimeoutError as error:
-            self._abandon(request_id)
-            raise ConnectionLost(f"no event within {self._timeout_s:g} s") from error
-        return self._protocol.checked(event)
-
-    async def _cancel(self, request_id: str) -> None:
-        """Asks for an end. Where the socket has ended, its reader says so."""
-        if self._socket is not None:
-            with contextlib.suppress(ConnectionClosed):
-                await self._socket.send(self._protocol.cancel(request_id), text=True)
-
-    def _abandon(self, request_id: str) -> None:
-        """Cancels a request that nobody reads any more, if it still runs. From any thread."""
-        if self._inboxes.is_open(request_id):
-            self._inboxes.abandon(request_id)
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so the socket is too
-                self._loop.call_soon_threadsafe(self._spawn_cancels)
-
-    def _spawn_cancels(self) -> None:
-        if self._inboxes.abandoned:
-            self._spawn(self._cancel_abandoned())
-
-    async def _cancel_abandoned(self) -> None:
-        while self._inboxes.abandoned:
-            await self._cancel(self._inboxes.abandoned.popleft())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _connected(self) -> ClientConnection:
-        async with self._connecting:
-            if self._closed:
-                raise ConnectionLost("the client was closed")
-            if self._socket is None:
-                self._loop = asyncio.get_running_loop()
-                self._socket = await self._connect()
-                self._spawn(self._read(self._socket))
-            return self._socket
-
-    async def _connect(self) -> ClientConnection:
-        try:
-            return await connect(
-                self._protocol.stream_url,
-                additional_headers=self._protocol.headers,
-                compression=None,
-                max_size=None,
-                open_timeout=self._timeout_s,
-            )
-        except InvalidHandshake as error:
-            raise handshake_error(error) from error
-        except (OSError, TimeoutError) as error:
-            raise ConnectionLost(f"cannot reach {self._protocol.stream_url}: {error}") from error
-
-    async def _read(self, socket: ClientConnection) -> None:
-        """Delivers frames until the socket ends; it never waits for a reader of events."""
-        ended: EverstreamError = ConnectionLost("the connection was closed")
-        try:
-            async for frame in socket:
-                if (event := self._protocol.event(frame)) is not None:
-                    self._inboxes.deliver(event)
-                self._spawn_cancels()
-        except ConnectionClosed as error:
-            ended = ConnectionLost(f"the connection ended: {error}")
-        except ProtocolError as error:
-            ended = error
-        finally:
-            self._socket = None
-            self._inboxes.fail(ended)
-            await socket.close()
+        return call.result(response.status_code, response.content, response.headers)
 
 
 class AsyncGeneration(Progress):
@@ -227,14 +160,18 @@ class AsyncGeneration(Progress):
 
     Iterating gives a `Token` for each token and ends with a `Finished`, so that
     the ``text`` of all events joined is the answer. ``started`` is set from the
-    first event on. Leaving its ``async with`` block, or dropping it, as an
-    ``async for`` over it does that is left early, cancels what still runs.
+    first event on, or ``resumed`` where it is read again. Leaving its ``async
+    with`` block, or dropping it, as an ``async for`` over it does that is left
+    early, cancels what still runs; `detach` it first where it shall go on.
     """
 
-    def __init__(self, client: AsyncClient, request_id: str, message: bytes) -> None:
+    def __init__(
+        self, socket: AsyncSocket, request_id: str, message: bytes, follows: bool = False
+    ) -> None:
         super().__init__(request_id)
-        self._client = client
+        self._socket = socket
         self._unsent: bytes | None = message
+        self._follows = follows
         self._arrived = asyncio.Event()
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -245,8 +182,8 @@ class AsyncGeneration(Progress):
 
     async def __anext__(self) -> Token | Finished:
         await self._start()
-        while self._client._inboxes.is_open(self.request_id):
-            event = self._note(await self._client._next(self.request_id, self._arrived))
+        while self._socket.is_open(self.request_id):
+            event = self._note(await self._socket.next(self.request_id, self._arrived))
             if event is not None:
                 return event
         raise StopAsyncIteration
@@ -268,16 +205,28 @@ class AsyncGeneration(Progress):
                 raise
 
     def __del__(self) -> None:
-        self._client._abandon(self.request_id)
+        self._socket.abandon(self.request_id)
 
     async def cancel(self) -> Finished | None:
         """Ends it and returns its `Finished`; one that is over is left alone."""
         self._unsent = None
-        if self._client._inboxes.is_open(self.request_id):
-            await self._client._cancel(self.request_id)
+        if self._socket.is_open(self.request_id):
+            await self._socket.bid(Farewell("cancel", self.request_id))
             async for _ in self:
                 pass
         return self.finished
+
+    async def detach(self) -> None:
+        """Leaves it to go on by itself, if its session is kept, and ends the iteration.
+
+        What has not been read is still there for `AsyncClient.resume`, from
+        ``last_seq`` on.
+        """
+        await self._start()
+        if self._socket.is_open(self.request_id):
+            await self._socket.bid(Farewell("detach", self.request_id))
+            while self._socket.is_open(self.request_id):
+                await self._socket.next(self.request_id, self._arrived)
 
     async def text(self) -> str:
         """All of the text, when it is there."""
@@ -286,7 +235,7 @@ class AsyncGeneration(Progress):
     async def _start(self) -> None:
         message, self._unsent = self._unsent, None
         if message is not None:
-            await self._client._start(self.request_id, message, self._arrived)
+            await self._socket.start(self.request_id, message, self._arrived, self._follows)
 
 
 class AsyncSession:
@@ -295,22 +244,62 @@ class AsyncSession:
     def __init__(self, client: AsyncClient, session: str) -> None:
         self.id = session
         self._client = client
+        self._socket = client._socket
 
-    async def append(self, text: str | Sequence[int]) -> Appended:
-        """Lets the session read ``text``, or token ids, without generating."""
-        field = "text" if isinstance(text, str) else "tokens"
-        return await self._client._ask("append", Appended, session=self.id, **{field: text})
+    async def append(
+        self,
+        text: str | Sequence[int],
+        *,
+        logprobs: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Appended:
+        """Lets the session read ``text``, or token ids, without generating.
+
+        With ``logprobs`` the answer says how probable each token was. What comes
+        twice under one ``idempotency_key`` is read once, and answered twice.
+        """
+        return await self._socket.ask(
+            "append",
+            Appended,
+            session=self.id,
+            logprobs=logprobs or None,
+            idempotency_key=idempotency_key,
+            **Protocol.fed(text),
+        )
 
     def generate(
-        self, prompt: str | Sequence[int] = "", **sampling: Unpack[Sampling]
+        self,
+        prompt: str | Sequence[int] = "",
+        *,
+        idempotency_key: str | None = None,
+        **sampling: Unpack[Sampling],
     ) -> AsyncGeneration:
         """Goes on with the session's text, after ``prompt`` if there is one."""
-        return self._client.generate(prompt, session=self.id, **sampling)
+        return self._client.generate(
+            prompt, session=self.id, idempotency_key=idempotency_key, **sampling
+        )
+
+    async def fork(self, n: int = 1, at: int | None = None) -> list[AsyncSession]:
+        """``n`` copies, as the session is, or as it was when it had ``at`` tokens."""
+        forked = await self._socket.ask("fork", Forked, session=self.id, n=n, at=at)
+        return [AsyncSession(self._client, session) for session in forked.sessions]
+
+    async def rewind(self, at: int) -> Rewound:
+        """Cuts the text back to ``at`` tokens; the session's epoch is a new one."""
+        return await self._socket.ask("rewind", Rewound, session=self.id, at=at)
+
+    async def cancel(self) -> SessionInfo:
+        """Ends what the session runs, also where nobody reads it."""
+        return await self._client._call(calls.cancel_session(self.id))
 
     async def info(self) -> SessionInfo:
-        """Position, idle seconds and bytes."""
-        return Protocol.session_info(await self._client._call(Protocol.session(self.id)))
+        """Position, epoch, idle seconds and bytes."""
+        return await self._client._call(calls.session_info(self.id))
+
+    async def export(self) -> bytes:
+        """The session as it is now, as one signed file."""
+        return await self._client._call(calls.export_session(self.id))
 
     async def delete(self) -> None:
-        """Frees its slot."""
-        await self._client._ask("delete", Deleted, session=self.id)
+        """Forgets it."""
+        await self._socket.ask("delete", Deleted, session=self.id)

@@ -11,7 +11,10 @@ class EverstreamError(Exception):
 
     ``code`` is the server's stable code, ``param`` the field at fault, if one
     is, and ``status`` the HTTP status; None where the server said nothing.
+    ``retry_after_s`` is when to try again, where the server knows it.
     """
+
+    retry_after_s: float | None = None
 
     def __init__(
         self,
@@ -47,10 +50,47 @@ class SessionBusy(EverstreamError):
     """The session runs another request (409)."""
 
 
-class CapacityExhausted(EverstreamError):
-    """The server is full or about to stop (429, 503); try again after ``retry_after_s``."""
+class SessionAttached(EverstreamError):
+    """The session's events have another reader (409), or have one now: it was taken over."""
 
-    retry_after_s: float | None = None
+
+class KeyInUse(EverstreamError):
+    """The first request under the same idempotency key is still under way (409); try again."""
+
+
+class HistoryGone(EverstreamError):
+    """What is asked for lies before the part of the session's log that is kept (410)."""
+
+
+class SnapshotMismatch(EverstreamError):
+    """The session belongs to another model, or to another way of running it (409)."""
+
+
+class SessionMigrated(EverstreamError):
+    """The server is stopping and has saved the session: resume it where it comes back."""
+
+
+class SessionReset(EverstreamError):
+    """The events after the last known one cannot be had; the message says why.
+
+    To go on from the session as it is now, `resume` it from these.
+    """
+
+    def __init__(self, reason: str, session: str, epoch: str, last_seq: int) -> None:
+        super().__init__(reason, "reset")
+        self.session, self.epoch, self.last_seq = session, epoch, last_seq
+
+
+class CapacityExhausted(EverstreamError):
+    """The server is full or about to stop (429, 503); try again later."""
+
+
+class StoreFailed(EverstreamError):
+    """The server cannot keep sessions at present (503); try again later."""
+
+
+class StoreFull(StoreFailed):
+    """The server has no room for more of kept sessions (507)."""
 
 
 class InternalServerError(EverstreamError):
@@ -75,6 +115,15 @@ class ProtocolError(EverstreamError):
 
 _BY_CODE: dict[str | None, type[EverstreamError]] = {
     "session_not_found": SessionNotFound,
+    "session_attached": SessionAttached,
+    "key_in_use": KeyInUse,
+    "history_gone": HistoryGone,
+    "snapshot_mismatch": SnapshotMismatch,
+    "migrated": SessionMigrated,
+    "store_failed": StoreFailed,
+    "store_lost": StoreFailed,
+    "store_taken": StoreFailed,
+    "store_full": StoreFull,
     "reader_too_slow": ReaderTooSlow,
 }
 _BY_STATUS: dict[int, type[EverstreamError]] = {
@@ -97,7 +146,7 @@ def error_of(status: int, body: Any, retry_after: str | None = None) -> Everstre
     by_class = InvalidRequest if 400 <= status < 500 else InternalServerError
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, by_class)
     error = kind(str(details.get("message")), code, details.get("param"), status)
-    if isinstance(error, CapacityExhausted) and retry_after is not None:
+    if retry_after is not None:
         with contextlib.suppress(ValueError):  # a proxy may name a date
             error.retry_after_s = float(retry_after)
     return error

@@ -25,6 +25,7 @@ class Created:
 
     request_id: str
     session: str
+    epoch: str
     position: int
     state_bytes: int
 
@@ -35,6 +36,7 @@ class Started:
 
     request_id: str
     session: str
+    epoch: str
     position: int
     seed: int
 
@@ -66,12 +68,84 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The session has read what was appended."""
+    """The session has read what was appended.
+
+    ``logprobs`` has the natural logarithm of each token's probability, if that
+    was asked for; the first token of a text has none.
+    """
 
     request_id: str
     session: str
     position: int
     usage: Usage
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Copies of a session."""
+
+    request_id: str
+    session: str
+    sessions: tuple[str, ...]
+    epoch: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The session's text was cut back; its events go on from ``seq`` in a new epoch."""
+
+    request_id: str
+    session: str
+    epoch: str
+    seq: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The events after ``seq`` follow: up to ``last_seq`` at once, and more if it is ``busy``."""
+
+    request_id: str
+    session: str
+    epoch: str
+    seq: int
+    last_seq: int
+    position: int
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The events that were asked for cannot be had; the session stands at ``last_seq``."""
+
+    request_id: str
+    session: str
+    epoch: str
+    seq: int
+    last_seq: int
+    position: int
+    busy: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """The generation goes on by itself."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """The server is stopping; the session was saved and goes on where it comes back."""
+
+    request_id: str
+    session: str
+    epoch: str
+    seq: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +164,21 @@ class Refused:
     error: EverstreamError
 
 
-Event = Created | Started | Token | Finished | Appended | Deleted | Refused
+Event = (
+    Created
+    | Started
+    | Token
+    | Finished
+    | Appended
+    | Forked
+    | Rewound
+    | Resumed
+    | Reset
+    | Detached
+    | Migrate
+    | Deleted
+    | Refused
+)
 
 _TYPES: dict[str, type[Any]] = {
     "created": Created,
@@ -98,6 +186,12 @@ _TYPES: dict[str, type[Any]] = {
     "token": Token,
     "finished": Finished,
     "appended": Appended,
+    "forked": Forked,
+    "rewound": Rewound,
+    "resumed": Resumed,
+    "reset": Reset,
+    "detached": Detached,
+    "migrate": Migrate,
     "deleted": Deleted,
 }
 
@@ -116,6 +210,7 @@ def parse_event(frame: dict[str, Any]) -> Event | None:
 def from_fields(kind: type[T], fields: dict[str, Any]) -> T:
     """A ``kind`` of what ``fields`` has of it; what a later server may have added is left out."""
     known = {name: fields[name] for name in kind.__slots__ if name in fields}  # type: ignore[attr-defined]
+    known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
     if "usage" in known:
         known["usage"] = from_fields(Usage, known["usage"])
     return kind(**known)

@@ -1,13 +1,12 @@
-"""The protocol without any I/O: messages out, events in. Both clients are thin around it."""
+"""The WebSocket's protocol without any I/O: messages out, events in."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from collections.abc import Sequence
+from typing import TypedDict, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
@@ -16,23 +15,26 @@ from clients.python.errors import (
     ConnectionLost,
     EverstreamError,
     InternalServerError,
-    InvalidRequest,
     ProtocolError,
+    SessionMigrated,
+    SessionReset,
     error_of,
 )
 from clients.python.events import (
     Event,
     Finished,
+    Migrate,
     Refused,
+    Reset,
+    Resumed,
     Started,
     Token,
-    Usage,
-    from_fields,
     parse_event,
 )
+from clients.python.inbox import Farewell
+from clients.python.message import encode
 
 STREAM_PATH = "/v1/stream"
-JSON_HEADERS = {"content-type": "application/json"}
 
 Answer = TypeVar("Answer", bound=Event)
 
@@ -54,46 +56,8 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer of ``POST /v1/completions``."""
-
-    text: str
-    finish_reason: str
-    session: str | None
-    seed: int
-    position: int
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """A kept session as the server sees it."""
-
-    session: str
-    position: int
-    seq: int
-    busy: bool
-    idle_s: float
-    state_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One HTTP request."""
-
-    method: str
-    path: str
-    body: bytes | None = None
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers that belong to the body."""
-        return {} if self.body is None else JSON_HEADERS
-
-
 class Protocol:
-    """Builds messages and calls, and reads what comes back.
+    """Builds messages and reads what comes back.
 
     ``url`` is the server's HTTP address, such as ``http://127.0.0.1:8000``.
     """
@@ -109,17 +73,20 @@ class Protocol:
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._numbers = itertools.count(1)
 
-    # WebSocket
-
     def message(self, kind: str, **fields: object) -> tuple[str, bytes]:
         """A new message's request id and JSON; fields that are None are left out."""
         request_id = f"r{next(self._numbers)}"
-        return request_id, _encode({"type": kind, "request_id": request_id, **fields})
+        return request_id, encode({"type": kind, "request_id": request_id, **fields})
 
     @staticmethod
-    def cancel(request_id: str) -> bytes:
-        """The message that ends a running request."""
-        return _encode({"type": "cancel", "request_id": request_id})
+    def farewell(farewell: Farewell) -> bytes:
+        """The message that ends a running request, or leaves it to go on by itself."""
+        return encode({"type": farewell.kind, "request_id": farewell.request_id})
+
+    @staticmethod
+    def fed(text: str | Sequence[int]) -> dict[str, object]:
+        """The field of what is appended: text, or token ids."""
+        return {"text" if isinstance(text, str) else "tokens": text}
 
     @staticmethod
     def event(frame: str | bytes) -> Event | None:
@@ -136,6 +103,10 @@ class Protocol:
             raise event.error
         if isinstance(event, Finished) and event.finish_reason == "error":
             raise InternalServerError(event.error or "the request failed")
+        if isinstance(event, Reset):
+            raise SessionReset(event.reason, event.session, event.epoch, event.last_seq)
+        if isinstance(event, Migrate):
+            raise SessionMigrated("the server is stopping; the session was saved", "migrated")
         return event
 
     @staticmethod
@@ -147,69 +118,37 @@ class Protocol:
             raise Cancelled("the request was cancelled")
         raise ProtocolError(f"{event} is no answer to this request")
 
-    # HTTP
-
-    @staticmethod
-    def complete(prompt: str | Sequence[int], **fields: object) -> Call:
-        return Call("POST", "/v1/completions", _encode({"prompt": prompt, **fields}))
-
-    @staticmethod
-    def session(session: str, method: str = "GET") -> Call:
-        return Call(method, f"/v1/sessions/{quote(session, safe='')}")
-
-    @staticmethod
-    def answer(status: int, content: bytes, headers: Mapping[str, str]) -> Any:
-        """The JSON of an answer; raises the error that it is."""
-        try:
-            body = json.loads(content) if content else None
-        except ValueError:
-            body = None
-        if status >= 400:
-            raise error_of(status, body, headers.get("retry-after"))
-        if not isinstance(body, dict):
-            raise ProtocolError(f"an answer that is no JSON object: {content[:80]!r}")
-        return body
-
-    @staticmethod
-    def completion(body: Any) -> Completion:
-        """The answer to `complete`."""
-        try:
-            return from_fields(Completion, {**body, **body["choices"][0]})
-        except (LookupError, TypeError) as error:
-            raise ProtocolError("the answer is no completion") from error
-
-    @staticmethod
-    def session_info(body: Any) -> SessionInfo:
-        """The answer to `session`."""
-        try:
-            return from_fields(SessionInfo, body)
-        except TypeError as error:
-            raise ProtocolError("the answer is no session") from error
-
-    @staticmethod
-    def models(body: Any) -> list[dict[str, Any]]:
-        """The list in the answer of ``/v1/models``."""
-        models = body.get("data")
-        if not isinstance(models, list):
-            raise ProtocolError("the answer is no list of models")
-        return models
-
 
 class Progress:
-    """How far a generation has come, as its reader sees it."""
+    """How far a generation has come, as its reader sees it.
+
+    ``session``, ``epoch`` and ``last_seq`` are what `resume` wants, to go on after
+    the last event that was read. ``last_seq`` is None until there is one.
+    """
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.session: str | None = None
+        self.epoch: str | None = None
+        self.last_seq: int | None = None
         self.started: Started | None = None
+        self.resumed: Resumed | None = None
         self.finished: Finished | None = None
 
     def _note(self, event: Event) -> Token | Finished | None:
         """Remembers ``event`` and gives it back if it has text to show."""
+        if isinstance(event, Started | Resumed):
+            self.session, self.epoch = event.session, event.epoch
         if isinstance(event, Started):
             self.started = event
-        elif isinstance(event, Finished):
-            self.finished = event
-        return event if isinstance(event, Token | Finished) else None
+        elif isinstance(event, Resumed):
+            self.resumed, self.last_seq = event, event.seq
+        elif isinstance(event, Token | Finished):
+            self.last_seq = event.seq
+            if isinstance(event, Finished):
+                self.finished = event
+            return event
+        return None
 
 
 def handshake_error(error: InvalidHandshake) -> EverstreamError:
@@ -222,18 +161,3 @@ def handshake_error(error: InvalidHandshake) -> EverstreamError:
     except ValueError:
         body = None
     return error_of(response.status_code, body, response.headers.get("retry-after"))
-
-
-def _encode(fields: Mapping[str, object]) -> bytes:
-    """Fields as JSON, without those that are None. Raises `InvalidRequest` that names a field."""
-    members = (_member(name, value) for name, value in fields.items() if value is not None)
-    return b"{" + b",".join(members) + b"}"
-
-
-def _member(name: str, value: object) -> bytes:
-    try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=list)
-        return f'"{name}":{text}'.encode()
-    except (TypeError, ValueError) as error:
-        message = f"{name}: cannot be sent as JSON: {error}"
-        raise InvalidRequest(message, "invalid_value", name) from error

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
-from websockets.protocol import State
-from websockets.sync.client import ClientConnection, connect
 
-from clients.python.errors import ConnectionLost, EverstreamError, ProtocolError
-from clients.python.events import Appended, Created, Deleted, Event, Finished, Token
-from clients.python.inbox import MAX_UNREAD, Inboxes
-from clients.python.protocol import (
-    Answer,
-    Call,
-    Completion,
-    Progress,
-    Protocol,
-    Sampling,
-    SessionInfo,
-    handshake_error,
+from clients.python import calls
+from clients.python.calls import Call, Completion, ListedSession, SessionInfo
+from clients.python.errors import ConnectionLost, EverstreamError
+from clients.python.events import (
+    Appended,
+    Created,
+    Deleted,
+    Finished,
+    Forked,
+    Rewound,
+    Token,
 )
+from clients.python.inbox import Farewell
+from clients.python.protocol import Progress, Protocol, Sampling
+from clients.python.sync_socket import Socket
+
+T = TypeVar("T")
 
 
 class Client:
@@ -38,16 +36,10 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 60.0) -> None:
         self._protocol = Protocol(url, api_key)
-        self._timeout_s = timeout_s
+        self._socket = Socket(self._protocol, timeout_s)
         self._http = httpx.Client(
             base_url=self._protocol.base_url, headers=self._protocol.headers, timeout=timeout_s
         )
-        self._socket: ClientConnection | None = None
-        self._to_close = contextlib.ExitStack()
-        self._inboxes = Inboxes()
-        self._thread = threading.get_ident()
-        self._on_socket = False
-        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -61,10 +53,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections; what runs on them is cancelled by the server."""
-        self._closed = True
+        """Ends the connections. What runs in kept sessions goes on for a while: see `resume`."""
         self._http.close()
-        self._disconnect(ConnectionLost("the client was closed"))
+        self._socket.close()
 
     def generate(
         self,
@@ -72,19 +63,61 @@ class Client:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
-        """Starts a generation; iterate over it for its tokens and its end."""
-        request_id = self._start("generate", prompt=prompt, session=session, keep=keep, **sampling)
-        return Generation(self, request_id)
+        """Starts a generation; iterate over it for its tokens and its end.
+
+        One whose ``idempotency_key`` the server has seen is read again instead.
+        """
+        request_id, message = self._protocol.message(
+            "generate",
+            prompt=prompt,
+            session=session,
+            keep=keep,
+            idempotency_key=idempotency_key,
+            **sampling,
+        )
+        self._socket.start(request_id, message)
+        return Generation(self._socket, request_id)
+
+    def resume(
+        self, session: str, last_seq: int, epoch: str | None = None, take_over: bool = False
+    ) -> Generation:
+        """The events of a session after ``last_seq``: those that were missed, then live ones.
+
+        They are of one generation or of several, and end with what runs. Raises
+        `SessionReset` where the events are gone or ``epoch`` is over, and
+        `SessionAttached` where somebody else reads them, unless you ``take_over``.
+        """
+        request_id, message = self._protocol.message(
+            "resume", session=session, last_seq=last_seq, epoch=epoch, take_over=take_over
+        )
+        self._socket.start(request_id, message, follows=True)
+        generation = Generation(self._socket, request_id)
+        generation._note(self._socket.next(request_id))
+        return generation
 
     def create_session(self) -> Session:
         """A kept, empty session."""
-        return Session(self, self._ask("create", Created).session)
+        return Session(self, self._socket.ask("create", Created).session)
 
     def session(self, session: str) -> Session:
         """A session by its id; nothing is asked of the server yet."""
         return Session(self, session)
+
+    def sessions(self, page_size: int = 100) -> Iterator[ListedSession]:
+        """All of the caller's kept sessions by id, those that sleep too."""
+        after: str | None = None
+        while True:
+            page = self._call(calls.sessions(after, page_size))
+            yield from page.sessions
+            if (after := page.after) is None:
+                return
+
+    def import_session(self, data: bytes) -> Session:
+        """A new session from what `Session.export` gave, here or on another server."""
+        return Session(self, self._call(calls.import_session(data)))
 
     def complete(
         self,
@@ -92,15 +125,19 @@ class Client:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Completion:
         """A whole answer at once, over HTTP."""
-        call = self._protocol.complete(prompt, session=session, keep=keep, **sampling)
-        return self._protocol.completion(self._call(call))
+        return self._call(
+            calls.complete(
+                prompt, session=session, keep=keep, idempotency_key=idempotency_key, **sampling
+            )
+        )
 
     def models(self) -> list[dict[str, Any]]:
         """The ``data`` of ``/v1/models``."""
-        return self._protocol.models(self._call(Call("GET", "/v1/models")))
+        return self._call(calls.models())
 
     def health(self) -> bool:
         """Whether the server is alive."""
@@ -109,123 +146,14 @@ class Client:
         except httpx.HTTPError:
             return False
 
-    def _call(self, call: Call) -> Any:
+    def _call(self, call: Call[T]) -> T:
         try:
             response = self._http.request(
                 call.method, call.path, content=call.body, headers=call.headers
             )
         except httpx.HTTPError as error:
             raise ConnectionLost(f"no answer from {self._protocol.base_url}: {error}") from error
-        return self._protocol.answer(response.status_code, response.content, response.headers)
-
-    def _ask(self, kind: str, answer: type[Answer], **fields: object) -> Answer:
-        """Sends a message that has one answer, and waits for it."""
-        request_id = self._start(kind, **fields)
-        try:
-            return self._protocol.expected(self._next(request_id), answer)
-        finally:
-            self._abandon(request_id)
-
-    def _start(self, kind: str, **fields: object) -> str:
-        request_id, message = self._protocol.message(kind, **fields)
-        self._thread = threading.get_ident()
-        self._connect()
-        self._inboxes.open(request_id)
-        try:
-            self._send(message)
-        except ConnectionClosed as error:
-            self._inboxes.abandon(request_id)
-            lost = ConnectionLost(f"the connection ended: {error}")
-            self._disconnect(lost)
-            raise lost from error
-        return request_id
-
-    def _next(self, request_id: str) -> Event:
-        """The next event of an open request; those of others are put aside for them."""
-        deadline = time.monotonic() + self._timeout_s
-        while (event := self._inboxes.take(request_id)) is None:
-            try:
-                self._receive(deadline)
-            except TimeoutError as error:
-                self._abandon(request_id)
-                raise ConnectionLost(f"no event within {self._timeout_s:g} s") from error
-        return self._protocol.checked(event)
-
-    def _receive(self, deadline: float) -> None:
-        """Delivers one frame. A socket that ends fails the requests that are open on it."""
-        assert self._socket is not None, "its requests failed when it ended"
-        try:
-            with self._socket_in_use():
-                frame = self._socket.recv(timeout=max(0.0, deadline - time.monotonic()))
-            if (event := self._protocol.event(frame)) is not None:
-                self._inboxes.deliver(event)
-        except ConnectionClosed as error:
-            self._disconnect(ConnectionLost(f"the connection ended: {error}"))
-        except ProtocolError as error:
-            self._disconnect(error)
-        self._cancel_abandoned()
-
-    def _send(self, message: bytes) -> None:
-        assert self._socket is not None
-        with self._socket_in_use():
-            self._socket.send(message, text=True)
-
-    def _cancel(self, request_id: str) -> None:
-        """Asks for an end. Where the socket has ended, its next reader says so."""
-        if self._socket is not None:
-            with contextlib.suppress(ConnectionClosed):
-                self._send(self._protocol.cancel(request_id))
-
-    def _abandon(self, request_id: str) -> None:
-        """Cancels a request that nobody reads any more, if it still runs."""
-        self._inboxes.abandon(request_id)
-        self._cancel_abandoned()
-
-    def _cancel_abandoned(self) -> None:
-        """Also runs in finalizers, which may interrupt a call that holds the socket's locks.
-
-        There it leaves the work to the end of that call, or to the next one.
-        """
-        if self._on_socket or threading.get_ident() != self._thread:
-            return
-        while self._inboxes.abandoned:
-            self._cancel(self._inboxes.abandoned.popleft())
-
-    @contextlib.contextmanager
-    def _socket_in_use(self) -> Iterator[None]:
-        self._on_socket = True
-        try:
-            yield
-        finally:
-            self._on_socket = False
-
-    def _connect(self) -> None:
-        """Makes sure that there is a socket, and that it is open."""
-        if self._closed:
-            raise ConnectionLost("the client was closed")
-        if self._socket is not None and self._socket.protocol.state is not State.OPEN:
-            self._disconnect(ConnectionLost("the connection ended"))
-        if self._socket is not None:
-            return
-        try:
-            connecting = connect(
-                self._protocol.stream_url,
-                additional_headers=self._protocol.headers,
-                compression=None,
-                max_size=None,
-                max_queue=MAX_UNREAD,
-                open_timeout=self._timeout_s,
-            )
-            self._socket = self._to_close.enter_context(connecting)
-        except InvalidHandshake as error:
-            raise handshake_error(error) from error
-        except (OSError, TimeoutError) as error:
-            raise ConnectionLost(f"cannot reach {self._protocol.stream_url}: {error}") from error
-
-    def _disconnect(self, reason: EverstreamError) -> None:
-        self._socket = None
-        self._inboxes.fail(reason)
-        self._to_close.close()
+        return call.result(response.status_code, response.content, response.headers)
 
 
 class Generation(Progress):
@@ -233,20 +161,21 @@ class Generation(Progress):
 
     Iterating gives a `Token` for each token and ends with a `Finished`, so that
     the ``text`` of all events joined is the answer. ``started`` is set from the
-    first event on. Leaving its ``with`` block, or dropping it, as a ``for`` over
-    it does that is left early, cancels what still runs.
+    first event on, or ``resumed`` where it is read again. Leaving its ``with``
+    block, or dropping it, as a ``for`` over it does that is left early, cancels
+    what still runs; `detach` it first where it shall go on.
     """
 
-    def __init__(self, client: Client, request_id: str) -> None:
+    def __init__(self, socket: Socket, request_id: str) -> None:
         super().__init__(request_id)
-        self._client = client
+        self._socket = socket
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Token | Finished:
-        while self._client._inboxes.is_open(self.request_id):
-            if (event := self._note(self._client._next(self.request_id))) is not None:
+        while self._socket.is_open(self.request_id):
+            if (event := self._note(self._socket.next(self.request_id))) is not None:
                 return event
         raise StopIteration
 
@@ -266,15 +195,25 @@ class Generation(Progress):
                 raise
 
     def __del__(self) -> None:
-        self._client._abandon(self.request_id)
+        self._socket.abandon(self.request_id)
 
     def cancel(self) -> Finished | None:
         """Ends it and returns its `Finished`; one that is over is left alone."""
-        if self._client._inboxes.is_open(self.request_id):
-            self._client._cancel(self.request_id)
+        if self._socket.is_open(self.request_id):
+            self._socket.bid(Farewell("cancel", self.request_id))
             for _ in self:
                 pass
         return self.finished
+
+    def detach(self) -> None:
+        """Leaves it to go on by itself, if its session is kept, and ends the iteration.
+
+        What has not been read is still there for `Client.resume`, from ``last_seq`` on.
+        """
+        if self._socket.is_open(self.request_id):
+            self._socket.bid(Farewell("detach", self.request_id))
+            while self._socket.is_open(self.request_id):
+                self._socket.next(self.request_id)
 
     def text(self) -> str:
         """All of the text, when it is there."""
@@ -287,22 +226,62 @@ class Session:
     def __init__(self, client: Client, session: str) -> None:
         self.id = session
         self._client = client
+        self._socket = client._socket
 
-    def append(self, text: str | Sequence[int]) -> Appended:
-        """Lets the session read ``text``, or token ids, without generating."""
-        field = "text" if isinstance(text, str) else "tokens"
-        return self._client._ask("append", Appended, session=self.id, **{field: text})
+    def append(
+        self,
+        text: str | Sequence[int],
+        *,
+        logprobs: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Appended:
+        """Lets the session read ``text``, or token ids, without generating.
+
+        With ``logprobs`` the answer says how probable each token was. What comes
+        twice under one ``idempotency_key`` is read once, and answered twice.
+        """
+        return self._socket.ask(
+            "append",
+            Appended,
+            session=self.id,
+            logprobs=logprobs or None,
+            idempotency_key=idempotency_key,
+            **Protocol.fed(text),
+        )
 
     def generate(
-        self, prompt: str | Sequence[int] = "", **sampling: Unpack[Sampling]
+        self,
+        prompt: str | Sequence[int] = "",
+        *,
+        idempotency_key: str | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Generation:
         """Goes on with the session's text, after ``prompt`` if there is one."""
-        return self._client.generate(prompt, session=self.id, **sampling)
+        return self._client.generate(
+            prompt, session=self.id, idempotency_key=idempotency_key, **sampling
+        )
+
+    def fork(self, n: int = 1, at: int | None = None) -> list[Session]:
+        """``n`` copies, as the session is, or as it was when it had ``at`` tokens."""
+        forked = self._socket.ask("fork", Forked, session=self.id, n=n, at=at)
+        return [Session(self._client, session) for session in forked.sessions]
+
+    def rewind(self, at: int) -> Rewound:
+        """Cuts the text back to ``at`` tokens; the session's epoch is a new one."""
+        return self._socket.ask("rewind", Rewound, session=self.id, at=at)
+
+    def cancel(self) -> SessionInfo:
+        """Ends what the session runs, also where nobody reads it."""
+        return self._client._call(calls.cancel_session(self.id))
 
     def info(self) -> SessionInfo:
-        """Position, idle seconds and bytes."""
-        return Protocol.session_info(self._client._call(Protocol.session(self.id)))
+        """Position, epoch, idle seconds and bytes."""
+        return self._client._call(calls.session_info(self.id))
+
+    def export(self) -> bytes:
+        """The session as it is now, as one signed file."""
+        return self._client._call(calls.export_session(self.id))
 
     def delete(self) -> None:
-        """Frees its slot."""
-        self._client._ask("delete", Deleted, session=self.id)
+        """Forgets it."""
+        self._socket.ask("delete", Deleted, session=self.id)

@@ -21,6 +21,7 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     checkpoint = tiny_checkpoint()
     save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
     command = [sys.executable, "-m", "server.main", "serve", "--model", str(folder)]
+    command += ["--store", "memory", "--sleep-memory", "0"]  # full at 16 sessions
     yield from serving([*command, "--port", "0", "--threads", "1", "--max-sessions", "16"], folder)
 
 

@@ -60,6 +60,7 @@ def started(message: Message) -> str:
             "type": "started",
             "request_id": message["request_id"],
             "session": "sess_1",
+            "epoch": "store-0",
             "position": 0,
             "seed": 1,
         }
@@ -85,6 +86,7 @@ def created(message: Message) -> str:
             "type": "created",
             "request_id": message["request_id"],
             "session": "sess_1",
+            "epoch": "store-0",
             "position": 0,
             "state_bytes": 4,
         }

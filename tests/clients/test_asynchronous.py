@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from clients.python import AsyncClient, ConnectionLost, InvalidRequest, NotFound
+from clients.python import AsyncClient, ConnectionLost, InvalidRequest, NotFound, SessionReset
 
 
 @pytest.fixture
@@ -120,3 +120,39 @@ async def test_unreachable_server_is_a_connection_lost() -> None:
         with pytest.raises(ConnectionLost):
             await client.complete("x")
         assert not await client.health()
+
+
+async def test_session_is_forked_rewound_and_read_again(client: AsyncClient) -> None:
+    session = await client.create_session()
+    scored = await session.append([1, 2, 3], logprobs=True)
+    assert scored.logprobs is not None
+    generation = await session.generate(max_tokens=30, seed=1, ignore_eos=True)
+    await anext(generation)
+    await generation.detach()
+    assert [event async for event in generation] == []
+    assert generation.last_seq == 1
+    resumed = await client.resume(session.id, 1, generation.epoch)
+    assert [event.seq async for event in resumed] == list(range(2, 32))
+    (fork,) = await session.fork(at=3)
+    assert (await session.rewind(3)).position == (await fork.info()).position == 3
+    texts = {await one.generate(max_tokens=9, seed=1).text() for one in (session, fork)}
+    assert len(texts) == 1
+    with pytest.raises(SessionReset):
+        await client.resume(session.id, 1, generation.epoch)
+    copy = await client.import_session(await fork.export())
+    made = {one.id for one in (session, fork, copy)}
+    assert made <= {one.session async for one in client.sessions(page_size=2)}
+    for one in (session, fork, copy):
+        await one.cancel()
+        await one.delete()
+
+
+async def test_work_under_a_key_is_done_once(client: AsyncClient) -> None:
+    session = await client.create_session()
+    keys = {name: f"{session.id}-{name}" for name in "ag"}
+    positions, texts = set(), set()
+    for _ in range(2):
+        positions.add((await session.append([1, 2], idempotency_key=keys["a"])).position)
+        texts.add(await session.generate(max_tokens=6, seed=1, idempotency_key=keys["g"]).text())
+    assert (len(positions), len(texts)) == (1, 1)
+    await session.delete()

@@ -66,23 +66,23 @@ async def test_nonsense_is_a_protocol_error_async() -> None:
                 await client.create_session()
 
 
-def test_silence_ends_with_an_error_and_a_cancel() -> None:
+def test_silence_ends_with_an_error_and_lets_go() -> None:
     with answering(say_nothing) as stub, Client(stub.url, timeout_s=0.2) as client:
         generation = client.generate("a")
         with pytest.raises(ConnectionLost, match="no event within"):
             next(generation)
-        assert stub.next_message("cancel")["request_id"] == generation.request_id
+        assert stub.next_message("detach")["request_id"] == generation.request_id
         assert list(generation) == []
 
 
-async def test_silence_ends_with_an_error_and_a_cancel_async() -> None:
+async def test_silence_ends_with_an_error_and_lets_go_async() -> None:
     with answering(say_nothing) as stub:
         async with AsyncClient(stub.url, timeout_s=0.2) as client:
             generation = await client.generate("a")
             with pytest.raises(ConnectionLost, match="no event within"):
                 await anext(generation)
-            cancel = await asyncio.to_thread(stub.next_message, "cancel")
-    assert cancel["request_id"] == generation.request_id
+            detach = await asyncio.to_thread(stub.next_message, "detach")
+    assert detach["request_id"] == generation.request_id
 
 
 def test_end_of_the_connection_reaches_every_generation_and_the_next_one_reconnects() -> None:

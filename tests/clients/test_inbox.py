@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 
 from clients.python.errors import ConnectionLost, InvalidRequest, ReaderTooSlow
-from clients.python.events import Event, Finished, Refused, Token, Usage
+from clients.python.events import (
+    Detached,
+    Event,
+    Finished,
+    Migrate,
+    Refused,
+    Reset,
+    Resumed,
+    Token,
+    Usage,
+)
 from clients.python.inbox import Inboxes
 
 
@@ -11,8 +21,24 @@ def token(request_id: str, seq: int) -> Token:
     return Token(request_id, seq, position=seq, token_id=0, text="")
 
 
-def end(request_id: str) -> Finished:
-    return Finished(request_id, None, 1, 1, "", "length", Usage(1, 1, 2))
+def end(request_id: str, seq: int = 1) -> Finished:
+    return Finished(request_id, None, seq, 1, "", "length", Usage(1, 1, 2))
+
+
+def resumed(seq: int, last_seq: int, busy: bool) -> Resumed:
+    return Resumed("a", "s", "store-0", seq, last_seq, 50, busy)
+
+
+def read_again(*events: Event, follows: bool = True) -> tuple[int, Inboxes]:
+    """How many of ``events`` are taken before the request is over."""
+    inboxes = Inboxes()
+    inboxes.open("a", follows=follows)
+    for event in events:
+        inboxes.deliver(event)
+    num_taken = 0
+    while inboxes.is_open("a") and inboxes.take("a") is not None:
+        num_taken += 1
+    return num_taken, inboxes
 
 
 def opened(*request_ids: str, max_unread: int = 8) -> Inboxes:
@@ -66,7 +92,7 @@ def test_unread_events_are_bounded_and_harm_no_other_request() -> None:
     for seq in range(1, 6):
         inboxes.deliver(token("slow", seq))
     inboxes.deliver(token("other", 1))
-    assert list(inboxes.abandoned) == ["slow"]
+    assert list(inboxes.farewells) == [("detach", "slow")]
     assert [inboxes.take("slow") for _ in range(3)] == [token("slow", seq) for seq in (1, 2, 3)]
     with pytest.raises(ReaderTooSlow):
         inboxes.take("slow")
@@ -85,7 +111,7 @@ def test_abandoned_request_is_to_be_cancelled_once_and_its_events_dropped() -> N
     inboxes.abandon("a")
     inboxes.abandon("a")
     inboxes.deliver(token("a", 1))
-    assert list(inboxes.abandoned) == ["a"]
+    assert list(inboxes.farewells) == [("cancel", "a")]
     assert not inboxes.is_open("a")
 
 
@@ -93,13 +119,62 @@ def test_request_that_has_ended_needs_no_cancel() -> None:
     inboxes = opened("a")
     inboxes.fail(ConnectionLost("gone"))
     inboxes.abandon("a")
-    assert not inboxes.abandoned
+    assert not inboxes.farewells
 
 
 def test_refusal_of_an_unreadable_frame_leaves_nobody_waiting() -> None:
     inboxes = opened("a", "b")
     inboxes.deliver(Refused(None, InvalidRequest("not JSON")))
-    assert sorted(inboxes.abandoned) == ["a", "b"]
+    assert sorted(inboxes.farewells) == [("cancel", "a"), ("cancel", "b")]
     for request_id in "ab":
         with pytest.raises(InvalidRequest):
             inboxes.take(request_id)
+
+
+def test_idle_session_that_was_missed_nothing_of_is_over_at_once() -> None:
+    num_taken, inboxes = read_again(resumed(7, 7, busy=False), token("a", 8))
+    assert (num_taken, inboxes.is_open("a")) == (1, False)
+
+
+def test_idle_session_ends_with_the_last_event_of_its_log() -> None:
+    events = [resumed(1, 5, busy=False), token("a", 2), end("a", 3), token("a", 4), end("a", 5)]
+    num_taken, inboxes = read_again(*events, token("a", 6))
+    assert (num_taken, inboxes.is_open("a")) == (5, False)
+
+
+def test_busy_session_ends_with_what_it_runs() -> None:
+    events = [resumed(1, 3, busy=True), end("a", 2), token("a", 3), token("a", 4), end("a", 5)]
+    for num in (3, 4):
+        assert read_again(*events[:num])[1].is_open("a")
+    num_taken, inboxes = read_again(*events, token("a", 6))
+    assert (num_taken, inboxes.is_open("a")) == (5, False)
+    assert not inboxes.farewells
+
+
+@pytest.mark.parametrize(
+    "last", [Detached("a"), Migrate("a", "s", "store-0", 3, 9), Refused("a", ConnectionLost("x"))]
+)
+def test_busy_session_ends_with_its_attachment(last: Event) -> None:
+    num_taken, inboxes = read_again(resumed(1, 3, busy=True), token("a", 2), last, token("a", 3))
+    assert (num_taken, inboxes.is_open("a")) == (3, False)
+
+
+def test_generation_that_is_repeated_ends_with_its_own_end() -> None:
+    events = [resumed(1, 5, busy=True), token("a", 2), end("a", 3), token("a", 4), end("a", 6)]
+    num_taken, inboxes = read_again(*events, follows=False)
+    assert (num_taken, inboxes.is_open("a")) == (3, False)
+    assert list(inboxes.farewells) == [("detach", "a")]  # what runs now is somebody else's
+
+
+def test_reset_leaves_what_runs_alone() -> None:
+    reset = Reset("a", "s", "store-1", 5, 5, 50, busy=True, reason="rewound")
+    num_taken, inboxes = read_again(reset, token("a", 6))
+    assert (num_taken, inboxes.is_open("a")) == (1, False)
+    assert list(inboxes.farewells) == [("detach", "a")]
+
+
+def test_request_whose_end_is_unread_needs_no_cancel() -> None:
+    inboxes = opened("a")
+    inboxes.deliver(end("a"))
+    inboxes.abandon("a")
+    assert not inboxes.farewells

@@ -6,16 +6,28 @@ import math
 import pytest
 
 from clients.python import (
+    Appended,
     AuthenticationError,
     CapacityExhausted,
     EverstreamError,
+    HistoryGone,
     InternalServerError,
     InvalidRequest,
+    KeyInUse,
     NotFound,
     ProtocolError,
+    Resumed,
+    SessionAttached,
     SessionBusy,
+    SessionMigrated,
     SessionNotFound,
+    SessionReset,
+    SnapshotMismatch,
+    StoreFailed,
+    StoreFull,
     Token,
+    Usage,
+    calls,
 )
 from clients.python.errors import error_of
 from clients.python.protocol import Protocol
@@ -60,7 +72,7 @@ def test_token_ids_may_be_any_sequence(protocol: Protocol, ids: list[int]) -> No
 def test_what_json_cannot_carry_is_refused_by_name(protocol: Protocol, value: object) -> None:
     for build in (
         lambda: protocol.message("x", top_p=value),
-        lambda: protocol.complete("", top_p=value),
+        lambda: calls.complete("", top_p=value),
     ):
         with pytest.raises(InvalidRequest) as caught:
             build()
@@ -70,7 +82,7 @@ def test_what_json_cannot_carry_is_refused_by_name(protocol: Protocol, value: ob
 def test_event_of_a_later_server_is_read_as_far_as_it_is_known() -> None:
     event = Protocol.event(json.dumps({**TOKEN, "logprob": -0.5}))
     assert event == Token("r1", 1, 5, 7, "é")
-    assert Protocol.event('{"type": "reset", "request_id": "r1"}') is None
+    assert Protocol.event('{"type": "drift", "request_id": "r1"}') is None
 
 
 @pytest.mark.parametrize("frame", ["", "[]", "3", "{}", '{"type": "token"}', '{"type": "error"}'])
@@ -82,13 +94,18 @@ def test_frame_that_is_no_event_is_a_protocol_error(frame: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[]"])
 def test_answer_that_is_no_json_object_is_a_protocol_error(content: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Protocol.answer(200, content, {})
+        calls.models().result(200, content, {})
 
 
 def test_foreign_json_is_a_protocol_error() -> None:
-    for read in (Protocol.completion, Protocol.session_info, Protocol.models):
+    for call in (
+        calls.complete("x"),
+        calls.session_info("s"),
+        calls.models(),
+        calls.sessions(None, 1),
+    ):
         with pytest.raises(ProtocolError):
-            read({"hello": "world"})
+            call.result(200, b'{"hello": "world"}', {})
 
 
 @pytest.mark.parametrize(
@@ -101,11 +118,18 @@ def test_foreign_json_is_a_protocol_error() -> None:
         (404, "model_not_found", NotFound),
         (405, "method_not_allowed", NotFound),
         (409, "session_busy", SessionBusy),
+        (409, "session_attached", SessionAttached),
+        (409, "key_in_use", KeyInUse),
+        (409, "snapshot_mismatch", SnapshotMismatch),
+        (410, "history_gone", HistoryGone),
         (413, "body_too_large", InvalidRequest),
         (429, "queue_full", CapacityExhausted),
         (500, "internal_error", InternalServerError),
         (502, None, InternalServerError),
         (503, "draining", CapacityExhausted),
+        (503, "migrated", SessionMigrated),
+        (503, "store_failed", StoreFailed),
+        (507, "store_full", StoreFull),
     ],
 )
 def test_error_has_the_type_of_its_code(
@@ -123,3 +147,48 @@ def test_retry_after_is_seconds_or_unknown(header: str | None, seconds: float | 
     error = error_of(503, None, header)
     assert isinstance(error, CapacityExhausted)
     assert error.retry_after_s == seconds
+
+
+def test_every_error_may_say_when_to_try_again() -> None:
+    assert error_of(409, {"error": {"code": "key_in_use"}}, "1").retry_after_s == 1
+    assert error_of(507, {"error": {"code": "store_full"}}).retry_after_s is None
+
+
+RESUMED = {
+    "request_id": "r1",
+    "session": "s",
+    "epoch": "store-2",
+    "seq": 3,
+    "last_seq": 9,
+    "position": 20,
+    "busy": True,
+}
+
+
+def test_what_is_read_again_says_from_where() -> None:
+    event = Protocol.event(json.dumps({"type": "resumed", **RESUMED}))
+    assert event == Resumed("r1", "s", "store-2", 3, 9, 20, busy=True)
+    assert Protocol.checked(event) is event
+
+
+def test_reset_is_an_error_that_says_where_the_session_stands() -> None:
+    event = Protocol.event(json.dumps({"type": "reset", **RESUMED, "reason": "rewound"}))
+    assert event is not None
+    with pytest.raises(SessionReset, match="rewound") as caught:
+        Protocol.checked(event)
+    assert (caught.value.session, caught.value.epoch, caught.value.last_seq) == ("s", "store-2", 9)
+
+
+def test_migrate_is_an_error() -> None:
+    frame = {"type": "migrate", "request_id": "r1", "session": "s", "epoch": "e", "seq": 4}
+    event = Protocol.event(json.dumps({**frame, "position": 5}))
+    assert event is not None
+    with pytest.raises(SessionMigrated):
+        Protocol.checked(event)
+
+
+def test_lists_of_a_frame_are_frozen() -> None:
+    usage = {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
+    frame = {"type": "appended", "request_id": "r1", "session": "s", "position": 2, "usage": usage}
+    event = Protocol.event(json.dumps({**frame, "logprobs": [-1.5]}))
+    assert event == Appended("r1", "s", 2, Usage(2, 0, 2), (-1.5,))

@@ -38,8 +38,12 @@ def test_table_has_every_flag_beside_its_variable() -> None:
 def test_table_has_every_default() -> None:
     for field, info in FIELDS.items():
         shown = SETTINGS[variable(field)][2]
-        if isinstance(info.default, int | float):
-            assert shown == f"`{info.default:.0f}`", field
+        if isinstance(info.default, bool):
+            assert shown == ("on" if info.default else "off"), field
+        elif shown.endswith(" days"):
+            assert info.default == float(shown.split()[0]) * 86_400, field
+        elif isinstance(info.default, int | float):
+            assert parse_bytes(shown.strip("`")) == info.default, field
         elif isinstance(info.default, str):
             assert shown == f"`{info.default}`", field
         elif info.default == ():

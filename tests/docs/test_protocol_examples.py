@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from server.api import http, pages
-from server.api.answers import Completion, ModelList, SessionAnswer
+from server.api import events, frames, websocket
+from server.api.answers import (
+    Appended,
+    Completion,
+    Forked,
+    ModelList,
+    SessionAnswer,
+    SessionCreated,
+    SessionDeleted,
+    SessionList,
+)
+from server.api.app import ROUTERS
 from server.api.completion import CompletionWriter
 from server.api.errors import OUTCOMES, error_body
-from server.api.frames import Work, created_frame, deleted_frame, error_frame
-from server.api.schemas import Append, CompletionBody, Generate, Message, Sampling
+from server.api.frames import (
+    Work,
+    created_frame,
+    error_frame,
+    named_frame,
+    resumed_frame,
+)
+from server.api.schemas import (
+    MESSAGE_TYPES,
+    Append,
+    AppendBody,
+    CompletionBody,
+    ForkBody,
+    Generate,
+    Message,
+    RewindBody,
+    Sampling,
+)
 from server.api.translate import parse_body, parse_message
 from server.engine.errors import InvalidRequest, SessionNotFound
 from server.engine.types import (
     Event,
     Finished,
+    Migrated,
     Request,
     SamplingParams,
     SessionInfo,
@@ -28,15 +57,14 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
+from server.sessions import Resumed
 from tests.docs.pages import json_examples, names, page, rows, section
 from tests.fakes import MODEL
 
 TEXT = page("protocol.md")
 EXAMPLES = json_examples(TEXT)
-FROM_CLIENT = {"create", "generate", "append", "cancel", "delete"}
-FRAMES = [e for e in EXAMPLES if "type" in e and e["type"] not in FROM_CLIENT]
-MESSAGES = [e for e in EXAMPLES if e.get("type") in FROM_CLIENT]
-KINDS = {"created", "started", "token", "finished", "appended", "deleted", "error"}
+FRAMES = [e for e in EXAMPLES if "type" in e and e["type"] not in MESSAGE_TYPES]
+MESSAGES = [e for e in EXAMPLES if e.get("type") in MESSAGE_TYPES]
 
 
 @pytest.mark.parametrize("example", FRAMES, ids=lambda example: example["type"])
@@ -47,7 +75,11 @@ def test_frame_is_what_the_server_makes(example: dict[str, Any]) -> None:
 
 
 def test_every_frame_has_an_example() -> None:
-    assert {example["type"] for example in FRAMES} == KINDS
+    written = re.compile(r'"type": "(\w+)"|named_frame\(\s*"(\w+)"')
+    sources = [Path(module.__file__ or "").read_text() for module in (frames, websocket, events)]
+    found = {a or b for source in sources for a, b in written.findall(source)}
+    assert {example["type"] for example in FRAMES} == found
+    assert len(found) == len(FRAMES)
 
 
 @pytest.mark.parametrize("example", MESSAGES, ids=lambda example: example["type"])
@@ -62,6 +94,7 @@ def test_every_message_has_an_example_and_its_fields_in_the_table() -> None:
         get_args(t.model_fields["type"].annotation)[0]: t for t in get_args(get_args(Message)[0])
     }
     assert {example["type"] for example in MESSAGES} == table.keys() == types.keys()
+    assert tuple(table) == MESSAGE_TYPES
     for name, message in types.items():
         fields = set(message.model_fields) - {"type"}
         if message is Generate:  # "and the sampling fields above", named by the first and the last
@@ -70,9 +103,24 @@ def test_every_message_has_an_example_and_its_fields_in_the_table() -> None:
     assert {"text", "tokens"} < set(Append.model_fields)
 
 
+def test_every_answer_of_the_table_is_a_frame() -> None:
+    answers = [set(names(row[2])) for row in rows(section(TEXT, websocket_heading()))]
+    kinds = {example["type"] for example in FRAMES}
+    assert all(named & kinds for named in answers)
+    assert set().union(*answers) - {"cancelled"} == kinds - {"error", "migrate"}
+
+
 def test_table_has_every_field_of_a_completion() -> None:
-    fields = [n for row in rows(section(TEXT, "HTTP")) if len(row) == 3 for n in names(row[0])]
+    table = section(TEXT, "HTTP").partition(SESSIONS)[0]
+    fields = [n for row in rows(table) if len(row) == 3 for n in names(row[0])]
     assert sorted(fields) == sorted(CompletionBody.model_fields)
+
+
+def test_table_has_every_field_of_the_routes_of_sessions() -> None:
+    table = section(TEXT, "HTTP").partition(SESSIONS)[2]
+    found = {(names(row[0])[0], name) for row in rows(table) for name in names(row[1])}
+    bodies = {"append": AppendBody, "fork": ForkBody, "rewind": RewindBody}
+    assert found == {(verb, name) for verb, body in bodies.items() for name in body.model_fields}
 
 
 def test_table_has_every_default_of_sampling() -> None:
@@ -99,7 +147,8 @@ def test_table_has_every_route() -> None:
     }
     routes = {
         (method, route.path)
-        for route in (*http.router.routes, *pages.router.routes)
+        for router in ROUTERS
+        for route in router.routes
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
     }
@@ -128,7 +177,7 @@ def test_completion_is_what_the_server_makes() -> None:
 
 
 def test_list_of_models_has_every_detail() -> None:
-    (example,) = [e for e in EXAMPLES if e.get("object") == "list"]
+    (example,) = [e for e in EXAMPLES if e.get("object") == "list" and "has_more" not in e]
     check(ModelList, example)
     details = asdict(MODEL).keys() - {"name", "created_s"}
     assert example["data"][0]["everstream"].keys() == details
@@ -136,14 +185,75 @@ def test_list_of_models_has_every_detail() -> None:
 
 def test_session_routes_name_their_fields() -> None:
     answers = {
-        tuple(names(row[0])): set(names(row[1]))
+        names(row[0])[0].removeprefix("GET ").removeprefix("POST "): names(row[1].split("->")[-1])
         for row in rows(section(TEXT, "HTTP"))
         if len(row) == 2
     }
-    assert answers[("GET /v1/sessions/{session}",)] == set(SessionAnswer.model_fields)
+    path = "/v1/sessions/{session}"
+    for route, answer in (
+        (path, SessionAnswer),
+        ("/v1/sessions/import", SessionCreated),
+        (f"{path}/append", Appended),
+        (f"{path}/fork", Forked),
+        (f"DELETE {path}", SessionDeleted),
+    ):
+        wanted = set(answer.model_fields)
+        named = set(answers[route])
+        assert named - {"cancelled"} == wanted, route
+
+
+@pytest.mark.parametrize(
+    ("answer", "field"),
+    [
+        (SessionAnswer, "idle_s"),
+        (SessionList, "has_more"),
+        (Forked, "sessions"),
+        (Appended, "logprobs"),
+    ],
+)
+def test_answer_of_a_session_route_is_what_the_server_says(
+    answer: type[BaseModel], field: str
+) -> None:
+    (example,) = [e for e in EXAMPLES if "type" not in e and field in e]
+    check(answer, example)
+
+
+def test_streams_are_what_the_server_sends() -> None:
+    blocks = re.findall(r"^```text\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    completion, session = (_sse(block) for block in blocks)
+    (_, opening), (id, chunk) = completion
+    assert id is not None
+    epoch, _, seq = id.rpartition(":")
+    store, _, number = epoch.rpartition("-")
+    request = Request(
+        chunk["id"], "me", (1,), SamplingParams(seed=chunk["seed"]), opening["session"], keep=True
+    )
+    writer = CompletionWriter(request, chunk["model"], chunk["created"], store)
+    text, place = chunk["choices"][0]["text"], chunk["position"]
+    made = writer.chunks(
+        Started(request.request_id, opening["session"], opening["position"], int(number))
+    ) + writer.chunks(TokenEvent(request.request_id, int(seq), place, 5, text))
+    assert _sse(made.decode()) == completion
+    (_, resumed), (id, token) = session
+    assert json.loads(frame(resumed)) == resumed
+    assert json.loads(frame(token)) == token
+    assert id == f"{resumed['epoch']}:{token['seq']}"
 
 
 _NUMBERS = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+
+
+SESSIONS = "### Sessions over HTTP"
+
+
+def _sse(text: str) -> list[tuple[str | None, dict[str, Any]]]:
+    """The ids and values of server-sent events."""
+    found = []
+    for part in text.strip().split("\n\n"):
+        *ids, data = part.splitlines()
+        id = ids[0].removeprefix("id: ") if ids else None
+        found.append((id, json.loads(data.removeprefix("data: "))))
+    return found
 
 
 def websocket_heading() -> str:
@@ -155,40 +265,42 @@ def check(answer: type[BaseModel], example: dict[str, Any]) -> None:
     assert answer.model_validate(example, strict=True).model_dump() == example
 
 
-def frame(example: dict[str, Any]) -> str:
+def frame(example: dict[str, Any]) -> bytes:
     """The frame that the server makes of the example's own values."""
-    if example["type"] == "created":
+    kind, request_id = example["type"], example["request_id"]
+    if kind == "created":
         info = SessionInfo(
             example["session"], example["position"], 0, False, 0.0, example["state_bytes"]
         )
-        return created_frame(example["request_id"], info)
-    if example["type"] == "deleted":
-        return deleted_frame(example["request_id"], example["session"])
-    if example["type"] == "error":
-        return error_frame(example["request_id"], SessionNotFound())
-    sampling = (
-        None if example["type"] == "appended" else SamplingParams(seed=example.get("seed", 0))
-    )
-    request = Request("socket-" + example["request_id"], "me", (1,), sampling)
-    made = Work(example["request_id"], request).frame(event(example, request.request_id))
+        return created_frame(request_id, info, lambda epoch: example["epoch"])
+    if kind in ("resumed", "reset"):
+        info = SessionInfo(
+            example["session"], example["position"], example["last_seq"], example["busy"], 0.0, 0
+        )
+        resumed = Resumed(info, example["seq"], example.get("reason"))
+        return resumed_frame(request_id, resumed, lambda epoch: example["epoch"])
+    if kind in ("deleted", "forked", "rewound", "detached"):
+        fields = {name: example[name] for name in example if name not in ("type", "request_id")}
+        return named_frame(kind, request_id, **fields)
+    if kind == "error":
+        return error_frame(request_id, SessionNotFound())
+    sampling = None if kind == "appended" else SamplingParams(seed=example.get("seed", 0))
+    request = Request("socket-" + request_id, "me", (1,), sampling)
+    work = Work(request_id, request, lambda epoch: example["epoch"])
+    made = work.frame(event(example, request.request_id))
     assert made is not None
     return made
 
 
 def event(example: dict[str, Any], request_id: str) -> Event:
+    session, seq, position = example.get("session"), example.get("seq", 0), example["position"]
     if example["type"] == "started":
-        return Started(request_id, example["session"], example["position"])
+        return Started(request_id, str(session), position)
     if example["type"] == "token":
-        return TokenEvent(
-            request_id, example["seq"], example["position"], example["token_id"], example["text"]
-        )
+        return TokenEvent(request_id, seq, position, example["token_id"], example["text"])
+    if example["type"] == "migrate":
+        return Migrated(request_id, str(session), 0, seq, position)
     usage = Usage(example["usage"]["prompt_tokens"], example["usage"]["completion_tokens"])
-    return Finished(
-        request_id,
-        example["session"],
-        example.get("seq", 0),
-        example["position"],
-        example.get("text", ""),
-        example.get("finish_reason"),
-        usage,
-    )
+    logprobs = tuple(example["logprobs"]) if "logprobs" in example else None
+    text, reason = example.get("text", ""), example.get("finish_reason")
+    return Finished(request_id, session, seq, position, text, reason, usage, None, logprobs)

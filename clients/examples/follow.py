@@ -1,0 +1,201 @@
+"""Follows a growing file for ever and prints the lines that surprise the model.
+
+Every line is appended to one kept session, so that the model has read all that
+came before, at constant memory on both sides. A small file remembers session and
+place. What is sent twice, as after a crash, carries the same idempotency key and
+is read once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from clients.examples.tail import Line, Place, Tail
+from clients.python import (
+    CapacityExhausted,
+    Client,
+    ConnectionLost,
+    EverstreamError,
+    KeyInUse,
+    Session,
+    SessionBusy,
+    SessionMigrated,
+    SessionNotFound,
+    StoreFailed,
+)
+
+#: What passes by itself.
+PASSING = (
+    *(CapacityExhausted, ConnectionLost, KeyInUse),
+    *(SessionBusy, SessionMigrated, StoreFailed),
+)
+RETRY_S = 1.0
+#: Lines after which an old one hardly counts in what is usual.
+MEMORY_LINES = 500
+
+T = TypeVar("T")
+
+
+@dataclass
+class Usual:
+    """Running mean and variance of bits per byte, in which old lines fade."""
+
+    num_lines: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        return math.sqrt(self.variance)
+
+    def add(self, bits: float) -> None:
+        """One more line."""
+        self.num_lines += 1
+        share = max(1 / self.num_lines, 1 / MEMORY_LINES)
+        distance = bits - self.mean
+        self.mean += share * distance
+        self.variance = (1 - share) * (self.variance + share * distance * distance)
+
+
+@dataclass
+class Memory:
+    """All that outlives the program: the session, the place in the file, and what is usual."""
+
+    session: str
+    place: Place | None
+    usual: Usual
+
+    @classmethod
+    def load(cls, path: Path) -> Memory | None:
+        """What was saved, or None where nothing was. Raises `ValueError` for anything else."""
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        try:
+            place = saved["place"] and Place(**saved["place"])
+            return cls(str(saved["session"]), place, Usual(**saved["usual"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} was not written by this program") from error
+
+    def save(self, path: Path) -> None:
+        """Replaces the file as a whole: there is always one that can be read."""
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        os.replace(new, path)
+
+
+class Follower:
+    """Appends lines to the session of ``memory``, which is kept in ``file``.
+
+    A line stands out that is ``threshold`` deviations above the usual; the first
+    ``warm_up`` lines only teach what is usual.
+    """
+
+    def __init__(
+        self, client: Client, memory: Memory, file: Path, threshold: float, warm_up: int
+    ) -> None:
+        self._session: Session = client.session(memory.session)
+        self._memory, self._file = memory, file
+        self._threshold, self._warm_up = threshold, warm_up
+
+    def read(self, line: Line) -> str | None:
+        """What to say about a line, which the session has read when this returns."""
+        usual = self._memory.usual
+        mean, deviation, limit = usual.mean, usual.deviation, math.inf
+        if usual.num_lines >= self._warm_up:
+            limit = mean + self._threshold * deviation
+        bits = self._bits(line)
+        usual.add(min(bits, limit))  # one odd line does not make the next one usual
+        self._memory.place = line.end
+        self._memory.save(self._file)
+        if bits <= limit:
+            return None
+        text = "".join(c for c in line.data.decode(errors="replace") if c.isprintable())
+        return f"{bits:.2f} bits/byte, usual {mean:.2f} +- {deviation:.2f}: {text}"
+
+    def _bits(self, line: Line) -> float:
+        """Of information in each byte of the line, to a reader of all lines before it."""
+        text = line.data.decode(errors="replace") + "\n"
+        key = f"{self._session.id}:{line.begin.number}:{line.begin.offset}"
+        appended = patiently(lambda: self._session.append(text, logprobs=True, idempotency_key=key))
+        assert appended.logprobs is not None, appended
+        return -sum(appended.logprobs) / math.log(2) / len(text.encode())
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """What ``ask`` returns, once the server can: it may be restarting."""
+    waits = False
+    while True:
+        try:
+            return ask()
+        except PASSING as error:
+            if not waits:
+                typer.echo(f"follow: {error}; trying again", err=True)
+            waits = True
+            time.sleep(error.retry_after_s or RETRY_S)
+
+
+def remembered(client: Client, file: Path) -> Memory:
+    """What ``file`` says, with its session, or a new one where the server has that no more."""
+    memory = Memory.load(file)
+    if memory is not None:
+        try:
+            patiently(client.session(memory.session).info)
+            return memory
+        except SessionNotFound:
+            typer.echo("follow: the session is gone; another one begins", err=True)
+    place = None if memory is None else memory.place
+    memory = Memory(patiently(client.create_session).id, place, Usual())
+    memory.save(file)
+    return memory
+
+
+def main(
+    path: Annotated[Path, typer.Argument(help="The file to follow.", dir_okay=False)],
+    memory: Annotated[
+        Path | None, typer.Option(help="Where to remember the session [PATH.everstream].")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="Print what is so many deviations above the mean.")
+    ] = 4.0,
+    warm_up: Annotated[int, typer.Option(min=1, help="Lines to learn from first.")] = 50,
+    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between looks.")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Stop where the file ends now.")] = False,
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+) -> None:
+    """Print the lines of a growing file that surprise the model of a running server."""
+    file = memory or path.with_name(f"{path.name}.everstream")
+    try:
+        with Client(url, api_key) as client:
+            known = remembered(client, file)
+            follower = Follower(client, known, file, threshold, warm_up)
+            with closing(Tail(path, known.place)) as tail:
+                while True:
+                    for line in tail.lines():
+                        if line.data.strip() and (message := follower.read(line)) is not None:
+                            print(message, flush=True)
+                    if once:
+                        return
+                    time.sleep(interval)
+    except (EverstreamError, ValueError) as error:
+        typer.echo(f"follow: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as stop:
+        raise typer.Exit(130) from stop
+
+
+if __name__ == "__main__":
+    typer.run(main)

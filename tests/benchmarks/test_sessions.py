@@ -1,0 +1,68 @@
+"""The benchmark of durable sessions: every part on a real server, in its short form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import sessions
+from benchmarks.sessions_log import rows_of
+from benchmarks.sessions_report import Row, Target, times
+
+
+def test_target_is_met_on_its_side_of_the_bound() -> None:
+    at_most, at_least = Target(20.0, of="p99"), Target(0.9, "at least")
+    assert Row("wake", 30.0, "ms", 19.0, at_most).is_met
+    assert not Row("wake", 3.0, "ms", 21.0, at_most).is_met
+    assert Row("log", 0.9, "x", target=at_least).is_met
+    assert not Row("log", 0.89, "x", target=at_least).is_met
+    assert Row("log", 0.1, "x").is_met is None
+
+
+def test_times_are_milliseconds_at_the_median() -> None:
+    row = times("x", [0.001, 0.002, 0.009])
+    assert (row.value, row.unit) == (2.0, "ms")
+    assert row.p99 is not None
+    assert 8.0 < row.p99 <= 9.0
+    assert times("x", [0.004]).p99 is None
+
+
+def test_cost_of_the_log_is_a_ratio_within_a_round() -> None:
+    def runs(*speeds: float) -> list[dict[str, float]]:
+        return [{"tokens_per_s": s, "itl_p99_ms": 1.0, "cpu_us_per_token": 2.0} for s in speeds]
+
+    rows = {
+        row.name: row
+        for row in rows_of(
+            {"unkept": runs(100, 10, 50), "kept, full durability": runs(95, 9.5, 20)}
+        )
+    }
+    ratio = rows["kept, full durability / unkept"]
+    assert (ratio.value, ratio.is_met) == (0.95, True)  # by round: 0.95, 0.95, 0.4
+    assert rows["unkept"].value == 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_part_runs_and_the_last_line_is_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions.main(["--quick", "--folder", str(tmp_path)])
+    *shown, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last)
+    assert result["parts"].keys() == sessions.PARTS.keys()
+    for part, rows in result["parts"].items():
+        assert rows, part
+        assert all(row["value"] > 0 for row in rows), part
+        assert any(line.startswith(part) for line in shown)
+    assert result["quick"]
+    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+
+
+def test_one_part_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sessions.main(["--quick", "--part", "engine", "--folder", str(tmp_path)])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = [row["name"] for row in result["parts"]["engine"]]
+    assert {"fork 1", "fork 64", "wake: disk to memory"} <= set(names)

@@ -1,0 +1,37 @@
+"""Engines for the proofs that need no server: tiny models on torch and on the native runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from model.ops.cpu.runtime import built
+from server.engine.engine import Engine
+from tests.tiny import check_books, drain, tiny_engine, tiny_runtime
+
+needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
+BACKENDS = ["torch", pytest.param("native", marks=needs_native)]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A tiny model and what runs it."""
+
+    backend: Literal["torch", "native"]
+    attention: str = "gated"
+
+    def engine(self, **options: Any) -> Engine:
+        runtime = tiny_runtime(self.attention) if self.backend == "native" else None
+        return tiny_engine(self.attention, runtime=runtime, **options)
+
+
+def check_baseline(engine: Engine) -> None:
+    """No request, no session and no slot is left once all have had their time."""
+    drain(engine)
+    check_books(engine)
+    engine.expire(1e12)
+    stats = engine.stats()
+    assert stats.num_running == stats.num_waiting == stats.num_parked == 0
+    assert stats.held_slots == stats.num_sessions == stats.num_asleep == 0

@@ -1,0 +1,215 @@
+"""Real server processes on the loopback: started, looked at in `/proc`, killed, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).parent.parent.parent
+LOCAL = "127.0.0.1"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+EVERSTREAM = ("server.main", "serve", "--host", LOCAL)
+FAKE = ("tests.fake_server",)
+
+
+class ServerProcess:
+    """``everstream serve FLAGS`` while the ``with`` block runs; `restart` keeps flags and port.
+
+    ``program`` `FAKE` is the same server over the fake engine. ``environment`` is
+    added to this process's own. Blocking: from a coroutine use `asyncio.to_thread`
+    where the wait matters.
+    """
+
+    def __init__(
+        self,
+        *flags: object,
+        program: tuple[str, ...] = EVERSTREAM,
+        environment: Mapping[str, str] | None = None,
+        port: int = 0,
+    ) -> None:
+        self.port = port
+        self._flags = [str(flag) for flag in flags]
+        self._program = program
+        self._environment = {**os.environ, **(environment or {})}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self._log.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        self._log.close()
+
+    # Life
+
+    def start(self) -> None:
+        """Starts the process and returns when it answers `/ready` with 200."""
+        self.launch()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def launch(self) -> None:
+        """Starts the process and returns at once; `wait_ready` finds out how it went."""
+        assert self._process is None, "already runs"
+        command = [sys.executable, "-m", *self._program, "--port", str(self.port), *self._flags]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=self._log
+        )
+
+    def wait_ready(self) -> None:
+        """Returns when the server takes work. Raises `AssertionError` with its log if it ends."""
+        self.port = self._read_port()
+        # The socket listens before the port is printed, so one patient request is enough.
+        try:
+            status, body = self.get("/ready", START_TIMEOUT_S)
+        except OSError as error:
+            raise AssertionError(f"the server did not start:\n{self.log()}") from error
+        assert status == 200, body
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs; returns when the process is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._forget()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code. Kills the process if it does not end."""
+        process = self._running
+        process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit code of a process that ends by itself."""
+        try:
+            return self._running.wait(timeout_s)
+        finally:
+            self.kill()
+
+    def restart(self) -> None:
+        """Kills it, if it runs, and starts it with the same flags on the same port."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its sockets and files and does nothing."""
+        self._running.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT after `pause`."""
+        self._running.send_signal(signal.SIGCONT)
+
+    def allow_descriptors(self, number: int) -> None:
+        """Raises the process's own bound on open files; it cannot pass the hard one."""
+        hard = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (number, hard))
+
+    # What can be seen of it
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOCAL}:{self.port}"
+
+    @property
+    def stream_url(self) -> str:
+        return f"ws://{LOCAL}:{self.port}/v1/stream"
+
+    def log(self) -> str:
+        """What it and its predecessors wrote to stderr."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def resident_bytes(self) -> int:
+        """Resident memory, exactly: `statm` counts in batches per CPU."""
+        rollup = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def num_descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def get(self, path: str, timeout_s: float = 30.0) -> tuple[int, str]:
+        """Status and body of a GET on a connection of its own, closed after it."""
+        connection = http.client.HTTPConnection(LOCAL, self.port, timeout=timeout_s)
+        try:
+            connection.request("GET", path, headers={"Connection": "close"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def gauges(self) -> dict[tuple[Any, ...], float]:
+        """The gauges and counters of `/metrics`: name and label values -> value."""
+        _, text = self.get("/metrics")
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    # Inside
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "does not run"
+        return self._process
+
+    def _read_port(self) -> int:
+        stdout = self._running.stdout
+        assert stdout is not None
+        for line in stdout:
+            if found := re.search(rb"^port (\d+)$|http://\S+?:(\d+)/v1/completions", line):
+                return int(found[1] or found[2])
+        raise AssertionError(f"the server did not start:\n{self.log()}")
+
+    def _forget(self) -> None:
+        process, self._process = self._running, None
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    """Returns when ``condition`` holds; raises `TimeoutError`. For what tells nobody that it is so.
+
+    The condition may block: it runs in a thread.
+    """
+    deadline_s = time.monotonic() + within_s
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not so within {within_s:g} s")
+        await asyncio.sleep(0.02)

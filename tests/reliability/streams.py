@@ -1,0 +1,285 @@
+"""Clients of kept sessions that outlive their server: they notice a break and resume.
+
+Each has a name for its work (an idempotency key), so that it also gets its
+session where the server died before it could say which one that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from model.checkpoint import load_checkpoint, save_checkpoint
+from server.backend import open_backend
+from server.engine.engine import EngineConfig
+from server.engine.types import Request, SamplingParams
+from server.storage import identity_of
+from server.store.base import Store
+from server.store.sqlite_store import open_store
+from tests.reliability.history import Event, History, Log, Reader, event_of_entry, event_of_frame
+from tests.tiny import solo, tiny_checkpoint, tokens_of
+
+Frame = dict[str, Any]
+#: How one connection ended: by a frame, by the server's close, or without a word.
+End = Literal["finished", "error", "reset", "migrate", "broken"]
+Backend = Literal["native", "torch"]
+LAST = ("finished", "error", "reset", "migrate")
+
+TIMEOUT_S = 90.0
+
+
+class Odometer:
+    """Counts the tokens that all clients of a run have seen."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._changed = asyncio.Condition()
+
+    async def add(self) -> None:
+        """One more token."""
+        async with self._changed:
+            self.num_tokens += 1
+            self._changed.notify_all()
+
+    async def reach(self, num_tokens: int) -> None:
+        """Returns when so many have been seen. Raises `TimeoutError`."""
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
+            await self._changed.wait_for(lambda: self.num_tokens >= num_tokens)
+
+
+class KeptStream:
+    """One kept generation, read to its end over as many connections as that takes.
+
+    ``body`` is what the ``generate`` message asks for. ``frames`` is all that has
+    come, ``ends`` how each connection ended, ``close_code`` the last one's.
+    """
+
+    def __init__(
+        self, name: str, history: History, odometer: Odometer | None = None, **body: Any
+    ) -> None:
+        self.name, self.body = name, body
+        self.reader: Reader | None = None
+        self.epoch = ""
+        self.frames: list[Frame] = []
+        self.ends: list[End] = []
+        self.close_code: int | None = None
+        self._history, self._odometer = history, odometer or Odometer()
+
+    @property
+    def session(self) -> str:
+        assert self.reader is not None, f"{self.name} has not started"
+        return self.reader.session
+
+    @property
+    def last_seq(self) -> int:
+        return 0 if self.reader is None else self.reader.last_seq
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.ends) and self.ends[-1] == "finished"
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids of the tokens that it has, in order."""
+        return [frame["token_id"] for frame in self.frames if frame["type"] == "token"]
+
+    @property
+    def resumed(self) -> list[Frame]:
+        """What its resumes were answered with, where they were not refused."""
+        return [frame for frame in self.frames if frame["type"] == "resumed"]
+
+    async def run(
+        self,
+        url: str,
+        owner: str = "server",
+        take_over: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> End:
+        """Begins, or goes on where it was, until the generation or the connection ends."""
+        end: End = "broken"
+        self.close_code = None
+        try:
+            async with connect(
+                url, compression=None, max_queue=None, additional_headers=headers
+            ) as socket:
+                await ask(socket, **self._question(take_over))
+                end = await self._read(socket, owner)
+                if end == "migrate":
+                    await socket.wait_closed()
+                    self.close_code = socket.close_code
+        except (ConnectionClosed, InvalidHandshake, OSError) as error:
+            if isinstance(error, ConnectionClosed) and error.rcvd is not None:
+                self.close_code = error.rcvd.code
+        self.ends.append(end)
+        return end
+
+    def _question(self, take_over: bool) -> Frame:
+        if self.reader is None:
+            return {
+                "type": "generate",
+                "request_id": self.name,
+                "keep": True,
+                "idempotency_key": self.name,
+                **self.body,
+            }
+        question = {
+            "type": "resume",
+            "request_id": self.name,
+            "session": self.session,
+            "epoch": self.epoch,
+            "last_seq": self.last_seq,
+        }
+        return {**question, "take_over": True} if take_over else question
+
+    async def _read(self, socket: ClientConnection, owner: str) -> End:
+        async for message in socket:
+            frame = json.loads(message)
+            self.frames.append(frame)
+            if frame["type"] in ("started", "resumed"):
+                self._attach(frame, owner)
+            elif frame["type"] == "token":
+                assert self.reader is not None, frame
+                self.reader.saw_frame(frame)
+                await self._odometer.add()
+            elif frame["type"] in LAST:
+                if frame["type"] == "finished":
+                    assert self.reader is not None, frame
+                    self.reader.saw_frame(frame)
+                return frame["type"]  # type: ignore[no-any-return]
+        return "broken"
+
+    def _attach(self, frame: Frame, owner: str) -> None:
+        if self.reader is None:
+            self.reader = self._history.reader(self.name, frame["session"])
+        self.epoch = frame["epoch"]
+        self.reader.attach(self.epoch, frame.get("seq", 0), owner)
+
+
+async def run_all(streams: Iterable[KeptStream], url: str, owner: str = "server") -> list[End]:
+    """Every stream that has not finished, side by side, until each connection has ended."""
+    async with asyncio.timeout(TIMEOUT_S):
+        unfinished = [stream for stream in streams if not stream.is_finished]
+        return await asyncio.gather(*(stream.run(url, owner) for stream in unfinished))
+
+
+# Single questions
+
+
+async def ask(socket: ClientConnection, **message: Any) -> None:
+    await socket.send(json.dumps(message))
+
+
+async def answer(socket: ClientConnection) -> Frame:
+    """The next frame. Raises `TimeoutError`."""
+    async with asyncio.timeout(TIMEOUT_S):
+        frame: Frame = json.loads(await socket.recv())
+        return frame
+
+
+async def answer_of(socket: ClientConnection, *types: str) -> Frame:
+    """The next frame of one of ``types``, or an error."""
+    while (frame := await answer(socket))["type"] not in (*types, "error"):
+        pass
+    return frame
+
+
+@asynccontextmanager
+async def socket_of(url: str, **headers: str) -> AsyncIterator[ClientConnection]:
+    """A socket that always reads, so that closing it never waits for the test to."""
+    async with connect(url, compression=None, max_queue=None, additional_headers=headers) as socket:
+        yield socket
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    """A connection for each request: an old one may be closed just when it is used again."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
+
+
+async def events_over_http(url: str, session: str, starting_after: int = 0) -> list[Frame]:
+    """The frames of ``GET /v1/sessions/{id}/events``, which ends where the session is idle."""
+    path = f"/v1/sessions/{session}/events"
+    async with client_of(url) as client:
+        response = await client.get(path, params={"starting_after": starting_after})
+    assert response.status_code == 200, response.text
+    return data_of(response.text)
+
+
+def data_of(stream: str) -> list[Frame]:
+    """What server-sent events carry. Their lines end where a text's need not: U+2028 is text."""
+    lines = stream.split("\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+# The log, by two ways
+
+
+async def log_over_http(url: str, sessions: Iterable[str]) -> Log:
+    """What a server tells of its log."""
+    log: dict[tuple[str, int | str], Sequence[Event]] = {}
+    for session in sessions:
+        first, *frames = await events_over_http(url, session)
+        assert first["type"] == "resumed", first
+        events = [event for frame in frames if (event := event_of_frame(frame)) is not None]
+        log[session, first["epoch"]] = events
+    return log
+
+
+def log_of_store(folder: Path, model: Path | None = None) -> Log:
+    """What is in a store that no process has open any more."""
+    store = opened_store(folder, model)
+    try:
+        return {
+            (one.id, f"{store.store_id}-{one.epoch}"): [
+                event_of_entry(entry) for entry in store.read(one.id, one.owner, 0, 1 << 40)
+            ]
+            for one in store.list(None, None, 1 << 20)
+        }
+    finally:
+        store.close()
+
+
+def opened_store(folder: Path, model: Path | None = None, backend: Backend = "native") -> Store:
+    """The store that a server of ``model`` (None: the bundled one) has left in ``folder``."""
+    checkpoint = load_checkpoint(model or BUNDLED)
+    return open_store(folder, identity_of(checkpoint, open_backend(checkpoint, backend)))
+
+
+# Models, and what they say when nobody else is there
+
+BUNDLED = Path(__file__).parent.parent.parent / "model" / "bundled"
+
+
+def write_tiny_model(folder: Path) -> Path:
+    """A checkpoint that loads at once and says nothing."""
+    checkpoint = tiny_checkpoint()
+    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    return folder
+
+
+class Soloist:
+    """Runs generations one by one, in this process, as no server has ever seen them."""
+
+    def __init__(self, model: Path | None = None) -> None:
+        backend = open_backend(load_checkpoint(model or BUNDLED), "native", threads=1)
+        limits = EngineConfig(new_id=lambda: "solo", max_running=1, max_waiting=1)
+        self._tokenizer = backend.tokenizer
+        self._engine = backend.engine(1, limits)
+
+    def tokens(self, prompt: str, **sampling: Any) -> list[int]:
+        """What a ``generate`` message with the same fields must give."""
+        ids = tuple(self._tokenizer.encode(prompt))
+        request = Request("solo", "nobody", ids, SamplingParams(**sampling))
+        return tokens_of(solo(self._engine, request))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return b"".join(self._tokenizer.token_bytes(id) for id in ids).decode("utf-8", "replace")

@@ -1,0 +1,101 @@
+"""1: kill -9 at random moments. Nobody misses a token, sees one twice, or sees another one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reliability.history import History
+from tests.reliability.servers import ServerProcess
+from tests.reliability.streams import (
+    KeptStream,
+    Odometer,
+    Soloist,
+    log_of_store,
+    log_over_http,
+    run_all,
+    write_tiny_model,
+)
+
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
+PROMPT = "Once upon a time number {} met a fox. "
+
+
+@dataclass(frozen=True)
+class Form:
+    num_kills: int
+    num_sessions: int
+    num_tokens: int
+
+    def kills(self, seed: int) -> list[int]:
+        """How many tokens all clients together have seen at each kill, the last one early enough.
+
+        Some in the moment in which the clients come back.
+        """
+        chance = random.Random(seed)
+        latest = self.num_sessions * self.num_tokens * 9 // 10
+        return sorted(
+            chance.choice((chance.randrange(latest), chance.randrange(10)))
+            for _ in range(self.num_kills)
+        )
+
+
+async def survive(
+    server: ServerProcess, streams: list[KeptStream], odometer: Odometer, kills: list[int]
+) -> None:
+    """Kills the server when the clients have seen so many tokens; each time they come back."""
+    for num_tokens in kills:
+        running = asyncio.create_task(run_all(streams, server.stream_url))
+        await odometer.reach(num_tokens)
+        server.kill()
+        await running
+        await asyncio.to_thread(server.start)
+    await run_all(streams, server.stream_url)
+
+
+async def prove(form: Form, seed: int, store: Path, model: Path | None, *flags: str) -> None:
+    history, odometer = History(), Odometer()
+    bodies: list[dict[str, Any]] = [
+        {"prompt": PROMPT.format(index), "max_tokens": form.num_tokens, "seed": index, **SAMPLING}
+        for index in range(form.num_sessions)
+    ]
+    streams = [
+        KeptStream(f"client {index}", history, odometer, **body)
+        for index, body in enumerate(bodies)
+    ]
+    where = () if model is None else ("--model", model)
+    environment = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": "64"}
+    with ServerProcess("--store", store, *where, *flags, environment=environment) as server:
+        await survive(server, streams, odometer, form.kills(seed))
+        assert {stream.ends[-1] for stream in streams} == {"finished"}
+        assert any(len(stream.resumed) > 1 for stream in streams)
+        told = await log_over_http(server.url, [stream.session for stream in streams])
+        assert server.stop() == 0
+    kept = log_of_store(store, model)
+    assert told == kept
+    soloist = Soloist(model)
+    history.check(kept, decode=soloist.text)
+    assert len(kept) == form.num_sessions, "a session was begun twice"
+    for stream, body in zip(streams, bodies, strict=True):
+        assert stream.tokens == soloist.tokens(**body), stream.name
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("durability", ["full", "relaxed"])
+async def test_every_transcript_is_whole_after_kills_at_random_moments(
+    durability: str, tmp_path: Path, long: bool
+) -> None:
+    short = Form(6, 24, 400) if durability == "full" else Form(3, 24, 200)
+    form = Form(100, 200, 2000) if long else short
+    model = write_tiny_model(tmp_path / "model")
+    await prove(form, 1, tmp_path / "store", model, "--durability", durability)
+
+
+async def test_bundled_model_too(tmp_path: Path, long: bool) -> None:
+    form = Form(10, 24, 600) if long else Form(2, 6, 200)
+    await prove(form, 2, tmp_path / "store", None)

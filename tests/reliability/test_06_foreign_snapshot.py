@@ -1,0 +1,75 @@
+"""(6) A session of other weights, another tokenizer, dtype, backend or layout: a typed error."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.engine.value import StateBlock
+from server.store.base import Identity
+from server.store.errors import SnapshotMismatch
+from server.store.portable import export_session, import_session
+from server.store.sqlite_store import open_store
+from server.store.state_file import decode_state, encode_state
+from tests.server.store.records import IDENTITY, Writer, block
+
+NAMES = [field.name for field in fields(Identity)]
+
+
+def another(name: str) -> Identity:
+    """An identity that differs in one field."""
+    here = getattr(IDENTITY, name)
+    there: Any = here + 1 if isinstance(here, int) else here + "x"
+    return replace(IDENTITY, **{name: there})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("state", [None, block(3)], ids=["empty", "forked"])
+def test_a_store_of_another_identity_says_which(
+    tmp_path: Path, name: str, state: StateBlock | None
+) -> None:
+    """Also where there is no state yet: its tokens were drawn by another model."""
+    store = open_store(tmp_path, IDENTITY)
+    store.commit([Writer().opened(state, (1, 2, 3) if state else ())])
+    store.close()
+    other = open_store(tmp_path, another(name))
+    with pytest.raises(SnapshotMismatch, match=name):
+        other.load("s1", "ann")
+    assert [each.id for each in other.list("ann", None, 9)] == ["s1"]
+    other.close()
+    again = open_store(tmp_path, IDENTITY)
+    assert again.load("s1", "ann").value.id == "s1"
+    again.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_crash_does_not_make_a_session_ours(tmp_path: Path, name: str) -> None:
+    """What the journal alone has belongs to the one who wrote it, too."""
+    store = open_store(tmp_path / "a", IDENTITY)
+    store.commit([Writer().opened()])
+    shutil.copytree(tmp_path / "a", tmp_path / "b")  # as if the first one had died here
+    other = open_store(tmp_path / "b", another(name))
+    with pytest.raises(SnapshotMismatch, match=name):
+        other.load("s1", "ann")
+    other.close()
+    store.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_file_says_what_it_belongs_to(name: str) -> None:
+    file = b"".join(encode_state(block(3), another(name), 3))
+    with pytest.raises(SnapshotMismatch, match=name):
+        decode_state(file, IDENTITY, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_session_is_not_taken_by_another(name: str) -> None:
+    writer = Writer()
+    writer.opened(block(3), (1, 2, 3))
+    file = export_session(writer.value, another(name), b"key")
+    with pytest.raises(SnapshotMismatch, match=name):
+        import_session(file, IDENTITY, b"key")

@@ -1,0 +1,160 @@
+"""9: the same work under the same key twice, also across a crash: it is done once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.reliability.history import History
+from tests.reliability.servers import ServerProcess
+from tests.reliability.streams import (
+    Frame,
+    KeptStream,
+    Odometer,
+    answer_of,
+    ask,
+    client_of,
+    events_over_http,
+    run_all,
+    socket_of,
+    write_tiny_model,
+)
+
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
+LONG_TEXT = "Only the wind, said she, and he is not at home. " * 500
+
+
+def server_at(folder: Path) -> ServerProcess:
+    model = write_tiny_model(folder / "model")
+    return ServerProcess("--model", model, "--store", folder / "store")
+
+
+async def generated(url: str, key: str, max_tokens: int = 50) -> list[Frame]:
+    """Everything that one more connection gets for the same work."""
+    stream = KeptStream(
+        key, History(), prompt="Who lives there?", seed=3, max_tokens=max_tokens, **SAMPLING
+    )
+    await stream.run(url)
+    return stream.frames
+
+
+def new_session(server: ServerProcess) -> str:
+    return str(httpx.post(f"{server.url}/v1/sessions").json()["session"])
+
+
+def got(server: ServerProcess, path: str) -> dict[str, Any]:
+    answer: dict[str, Any] = httpx.get(server.url + path).json()
+    return answer
+
+
+def num_sessions(server: ServerProcess) -> int:
+    return len(got(server, "/v1/sessions")["data"])
+
+
+def events(frames: list[Frame]) -> list[Frame]:
+    return [frame for frame in frames if frame["type"] in ("token", "finished")]
+
+
+async def test_generation_is_done_once_and_told_as_often_as_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    with server_at(tmp_path) as server:
+        first = await generated(server.stream_url, "work")
+        again = await generated(server.stream_url, "work")
+        server.restart()
+        after_crash = await generated(server.stream_url, "work")
+        assert num_sessions(server) == 1
+    assert [frames[0]["type"] for frames in (first, again, after_crash)] == [
+        "started",
+        "resumed",
+        "resumed",
+    ]
+    assert len(events(first)) == 51
+    assert events(first) == events(again)
+    assert [frame["seq"] for frame in events(after_crash)] == list(range(1, 52))
+    assert events(after_crash) == events(first)
+
+
+async def test_two_at_the_same_moment_are_one_piece_of_work(tmp_path: Path) -> None:
+    """The second is told to come again, or that the first has its events, or all of them."""
+    with server_at(tmp_path) as server:
+        both = await asyncio.gather(*(generated(server.stream_url, "work") for _ in range(2)))
+        assert num_sessions(server) == 1
+    whole = [frames for frames in both if frames[-1]["type"] == "finished"]
+    refused = [frames[-1]["error"]["code"] for frames in both if frames not in whole]
+    assert whole
+    assert set(refused) <= {"key_in_use", "session_attached"}
+    assert all(len(events(frames)) == 51 for frames in whole)
+
+
+async def test_crash_before_the_answer_does_not_do_the_work_twice(tmp_path: Path) -> None:
+    """The client has sent its message, and knows nothing when the server is gone."""
+    history, odometer = History(), Odometer()
+    body = {"prompt": "Who lives there?", "max_tokens": 300, **SAMPLING}
+    streams = [KeptStream(f"w{seed}", history, odometer, seed=seed, **body) for seed in range(8)]
+    with server_at(tmp_path) as server:
+        for num_tokens in (0, 1, 20):
+            running = asyncio.create_task(run_all(streams, server.stream_url))
+            await odometer.reach(num_tokens)
+            server.restart()
+            await running
+        await run_all(streams, server.stream_url)
+        assert {stream.ends[-1] for stream in streams} == {"finished"}
+        assert num_sessions(server) == len(streams)
+
+
+def test_append_is_fed_once(tmp_path: Path) -> None:
+    with server_at(tmp_path) as server:
+        session = new_session(server)
+        path, body = f"{server.url}/v1/sessions/{session}/append", {"text": " The fox."}
+        first = httpx.post(path, json={**body, "idempotency_key": "k"}).json()
+        assert httpx.post(path, json={**body, "idempotency_key": "k"}).json() == first
+        server.restart()
+        assert httpx.post(path, json={**body, "idempotency_key": "k"}).json() == first
+        other = httpx.post(path, json={**body, "idempotency_key": "l"}).json()
+    assert other["position"] > first["position"]
+
+
+@pytest.mark.parametrize("over", ["socket", "http"])
+async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
+    over: str, tmp_path: Path
+) -> None:
+    """Its beginning is in the log, so that it goes on; whoever asks again gets its end."""
+    message = {"text": LONG_TEXT, "idempotency_key": "k"}
+    with server_at(tmp_path) as server:
+        session = new_session(server)
+        async with socket_of(server.stream_url) as socket:
+            await ask(socket, type="append", request_id="a", session=session, **message)
+            # The answer to `create` comes after the append was accepted, and long before its end.
+            await ask(socket, type="create", request_id="c")
+            assert (await answer_of(socket, "created", "appended"))["type"] == "created"
+            server.kill()
+        server.start()
+        position = await appended(server, over, session, message)
+        assert await appended(server, over, session, message) == position
+        info = got(server, f"/v1/sessions/{session}")
+        assert (info["position"], info["busy"]) == (position, False)
+        (resumed,) = await events_over_http(server.url, session)
+        assert resumed["position"] == position
+
+
+async def appended(server: ServerProcess, over: str, session: str, message: Frame) -> int:
+    """Asks, and asks again where it is told to; the position after the append."""
+    async with asyncio.timeout(30):
+        while True:
+            if over == "socket":
+                async with socket_of(server.stream_url) as socket:
+                    await ask(socket, type="append", request_id="a", session=session, **message)
+                    frame = await answer_of(socket, "appended")
+            else:
+                path = f"/v1/sessions/{session}/append"
+                async with client_of(server.url) as client:
+                    frame = (await client.post(path, json=message)).json()
+            if "position" in frame:
+                return int(frame["position"])
+            assert frame["error"]["code"] == "key_in_use", frame
+            await asyncio.sleep(0.05)

@@ -1,0 +1,110 @@
+"""11: two resumes of a session at once: one wins, the other gets 409, unless it takes over."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.reliability.history import History
+from tests.reliability.servers import ServerProcess
+from tests.reliability.streams import (
+    KeptStream,
+    Odometer,
+    answer,
+    ask,
+    client_of,
+    log_over_http,
+    run_all,
+    socket_of,
+    write_tiny_model,
+)
+
+NUM_SESSIONS = 12
+BODY = {"prompt": "Who lives there?", "temperature": 0.9, "ignore_eos": True}
+
+
+def resume_of(stream: KeptStream, **more: object) -> dict[str, object]:
+    place = {"session": stream.session, "epoch": stream.epoch, "last_seq": stream.last_seq}
+    return {"type": "resume", "request_id": "rival", **place, **more}
+
+
+async def test_after_a_crash_one_of_two_wins_and_misses_nothing(tmp_path: Path) -> None:
+    """The session sleeps in the store, and both wake it."""
+    model = write_tiny_model(tmp_path / "model")
+    history, odometer = History(), Odometer()
+    streams = [
+        KeptStream(f"c{seed}", history, odometer, seed=seed, max_tokens=2000, **BODY)
+        for seed in range(NUM_SESSIONS)
+    ]
+    with ServerProcess("--model", model, "--store", tmp_path / "store") as server:
+        running = asyncio.create_task(run_all(streams, server.stream_url))
+        await odometer.reach(NUM_SESSIONS * 20)
+        server.kill()
+        await running
+        await asyncio.to_thread(server.start)
+        pairs = [(stream, twin_of(stream, history)) for stream in streams if stream.reader]
+        both = [member for pair in pairs for member in pair]
+        await run_all(both, server.stream_url)
+        for pair in pairs:
+            # Where the first had read to the end, the second may have had it all as well.
+            ends = sorted(member.ends[-1] for member in pair)
+            assert ends in (["error", "finished"], ["finished", "finished"]), ends
+        refusals = [one.frames[-1] for one in both if one.ends[-1] == "error"]
+        assert refusals, "no two met"
+        assert {(frame["status"], frame["error"]["code"]) for frame in refusals} == {
+            (409, "session_attached")
+        }
+        log = await log_over_http(server.url, [stream.session for stream, _ in pairs])
+    history.readers = [one.reader for one in both if one.is_finished and one.reader is not None]
+    assert len(history.readers) >= len(pairs)
+    history.check(log)
+
+
+def twin_of(stream: KeptStream, history: History) -> KeptStream:
+    """Another client that has seen just as much of the same session."""
+    twin = KeptStream(f"{stream.name} again", history, **stream.body)
+    twin.epoch = stream.epoch
+    twin.reader = history.reader(twin.name, stream.session)
+    twin.reader.attach(stream.epoch, stream.last_seq)
+    return twin
+
+
+async def test_over_http_the_second_reader_gets_409(tmp_path: Path) -> None:
+    with ServerProcess("--store", tmp_path / "store") as server:
+        stream = KeptStream("c", History(), Odometer(), max_tokens=100_000, **BODY)
+        reading = asyncio.create_task(stream.run(server.stream_url))
+        while not stream.frames:  # noqa: ASYNC110 - the stream tells nobody that it has begun
+            await asyncio.sleep(0.01)
+        path = f"/v1/sessions/{stream.session}/events"
+        async with client_of(server.url) as client:
+            refused = await client.get(path, params={"starting_after": 0})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_attached")
+        assert not reading.done()
+        server.kill()
+        await reading
+
+
+async def test_who_takes_over_reads_on_and_the_other_is_told(tmp_path: Path) -> None:
+    model, history, odometer = write_tiny_model(tmp_path / "model"), History(), Odometer()
+    with ServerProcess("--model", model, "--store", tmp_path / "store") as server:
+        stream = KeptStream("first", history, odometer, max_tokens=100_000, **BODY)
+        reading = asyncio.create_task(stream.run(server.stream_url))
+        await odometer.reach(50)
+        async with socket_of(server.stream_url) as socket:
+            await ask(socket, **resume_of(stream, last_seq=0, take_over=True))
+            resumed = await answer(socket)
+            assert resumed["type"] == "resumed"
+            rival = history.reader("rival", stream.session)
+            rival.attach(resumed["epoch"], 0)
+            while rival.last_seq < resumed["last_seq"] + 100:
+                rival.saw_frame(await answer(socket))
+            assert await reading == "error"
+            assert stream.frames[-1]["error"]["code"] == "session_attached"
+            assert stream.last_seq <= resumed["last_seq"]
+            await ask(socket, type="cancel", request_id="rival")
+            while rival.last_seq < (frame := await answer(socket)).get("seq", 0):
+                rival.saw_frame(frame)
+                if frame["type"] == "finished":
+                    break
+        log = await log_over_http(server.url, [stream.session])
+    history.check(log, complete=False)

@@ -1,0 +1,72 @@
+"""14: a connection whose other end has vanished is found within one ping and its timeout."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from server.serving import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS
+from tests.reliability.proxy import proxied
+from tests.reliability.raw_websocket import PING, connected, frames_of, opened
+from tests.reliability.servers import FAKE, ServerProcess, eventually
+from tests.server.harness import running
+
+
+async def test_idle_half_open_socket_is_dropped_after_one_unanswered_ping() -> None:
+    async with (
+        running(ping_interval_s=0.2) as server,
+        proxied(server.port) as proxy,
+        opened(proxy.port),
+    ):
+        link = proxy.links[0]
+        link.swallow()
+        await server.until_disconnected()
+        pings = [found for found in frames_of(link.to_client.swallowed) if found.opcode == PING]
+        assert len(pings) == 1
+
+
+async def test_half_open_socket_is_dropped_while_it_streams_and_its_slot_freed() -> None:
+    """The network goes on taking tokens, so that only the silence tells."""
+    async with (
+        running(ping_interval_s=0.2) as server,
+        proxied(server.port) as proxy,
+        opened(proxy.port) as client,
+    ):
+        await client.ask(type="generate", request_id="a", prompt="hi", max_tokens=10**6)
+        await client.receive_until("token")
+        proxy.links[0].swallow()
+        await server.until_disconnected()
+        async with asyncio.timeout(10):
+            await server.driver.drained()
+        assert (await server.stats()).held_slots == 0
+
+
+async def test_socket_whose_answers_come_late_is_kept() -> None:
+    async with running(ping_interval_s=0.5) as server, proxied(server.port) as proxy:
+        proxy.to_client.delay_s = proxy.to_server.delay_s = 0.05
+        async with opened(proxy.port) as client:
+            for _ in range(3):
+                frame = await client.receive()
+                assert frame.opcode == PING
+                await client.send(
+                    bytes((0x8A, 0x80 | len(frame.payload), *bytes(4))) + frame.payload
+                )
+            await client.ask(type="create", request_id="a")
+            assert (await client.receive_until("created"))[-1]["position"] == 0
+
+
+def test_defaults_find_it_within_a_minute() -> None:
+    assert 2 * PING_INTERVAL_S <= 40
+    assert TCP_USER_TIMEOUT_MS <= 20_000
+
+
+async def test_vanished_http_client_is_dropped_between_requests(long: bool) -> None:
+    if not long:
+        pytest.skip("waits for a keep-alive of five seconds")
+    with ServerProcess(program=FAKE) as server:
+        num_descriptors = server.num_descriptors()
+        async with proxied(server.port) as proxy, connected(proxy.port) as client:
+            await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            proxy.links[0].swallow()
+            await eventually(lambda: server.num_descriptors() <= num_descriptors)

@@ -1,0 +1,93 @@
+"""36: no name that a client sends is a path or an address: refused, and nothing is opened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reliability.confined import can
+from tests.reliability.history import History
+from tests.reliability.hostile_names import quiet
+from tests.reliability.servers import ROOT, ServerProcess
+from tests.reliability.streams import KeptStream, Odometer, Soloist, write_tiny_model
+
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
+PROMPT = "Who lives in the hollow tree?"
+REFUSALS = {
+    (400, "invalid_value"),
+    (404, "model_not_found"),
+    (404, "session_not_found"),
+    (404, "not_found"),
+    (404, None),
+    (405, "method_not_allowed"),
+}
+
+
+def answers_of(told: Any) -> dict[str, tuple[int, str | None]]:
+    return {question: (status, code) for question, (status, code) in told["answers"].items()}
+
+
+def test_every_name_is_refused() -> None:
+    command = [sys.executable, "-m", "tests.reliability.hostile_names"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    answers = answers_of(told)
+    assert len(answers) > 100
+    wrong = {name: answer for name, answer in answers.items() if answer not in REFUSALS}
+    assert not wrong
+    assert "Traceback" not in told["log"]
+
+
+@pytest.mark.skipif(not can("--net"), reason="this user may not make a network")
+def test_nothing_is_looked_for_outside() -> None:
+    """Where nothing leads outside the answers are the same, and nobody tried to get there."""
+    told = quiet("--quiet")
+    assert set(answers_of(told).values()) <= REFUSALS
+    # One connection for each question over HTTP, and one socket: all of them the client's.
+    counts = told["counts"]
+    assert counts["Ip:OutNoRoutes"] == counts["Udp:OutDatagrams"] == counts["Udp:NoPorts"] == 0
+    assert counts["Tcp:ActiveOpens"] == told["num_connections"]
+
+
+@pytest.mark.skipif(not can("--net"), reason="this user may not make a network")
+def test_attempt_would_be_seen() -> None:
+    assert quiet("--quiet", "--connect")["counts"]["Ip:OutNoRoutes"] > 0
+
+
+async def interrupted(server: ServerProcess, history: History, seed: int) -> KeptStream:
+    """A session whose state is on the disk, a few hundred tokens on."""
+    odometer = Odometer()
+    body = {"prompt": PROMPT, "max_tokens": 600, "seed": seed, **SAMPLING}
+    stream = KeptStream(f"c{seed}", history, odometer, **body)
+    reading = asyncio.create_task(stream.run(server.stream_url))
+    await odometer.reach(200)
+    assert await asyncio.to_thread(server.stop) == 0
+    await reading
+    return stream
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "/dev/zero", "itself"])
+async def test_symlink_in_the_store_is_not_followed(target: str, tmp_path: Path) -> None:
+    """The state in it is not read; the log leads to the same tokens without it."""
+    model = write_tiny_model(tmp_path / "model")
+    history, snapshots = History(), tmp_path / "store" / "snapshots"
+    with ServerProcess("--model", model, "--store", tmp_path / "store") as server:
+        stream = await interrupted(server, history, 1)
+        files = list(snapshots.glob("*/*.safetensors"))
+        assert files, "nothing was saved"
+        for file in files:
+            moved = tmp_path / file.name
+            file.rename(moved)
+            file.symlink_to(moved if target == "itself" else target)
+        server.start()
+        assert await stream.run(server.stream_url) == "finished"
+        log = server.log()
+    assert stream.tokens == Soloist(model).tokens(**stream.body)
+    assert all(f"state file {file.relative_to(snapshots)}" in log for file in files[-1:])

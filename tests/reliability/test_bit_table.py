@@ -1,0 +1,222 @@
+"""The same bits, whichever way a session has come to where it is.
+
+Each column of the table ends with a session that has had the same two turns as a
+cold one; its tokens and its state must be equal to the last bit. A new way is one
+function with a line in `WAYS`; it gets the model and a session's first turn has
+been had by whoever it asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.errors import InternalFailure
+from tests.reliability.engines import BACKENDS, Model
+from tests.server.engine.ledger import Ledger
+from tests.tiny import drain, finished, request, solo, state_of, tokens_of
+
+ATTENTIONS = ["elu", "gated", "vq", "window_linear"]
+#: Past the windows, several chunks of the grid and a rest.
+FIRST, SECOND = tuple(range(1, 150)), tuple(range(100, 140))
+OPTIONS = {"seed": 6, "repetition_penalty": 1.2}
+NUM_FIRST, NUM_SECOND = 20, 20
+
+#: Tokens of the second turn, and the state after it.
+Bits = tuple[list[int], bytes]
+
+
+def begin(engine: Engine) -> str:
+    """A session that has had its first turn."""
+    session = engine.create_session("me", 0.0).session
+    solo(engine, request("first", FIRST, session, max_tokens=NUM_FIRST, **OPTIONS))
+    return session
+
+
+def end(engine: Engine, session: str) -> Bits:
+    """The second turn."""
+    req = request("second", SECOND, session, max_tokens=NUM_SECOND, **OPTIONS)
+    return tokens_of(solo(engine, req)), state_of(engine, session)
+
+
+def disturb(engine: Engine) -> None:
+    """Others come and go."""
+    for i in range(3):
+        engine.submit(request(f"{i}", FIRST[i:], seed=i, max_tokens=5), 0.0)
+    drain(engine)
+
+
+def ledger_of(engine: Engine) -> Ledger:
+    ledger = Ledger()
+    ledger.take(engine.take_records())
+    return ledger
+
+
+def cold(model: Model) -> Bits:
+    engine = model.engine()
+    return end(engine, begin(engine))
+
+
+def after_a_known_prefix(model: Model) -> Bits:
+    engine = model.engine(max_prefixes=8)
+    solo(engine, request("warm", FIRST[:140], max_tokens=1))
+    bits = end(engine, begin(engine))
+    assert engine.stats().prefix_hits_total == 1
+    return bits
+
+
+def in_company(model: Model) -> Bits:
+    engine = model.engine()
+    for i in range(5):
+        engine.submit(request(f"{i}", FIRST[i:], seed=i, max_tokens=60), 0.0)
+        engine.step(0.0)
+    return end(engine, begin(engine))
+
+
+def forked(model: Model) -> Bits:
+    engine = model.engine()
+    (copy,) = engine.fork(begin(engine), "me", 1, 0.0)
+    return end(engine, copy.session)
+
+
+def forked_in_the_past(model: Model) -> Bits:
+    engine = model.engine()
+    session = begin(engine)
+    at = engine.session_info(session, "me", 0.0).position
+    solo(engine, request("other", FIRST, session))
+    past = ledger_of(engine).past(session, at)
+    (copy,) = engine.fork(session, "me", 1, 0.0, past)
+    return end(engine, copy.session)
+
+
+def rewound(model: Model) -> Bits:
+    engine = model.engine()
+    session = begin(engine)
+    at = engine.session_info(session, "me", 0.0).position
+    solo(engine, request("other", FIRST, session))
+    engine.rewind(session, "me", ledger_of(engine).past(session, at), 0.0)
+    return end(engine, session)
+
+
+def rewound_into_what_it_generated(model: Model) -> Bits:
+    """And made to generate it again."""
+    engine = model.engine()
+    session, at = begin(engine), 1 + len(FIRST) + 11
+    engine.rewind(session, "me", ledger_of(engine).past(session, at), 0.0)
+    solo(engine, request("again", (), session, max_tokens=NUM_FIRST - 11, **OPTIONS))
+    return end(engine, session)
+
+
+def slept(model: Model) -> Bits:
+    """Before its second turn, and twice within it."""
+    engine = model.engine(max_sessions=1, max_asleep=3)
+    session = begin(engine)
+    disturb(engine)
+    assert engine.stats().num_asleep == 1
+    req = request("second", SECOND, session, max_tokens=NUM_SECOND, **OPTIONS)
+    engine.submit(req, 0.0)
+    events = []
+    for _ in range(2):
+        events += [event for _ in range(8) for event in engine.step(0.0)]
+        engine.park("second")
+        disturb(engine)
+        engine.unpark("second")
+    events += drain(engine)["second"]
+    return tokens_of(events), state_of(engine, session)
+
+
+def evicted_and_restored(model: Model) -> Bits:
+    engine, heir = model.engine(max_sessions=1, can_evict=True), model.engine()
+    session = begin(engine)
+    engine.create_session("me", 0.0)
+    heir.restore(ledger_of(engine).past(session), 0.0)
+    return end(heir, session)
+
+
+def rebuilt_from_the_log(model: Model) -> Bits:
+    engine, heir = model.engine(), model.engine()
+    session = begin(engine)
+    past = ledger_of(engine).past(session)
+    assert past.value.position == 0
+    heir.restore(past, 0.0)
+    return end(heir, session)
+
+
+def rebuilt_from_a_save_and_the_log(model: Model) -> Bits:
+    engine, heir = model.engine(save_interval=60), model.engine()
+    session = begin(engine)
+    past = ledger_of(engine).past(session)
+    assert 0 < past.value.position < past.value.length
+    heir.restore(past, 0.0)
+    return end(heir, session)
+
+
+def restarted_at_every_turn(model: Model, save_interval: int) -> Bits:
+    """Its second turn is cut off again and again, wherever that comes, and all but the log lost."""
+    engine, ledger = model.engine(save_interval=save_interval), Ledger()
+    session = begin(engine)
+    engine.submit(request("second", SECOND, session, max_tokens=NUM_SECOND, **OPTIONS), 0.0)
+    events = []
+    for num_steps in (1, 8, 30):
+        events += [event for _ in range(num_steps) for event in engine.step(0.0)]
+        ledger.take(engine.take_records())
+        engine.discard_kept(InternalFailure("the store failed"))
+        engine.restore(ledger.past(session), 0.0)
+        engine.unpark("second")
+    assert len(tokens_of(events)) < NUM_SECOND
+    events += drain(engine)["second"]
+    assert finished(events).usage.completion_tokens == NUM_SECOND
+    return tokens_of(events), state_of(engine, session)
+
+
+def restarted_from_the_log(model: Model) -> Bits:
+    return restarted_at_every_turn(model, 10**6)
+
+
+def restarted_from_saves(model: Model) -> Bits:
+    return restarted_at_every_turn(model, 30)
+
+
+def adopted(model: Model) -> Bits:
+    """As a value, by another engine."""
+    engine, heir = model.engine(), model.engine()
+    return end(heir, heir.adopt(engine.value(begin(engine), "me"), "me", 0.0).session)
+
+
+WAYS: dict[str, Callable[[Model], Bits]] = {
+    way.__name__: way
+    for way in (
+        after_a_known_prefix,
+        in_company,
+        forked,
+        forked_in_the_past,
+        rewound,
+        rewound_into_what_it_generated,
+        slept,
+        evicted_and_restored,
+        rebuilt_from_the_log,
+        rebuilt_from_a_save_and_the_log,
+        restarted_from_the_log,
+        restarted_from_saves,
+        adopted,
+    )
+}
+
+
+@cache
+def cold_bits(model: Model) -> Bits:
+    return cold(model)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bits_are_those_of_a_cold_session(backend: str, attention: str, way: str) -> None:
+    model = Model(backend, attention)  # type: ignore[arg-type]
+    tokens, state = WAYS[way](model)
+    wanted = cold_bits(model)
+    assert tokens == wanted[0]
+    assert state == wanted[1]

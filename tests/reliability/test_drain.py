@@ -1,0 +1,177 @@
+"""Drain: on SIGTERM kept sessions are saved and move on, others end in peace, exit code 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection
+
+from tests.reliability.history import History
+from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.streams import (
+    KeptStream,
+    Odometer,
+    Soloist,
+    answer,
+    answer_of,
+    ask,
+    client_of,
+    events_over_http,
+    log_of_store,
+    run_all,
+    socket_of,
+    write_tiny_model,
+)
+
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
+PROMPT = "Who lives in the hollow tree?"
+
+
+def server_at(folder: Path, drain_timeout_s: float = 60) -> ServerProcess:
+    model = write_tiny_model(folder / "model")
+    return ServerProcess(
+        "--model", model, "--store", folder / "store", "--drain-timeout", drain_timeout_s
+    )
+
+
+async def begin_unkept(socket: ClientConnection) -> None:
+    """An endless generation that nobody keeps."""
+    await ask(socket, type="generate", request_id="u", prompt=PROMPT, max_tokens=10**6, **SAMPLING)
+    assert (await answer(socket))["type"] == "started"
+
+
+async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: Path) -> None:
+    history, odometer = History(), Odometer()
+    body = {"prompt": PROMPT, "max_tokens": 2000, **SAMPLING}
+    streams = [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(8)]
+    with server_at(tmp_path) as server:
+        reading = asyncio.create_task(run_all(streams, server.stream_url))
+        await odometer.reach(400)
+        assert await asyncio.to_thread(server.stop) == 0
+        await reading
+        for stream in streams:
+            assert stream.ends == ["migrate"], stream.frames[-1]
+            assert stream.close_code == 1012
+            last = stream.frames[-1]
+            assert last["request_id"] == stream.name
+            assert (last["session"], last["epoch"]) == (stream.session, stream.epoch)
+            # It stopped at the boundary of a token: nothing was made that was not sent.
+            assert last["seq"] == stream.last_seq
+            assert last["position"] == stream.frames[-2]["position"] + 1
+        await asyncio.to_thread(server.start)
+        await run_all(streams, server.stream_url)
+        assert {stream.ends[-1] for stream in streams} == {"finished"}
+        for stream in streams:
+            (resumed,) = stream.resumed
+            assert resumed["seq"] == resumed["last_seq"], "something was made and not sent"
+        assert server.stop() == 0
+    kept = log_of_store(tmp_path / "store", tmp_path / "model")
+    soloist = Soloist(tmp_path / "model")
+    history.check(kept, decode=soloist.text)
+    for stream in streams:
+        assert stream.tokens == soloist.tokens(**stream.body), stream.name
+
+
+async def test_unkept_stream_runs_on_and_nothing_new_is_taken(tmp_path: Path) -> None:
+    odometer = Odometer()
+    stream = KeptStream("kept", History(), odometer, prompt=PROMPT, max_tokens=10**6, **SAMPLING)
+    with server_at(tmp_path) as server:
+        async with AsyncExitStack() as stack:
+            unkept, third = [
+                await stack.enter_async_context(socket_of(server.stream_url)) for _ in range(2)
+            ]
+            await begin_unkept(unkept)
+            reading = asyncio.create_task(stream.run(server.stream_url))
+            await odometer.reach(10)
+            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+            await eventually(lambda: server.get("/ready")[0] == 503)
+            assert server.get("/health")[0] == 200
+            for keep in (True, False):
+                await ask(third, type="generate", request_id="n", prompt=PROMPT, keep=keep)
+                refused = await answer(third)
+                assert (refused["status"], refused["error"]["code"]) == (503, "draining")
+            # Nobody else works any more, and all of its tokens come.
+            for _ in range(3000):
+                assert (await answer(unkept))["type"] == "token"
+            await ask(unkept, type="cancel", request_id="u")
+            assert (await answer_of(unkept, "finished"))["finish_reason"] == "cancelled"
+            assert await stopping == 0
+            assert await reading == "migrate"
+            for socket in (unkept, third):
+                await socket.wait_closed()
+                assert socket.close_code == 1012
+
+
+async def test_unkept_stream_is_cancelled_when_the_time_is_over(tmp_path: Path) -> None:
+    with server_at(tmp_path, drain_timeout_s=0.5) as server:
+        async with socket_of(server.stream_url) as unkept:
+            await begin_unkept(unkept)
+            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+            assert (await answer_of(unkept, "finished"))["finish_reason"] == "cancelled"
+            await unkept.wait_closed()
+            assert unkept.close_code == 1012
+            assert await stopping == 0
+
+
+async def test_kept_stream_over_http_says_where_it_is_and_is_read_on_from_there(
+    tmp_path: Path,
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 3000, "seed": 4, **SAMPLING}
+    with server_at(tmp_path) as server:
+        kept, lines = {**body, "keep": True, "stream": True}, list[str]()
+        async with (
+            client_of(server.url) as client,
+            client.stream("POST", "/v1/completions", json=kept) as response,
+        ):
+            stopping: asyncio.Task[int] | None = None
+            async for line in response.aiter_lines():
+                lines.append(line)
+                if len(lines) == 300:
+                    stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+        assert stopping is not None
+        assert await stopping == 0
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert chunks[-1]["error"]["code"] == "migrated"
+        last_id = [line[4:] for line in lines if line.startswith("id: ")][-1]
+        server.start()
+        session = chunks[0]["session"]
+        rest = await read_on(server, session, last_id)
+        assert rest[0]["type"] == "resumed"
+        seqs = [frame["seq"] for frame in rest[1:]]
+        assert seqs == list(range(int(last_id.rpartition(":")[2]) + 1, 3002))
+        # What came by both ways is all that the log has.
+        text = "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1])
+        text += "".join(frame["text"] for frame in rest[1:])
+        told = await events_over_http(server.url, session)
+        assert "".join(frame["text"] for frame in told[1:]) == text
+
+
+async def read_on(server: ServerProcess, session: str, last_id: str) -> list[dict[str, Any]]:
+    path = f"/v1/sessions/{session}/events"
+    async with client_of(server.url) as client:
+        response = await client.get(path, headers={"Last-Event-ID": last_id})
+    lines = response.text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+
+
+async def test_idle_session_goes_on_after_a_drain(tmp_path: Path) -> None:
+    first = {"prompt": PROMPT, "max_tokens": 70, "seed": 1, "keep": True, **SAMPLING}
+    second = {"prompt": " And then", "max_tokens": 70, "seed": 2, **SAMPLING}
+    answers = []
+    for name, is_drained in (("a", True), ("b", False)):
+        (tmp_path / name).mkdir()
+        with server_at(tmp_path / name) as server:
+            async with client_of(server.url) as client:
+                begun = (await client.post("/v1/completions", json=first)).json()
+            if is_drained:
+                assert server.stop() == 0
+                server.start()
+            async with client_of(server.url) as client:
+                body = {**second, "session": begun["session"]}
+                more = (await client.post("/v1/completions", json=body)).json()
+        answers.append((begun["choices"], more["choices"], more["position"]))
+    assert answers[0] == answers[1]
