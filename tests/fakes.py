@@ -21,7 +21,7 @@ from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.model_info import ModelInfo
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed
+from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
 from server.engine.sampling import has_penalty
 from server.engine.state_pool import StatePool
 from server.engine.types import Event, Request, SamplingParams
@@ -259,3 +259,19 @@ class FakeRuntime:
         assert (recent is not None) == has_penalty(draw.params)
         assert recent is None or list(recent)[-len(tokens) :] == list(tokens)[-len(recent) :]
         return hashed.token(draw.params, self.vocab_size)
+
+
+class OnGrid:
+    """A runner of which prompts must be cut on a grid."""
+
+    grid = (64, 16)
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.prepare, self.logprobs, self.score = runner.prepare, runner.logprobs, runner.score
+
+    def run(self, feeds: Sequence[Feed]) -> list[int]:
+        for feed in feeds:
+            size = len(feed.tokens)
+            assert size == 1 or (size in self.grid and feed.position % size == 0), feed
+        return self._runner.run(feeds)

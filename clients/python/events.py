@@ -32,11 +32,12 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The generation has its session; ``seed`` repeats it."""
+    """The generation has its session, which has had ``seq`` events; ``seed`` repeats it."""
 
     request_id: str
     session: str
     epoch: str
+    seq: int
     position: int
     seed: int
 

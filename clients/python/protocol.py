@@ -123,7 +123,7 @@ class Progress:
     """How far a generation has come, as its reader sees it.
 
     ``session``, ``epoch`` and ``last_seq`` are what `resume` wants, to go on after
-    the last event that was read. ``last_seq`` is None until there is one.
+    the last event that was read. They are None until the generation has begun.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -140,7 +140,7 @@ class Progress:
         if isinstance(event, Started | Resumed):
             self.session, self.epoch = event.session, event.epoch
         if isinstance(event, Started):
-            self.started = event
+            self.started, self.last_seq = event, event.seq
         elif isinstance(event, Resumed):
             self.resumed, self.last_seq = event, event.seq
         elif isinstance(event, Token | Finished):

@@ -75,6 +75,7 @@ class Work:
                 "request_id": self.request_id,
                 "session": event.session,
                 "epoch": self.epoch_name(event.epoch),
+                "seq": event.seq,
                 "position": event.position,
                 "seed": self.request.sampling.seed,
             }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128
 MAX_FORKS = 1024
@@ -16,8 +17,17 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def _in_range(ids: list[int]) -> list[int]:
+    """One look at all of them: a bound on each item takes ten times as long."""
+    if ids and not (min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):
+        raise PydanticCustomError("token_ids", "token ids must be in 0..2147483647")
+    return ids
+
+
+TokenIds = Annotated[list[int], Field(fail_fast=True), AfterValidator(_in_range)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=64)]

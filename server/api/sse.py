@@ -83,7 +83,9 @@ class RequestAnswer(WatchedAnswer):
             return
         resumed = await self._sessions.again(request.owner, found, request.request_id, outbox)
         epoch = resumed.info.epoch
-        outbox.put([Started(request.request_id, found.session, found.length, epoch)])
+        outbox.put(
+            [Started(request.request_id, found.session, found.length, epoch, found.first_seq)]
+        )
         self._feeding = asyncio.create_task(self._feed(resumed))
 
     async def _feed(self, resumed: Resumed) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from model.config import ModelConfig
@@ -216,7 +216,14 @@ class Engine:
         return [self._info(copy, now) for copy in copies]
 
     def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo:
-        """A new session that goes on from ``value``. Raises `CapacityExhausted`."""
+        """A new session that goes on from ``value``.
+
+        Raises `CapacityExhausted`, and `InvalidRequest` where it holds tokens that
+        the model does not have.
+        """
+        pending = () if value.pending is None else (value.pending,)
+        tokens = [*value.recent, *pending, *(t for part in value.debt for t in part.tokens)]
+        self._check_tokens(tokens, "session")
         (session,) = self._keeper.fork(Past(value), owner, 1, now)
         return self._info(session, now)
 
@@ -353,12 +360,16 @@ class Engine:
             check_params(request.sampling, vocab_size)
         elif not request.tokens:
             raise InvalidRequest("prompt: must not be empty where nothing is generated", "prompt")
-        if not all(0 <= token < vocab_size for token in request.tokens):
-            raise InvalidRequest(f"prompt: token ids must be in 0..{vocab_size - 1}", "prompt")
+        self._check_tokens(request.tokens, "prompt")
         if request.score and request.sampling is not None:
             raise InvalidRequest("score: is for tokens that are only fed", "score")
         if request.num_choices > 1 and (request.keep or request.session is not None):
             raise InvalidRequest("n: must be 1 for a session that is kept; fork it", "n")
+
+    def _check_tokens(self, tokens: Sequence[int], param: str) -> None:
+        vocab_size = self._model_config.vocab_size
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+            raise InvalidRequest(f"{param}: token ids must be in 0..{vocab_size - 1}", param)
 
     def _extend(self, live: Live) -> None:
         """What the request adds to the text: a start token if asked, and its own tokens."""

@@ -136,7 +136,8 @@ class Round:
     def _begin(self, live: Live) -> None:
         live.started = True
         session = live.session
-        self.events.append(Started(live.request.request_id, session.id, live.length, session.epoch))
+        place = (live.length, session.epoch, session.seq)
+        self.events.append(Started(live.request.request_id, session.id, *place))
         if live.prompt:
             self._skip_cached(live)
 

@@ -84,12 +84,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request has its session; its tokens will be computed from ``position`` on."""
+    """The request has its session, which has had ``seq`` events.
+
+    Its tokens will be computed from ``position`` on.
+    """
 
     request_id: str
     session: str
     position: int
     epoch: int = 0
+    seq: int = 0
 
 
 class TokenEvent(NamedTuple):

@@ -58,6 +58,7 @@ def started(message: Message) -> str:
     return json.dumps(
         {
             "type": "started",
+            "seq": 0,
             "request_id": message["request_id"],
             "session": "sess_1",
             "epoch": "store-0",

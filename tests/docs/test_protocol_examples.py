@@ -295,7 +295,7 @@ def frame(example: dict[str, Any]) -> bytes:
 def event(example: dict[str, Any], request_id: str) -> Event:
     session, seq, position = example.get("session"), example.get("seq", 0), example["position"]
     if example["type"] == "started":
-        return Started(request_id, str(session), position)
+        return Started(request_id, str(session), position, seq=seq)
     if example["type"] == "token":
         return TokenEvent(request_id, seq, position, example["token_id"], example["text"])
     if example["type"] == "migrate":

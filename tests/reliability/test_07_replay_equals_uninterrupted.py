@@ -36,7 +36,7 @@ BODIES: Sequence[dict[str, Any]] = [
     {"prompt": "Who lives there?", "stop": ["e never", "a never", " never"]},
 ]
 #: How many tokens of each session have been seen, on average, when the server is killed.
-KILLS = (1, 70, 130)
+KILLS = (1, 70, 130, 190)
 
 
 def streams_of(odometer: Odometer, num_tokens: int) -> list[KeptStream]:

@@ -102,13 +102,19 @@ def check_calm(engine: Engine) -> None:
     assert not engine._round.cancelled
 
 
-OPTIONS = {"max_sessions": 6, "max_asleep": 6, "max_running": 4, "max_waiting": 30}
+OPTIONS = {
+    "max_sessions": 6,
+    "max_asleep": 6,
+    "max_running": 4,
+    "max_waiting": 30,
+    "max_detached_tokens": 20,
+}
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_left_after_a_storm(seed: int) -> None:
     runtime = FakeRuntime(tiny_tokenizer().vocab_size)
-    engine = tiny_engine(runtime=runtime, max_detached_tokens=20, max_prefixes=4, **OPTIONS)
+    engine = tiny_engine(runtime=runtime, max_prefixes=4, **OPTIONS)
     storm = Storm(engine, seed)
     storm.blow(400)
     assert storm.num_finished > 200
@@ -119,7 +125,7 @@ def test_nothing_is_left_after_a_storm(seed: int) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_is_left_after_a_storm_over_a_model(backend: str) -> None:
-    engine = Model(backend).engine(max_detached_tokens=20, max_prefixes=4, **OPTIONS)  # type: ignore[arg-type]
+    engine = Model(backend).engine(max_prefixes=4, **OPTIONS)  # type: ignore[arg-type]
     storm = Storm(engine, 5)
     storm.blow(40)
     storm.calm()
@@ -133,7 +139,7 @@ def test_memory_is_back_at_its_baseline() -> None:
     try:
         sizes = []
         for _ in range(3):
-            storm.blow(80)
+            storm.blow(150)
             storm.calm()
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])

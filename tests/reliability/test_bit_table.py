@@ -160,8 +160,10 @@ def restarted_at_every_turn(model: Model, save_interval: int) -> Bits:
     session = begin(engine)
     engine.submit(request("second", SECOND, session, max_tokens=NUM_SECOND, **OPTIONS), 0.0)
     events = []
-    for num_steps in (1, 8, 30):
-        events += [event for _ in range(num_steps) for event in engine.step(0.0)]
+    for num_tokens in (0, 3, 11):  # within the prompt, and twice within what follows
+        events += engine.step(0.0)
+        while len(tokens_of(events)) < num_tokens:
+            events += engine.step(0.0)
         ledger.take(engine.take_records())
         engine.discard_kept(InternalFailure("the store failed"))
         engine.restore(ledger.past(session), 0.0)

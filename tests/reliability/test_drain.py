@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tests.reliability.streams import (
     answer_of,
     ask,
     client_of,
+    data_of,
     events_over_http,
     log_of_store,
     run_all,
@@ -120,42 +121,35 @@ async def test_unkept_stream_is_cancelled_when_the_time_is_over(tmp_path: Path) 
 async def test_kept_stream_over_http_says_where_it_is_and_is_read_on_from_there(
     tmp_path: Path,
 ) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 3000, "seed": 4, **SAMPLING}
+    body = {"prompt": PROMPT, "max_tokens": 3000, "seed": 4, "keep": True, "stream": True}
     with server_at(tmp_path) as server:
-        kept, lines = {**body, "keep": True, "stream": True}, list[str]()
+        answer_text, stopping = "", None
         async with (
             client_of(server.url) as client,
-            client.stream("POST", "/v1/completions", json=kept) as response,
+            client.stream("POST", "/v1/completions", json={**body, **SAMPLING}) as response,
         ):
-            stopping: asyncio.Task[int] | None = None
-            async for line in response.aiter_lines():
-                lines.append(line)
-                if len(lines) == 300:
+            async for text in response.aiter_text():
+                answer_text += text
+                if stopping is None and answer_text.count("\n\n") > 100:
                     stopping = asyncio.create_task(asyncio.to_thread(server.stop))
         assert stopping is not None
         assert await stopping == 0
-        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        assert chunks[-1]["error"]["code"] == "migrated"
-        last_id = [line[4:] for line in lines if line.startswith("id: ")][-1]
-        server.start()
-        session = chunks[0]["session"]
-        rest = await read_on(server, session, last_id)
-        assert rest[0]["type"] == "resumed"
-        seqs = [frame["seq"] for frame in rest[1:]]
-        assert seqs == list(range(int(last_id.rpartition(":")[2]) + 1, 3002))
+        *chunks, error = data_of(answer_text)
+        assert error["error"]["code"] == "migrated"
+        last_id = re.findall("^id: (.*)$", answer_text, re.MULTILINE)[-1]
+        last_seq = int(last_id.rpartition(":")[2])
+        await asyncio.to_thread(server.start)
+        path = f"/v1/sessions/{chunks[0]['session']}/events"
+        async with client_of(server.url) as client:
+            response = await client.get(path, headers={"Last-Event-ID": last_id})
+        resumed, *rest = data_of(response.text)
+        assert (resumed["type"], resumed["seq"]) == ("resumed", last_seq)
+        assert [frame["seq"] for frame in rest] == list(range(last_seq + 1, 3002))
         # What came by both ways is all that the log has.
-        text = "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1])
-        text += "".join(frame["text"] for frame in rest[1:])
-        told = await events_over_http(server.url, session)
-        assert "".join(frame["text"] for frame in told[1:]) == text
-
-
-async def read_on(server: ServerProcess, session: str, last_id: str) -> list[dict[str, Any]]:
-    path = f"/v1/sessions/{session}/events"
-    async with client_of(server.url) as client:
-        response = await client.get(path, headers={"Last-Event-ID": last_id})
-    lines = response.text.splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        text += "".join(frame["text"] for frame in rest)
+        _, *told = await events_over_http(server.url, chunks[0]["session"])
+        assert "".join(frame["text"] for frame in told) == text
 
 
 async def test_idle_session_goes_on_after_a_drain(tmp_path: Path) -> None:

@@ -168,15 +168,12 @@ async def test_every_route_but_the_open_ones_says_that_it_wants_a_key_and_does(
 async def test_answer_that_the_document_does_not_describe_is_found(tmp_path: Path) -> None:
     async with running() as server:
         document = closed(await document_of(server, {}))
-        models, session, cancel = (
-            "/v1/models",
-            "/v1/sessions/{session}",
-            "/v1/sessions/{session}/cancel",
-        )
-        paths = document["paths"] = {
-            path: document["paths"][path] for path in (models, session, cancel)
-        }
-        del document["components"]["schemas"]["ModelList"]["properties"]["object"]
+        session, cancel = "/v1/sessions/{session}", "/v1/sessions/{session}/cancel"
+        paths = {path: document["paths"][path] for path in ("/v1/models", session, cancel)}
+        document["paths"] = paths
+        models = document["components"]["schemas"]["ModelList"]
+        models["required"].remove("object")
+        del models["properties"]["object"]
         del paths[session]["get"]["responses"]["404"]
         paths[cancel]["post"]["responses"]["404"]["content"] = {"text/plain": {}}
         code, output = await fuzz(server, tmp_path, document, "--phases", "fuzzing", "-n", "5")

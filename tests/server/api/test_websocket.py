@@ -24,6 +24,7 @@ async def test_generate_answers_started_tokens_finished(server: Running) -> None
         "request_id": "b",
         "session": session,
         "epoch": server.driver.epoch_name(0),
+        "seq": 0,
         "position": 0,
         "seed": 0,
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from model.tokenizer import Tokenizer
 from server.engine.detokenizer import Detokenizer, StopStrings
-from server.engine.errors import CapacityExhausted, SessionAttached
+from server.engine.errors import CapacityExhausted, EngineError, SessionAttached
 from server.engine.types import (
     Event,
     Failed,
@@ -102,7 +102,7 @@ class Expectation:
     def __init__(self, tokenizer: Tokenizer, bos: int) -> None:
         self.texts: dict[str, Text] = {}
         self.works: dict[str, Work] = {}
-        self.replaced: set[str] = set()  # requests that another reader has taken over
+        self.lost: dict[str, type[EngineError]] = {}  # what readers must hear that have lost theirs
         self._tokenizer, self._bos = tokenizer, bos
 
     def submit(self, request: Request) -> None:
@@ -132,7 +132,7 @@ class Expectation:
         if text.running is not None:
             work = self.works[name] = self.works.pop(text.running)
             if work.has_reader:
-                self.replaced.add(text.running)
+                self.lost[text.running] = SessionAttached
             text.running, work.has_reader = name, True
 
     def restore(self, session: str, name: str | None) -> None:
@@ -157,9 +157,8 @@ class Expectation:
             assert isinstance(event, Migrated), event
 
     def _fail(self, event: Failed) -> None:
-        if event.request_id in self.replaced:
-            assert isinstance(event.error, SessionAttached)
-            self.replaced.remove(event.request_id)
+        if event.request_id in self.lost:
+            assert type(event.error) is self.lost.pop(event.request_id)
         else:  # a choice for which there is no room
             assert isinstance(event.error, CapacityExhausted)
             assert not self.works.pop(event.request_id).started

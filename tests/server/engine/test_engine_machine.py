@@ -1,8 +1,8 @@
 """Random commands in any order: the engine keeps its books, and every session its text.
 
-Two machines. On a stand-in for the native runtime each token is checked against
-the whole text of its session, which so must survive sleep, eviction, forks,
-rewinds, restarts and other readers. On torch the books are checked alone.
+The model is a stand-in, so that each token is checked against the whole text of
+its session, which so must survive sleep, eviction, forks, rewinds, restarts and
+other readers. Two machines: prompts are cut anywhere, or on a grid.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from server.engine.engine import Engine
 from server.engine.errors import (
     CapacityExhausted,
+    InternalFailure,
     QueueFull,
     SessionAttached,
     SessionBusy,
     SessionNotFound,
 )
+from server.engine.runner import Runner
 from server.engine.types import Request
 from server.engine.value import StateBlock
-from tests.fakes import FakeRuntime, Hashed
+from tests.fakes import FakeRuntime, Hashed, OnGrid
 from tests.server.engine.expectation import Expectation, Text
 from tests.server.engine.ledger import Ledger, rebuilt, settled
 from tests.tiny import check_books, request, tiny_engine, tiny_tokenizer
@@ -48,8 +50,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.expected = Expectation(self.tokenizer, bos=0)
         self.engine = self.make_engine()
 
+    def wrap(self, runner: Runner) -> Runner:
+        return runner
+
     def make_engine(self) -> Engine:
         return tiny_engine(
+            wrap=self.wrap,
             runtime=FakeRuntime(self.tokenizer.vocab_size),
             max_sessions=SLOTS,
             max_asleep=ASLEEP,
@@ -215,8 +221,19 @@ class EngineMachine(RuleBasedStateMachine):
     def die(self) -> None:
         """Nothing is saved; the store has the log."""
         self.lose_what_is_not_kept()
-        self.expected.replaced.clear()
+        self.expected.lost.clear()
         self.engine = self.make_engine()
+
+    @rule()
+    def lose_store(self) -> None:
+        """It has failed, and what the engine has of kept sessions counts no more."""
+        for name in self.engine._live:
+            if self.expected.works[name].text.keep:
+                self.expected.lost[name] = InternalFailure
+                self.expected.works[name].has_reader = False
+                self.expected.works[name].started = True
+        self.engine.discard_kept(InternalFailure("the store failed"))
+        self.step(1)
 
     @invariant()
     def books_are_right(self) -> None:
@@ -251,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.on(session, lambda s=session, t=text: self.read_on(s, t))  # type: ignore[misc]
                 self.finish()
         assert not self.expected.works
-        assert not self.expected.replaced
+        assert not self.expected.lost
         self.engine.expire(self.now + 1e6)
         stats = self.engine.stats()
         assert stats.held_slots == stats.num_sessions == 0
@@ -357,3 +374,14 @@ def hashed(state: StateBlock | None, unseen: Sequence[int]) -> Hashed:
 
 EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 test_engine_machine = EngineMachine.TestCase
+
+
+class GridMachine(EngineMachine):
+    """As on torch."""
+
+    def wrap(self, runner: Runner) -> Runner:
+        return OnGrid(runner)
+
+
+GridMachine.TestCase.settings = EngineMachine.TestCase.settings
+test_engine_machine_on_a_grid = GridMachine.TestCase
