@@ -108,7 +108,7 @@ class ServerConfig(BaseModel):
     store_memory: int = Field(default=256 * MIB, ge=MIB)
     max_log_tokens: int = Field(default=1_000_000, ge=4096)
     save_interval_tokens: int = Field(default=1024, ge=16)
-    store_lease_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    store_lease_s: float = Field(default=10.0, ge=3, allow_inf_nan=False)
     signing_key: str | None = Field(default=None, min_length=16, repr=False)
 
     api_keys: tuple[str, ...] = Field(default=(), repr=False)

@@ -43,7 +43,7 @@ class Outbox(Generic[T]):
     def __init__(
         self, max_items: int, pressed: Callable[[bool], None] | None = None, spare: int = 0
     ) -> None:
-        self.max_items, self._spare = max_items, spare
+        self._max_items, self._spare = max_items, spare
         self._pressed = pressed or (lambda full: None)
         self._is_pressed = False
         self._items: deque[T] = deque()
@@ -58,12 +58,12 @@ class Outbox(Generic[T]):
             return True
         if self._shortcut is not None and self._shortcut(items):
             return True
-        if len(self._items) + len(items) > self.max_items + self._spare:
+        if len(self._items) + len(items) > self._max_items + self._spare:
             self.fail(ReaderTooSlow())
             return False
         self._items.extend(items)
         self._wake()
-        if len(self._items) * 2 >= self.max_items:
+        if len(self._items) * 2 >= self._max_items:
             self._is_pressed = True
             self._pressed(True)
         return True

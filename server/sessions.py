@@ -196,13 +196,12 @@ class Sessions:
         return Resumed(info, cursor.last_seq, None)
 
     async def missed(
-        self, owner: str, resumed: Resumed, request_id: str, max_events: int = PAGE_EVENTS
+        self, owner: str, resumed: Resumed, request_id: str
     ) -> AsyncIterator[list[TokenEvent | Finished]]:
         """The events between the cursor and the present, in pages, under ``request_id``."""
-        max_events = min(max_events, PAGE_EVENTS)
         seq, session = resumed.first_seq, resumed.info.session
         while seq < resumed.info.seq:
-            page = await self._page(session, owner, seq, max_events)
+            page = await self._page(session, owner, seq, PAGE_EVENTS)
             page = [event for event in page if event.seq <= resumed.info.seq]
             if not page:
                 return

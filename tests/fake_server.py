@@ -40,7 +40,8 @@ def main() -> int:
     )
     listener = bind(config.host, config.port, options.user_timeout_ms)
     print(f"port {listener.getsockname()[1]}", flush=True)
-    model = dataclasses.replace(MODEL, max_sessions=max_sessions)
+    # What the page shows is a model's of the usual size.
+    model = dataclasses.replace(MODEL, max_sessions=max_sessions, state_bytes_per_session=448_512)
     driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
     app = create_app(driver, ByteTokenizer(), model, config, "0.0.0", SIGNING)
     return serve(app, config, listener)

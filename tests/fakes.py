@@ -119,7 +119,7 @@ class FakeRunner:
             return NOT_FINITE
         if feed.draw is None:
             return NO_TOKEN
-        if words.endswith(b"END"):
+        if words.endswith(b"END") and feed.tokens[-1] != EOS:
             return EOS
         assert isinstance(feed.draw, SamplingParams)
         position = feed.position + len(feed.tokens)

@@ -91,11 +91,8 @@ class RequestAnswer(WatchedAnswer):
     async def _feed(self, resumed: Resumed) -> None:
         """What was missed, up to the request's end, or all and then what comes."""
         request, outbox = self._request, self._outbox
-        size = outbox.max_items // 4
         try:
-            async for events in self._sessions.missed(
-                request.owner, resumed, request.request_id, size
-            ):
+            async for events in self._sessions.missed(request.owner, resumed, request.request_id):
                 await outbox.emptied()
                 ends = [i for i, event in enumerate(events) if isinstance(event, Finished)]
                 outbox.put(events[: ends[0] + 1] if ends else events)

@@ -56,7 +56,7 @@ class StreamEndpoint:
         self._service.streams.add(stream)
         self._service.driver.metrics.websockets += 1
         try:
-            if not self._service.driver.ready:
+            if not self._service.driver.takes_sockets:
                 stream.close(1012, "the server is draining")
             await stream.run()
         finally:
@@ -264,14 +264,18 @@ class Stream:
         task.add_done_callback(self._resuming.discard)
 
     async def _catch_up(self, id: str, resume: Callable[[], Awaitable[Resumed]]) -> None:
-        work, outbox = self._alive[id], self._outbox
+        if (work := self._alive.get(id)) is None:  # detached before it began
+            return
+        outbox = self._outbox
         try:
             resumed = await resume()
+            if id not in self._alive:  # detached meanwhile, perhaps before it was attached
+                self._driver.detach(id)
+                return
             outbox.put([resumed_frame(work.request_id, resumed, self._driver.epoch_name)])
-            size = outbox.max_items // 4
-            async for events in self._sessions.missed(self._owner, resumed, id, size):
+            async for events in self._sessions.missed(self._owner, resumed, id):
                 await outbox.emptied()
-                if id not in self._alive:  # detached meanwhile
+                if id not in self._alive:
                     return
                 outbox.put([frame for e in events if (frame := work.frame(e)) is not None])
             if resumed.info.busy:

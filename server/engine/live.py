@@ -30,12 +30,12 @@ class Live:
     session: Session
     length: int
     whole: bool
-    draw: Draw | None = None
+    draw: Draw | None = field(default=None, repr=False)
     penalized: bool = False
     max_tokens: int = 0
     ends: frozenset[int] = frozenset()
     stop_strings: StopStrings | None = None
-    scores: list[float] | None = None
+    scores: list[float] | None = field(default=None, repr=False)
     logprob_sum: float | None = None
     phase: Phase = Phase.WAITING
     num_generated: int = 0

@@ -108,7 +108,8 @@ export class Session {
   #finish(event) {
     const { seed } = this.run;
     this.run = null;
-    this.id = event.session;
+    // What has failed once would fail again: the next text begins anew.
+    this.id = event.finish_reason === "error" ? null : event.session;
     this.position = event.position;
     this.atEndOfText = event.finish_reason === "stop";
     this.#listener.onText(event.text);

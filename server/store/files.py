@@ -29,7 +29,7 @@ class Files(Protocol):
         """Removes a file."""
 
     def read(self, path: Path) -> bytes:
-        """The whole file."""
+        """The whole file; a link is none."""
 
 
 class DiskFiles:
@@ -62,7 +62,8 @@ class DiskFiles:
 
     def read(self, path: Path) -> bytes:
         """See `Files.read`."""
-        return path.read_bytes()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            return file.read()
 
 
 def _sync(path: Path, flags: int) -> None:

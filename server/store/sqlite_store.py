@@ -37,6 +37,8 @@ Durability = Literal["full", "relaxed"]
 #: What may wait in memory for its place on the disk.
 MAX_UNSAVED_BYTES = 64 << 20
 
+OVER = "the session store has all the bytes that it may have"
+
 
 def open_store(
     path: Path,
@@ -86,7 +88,7 @@ class SqliteStore:
         """See `server.store.base.Store.commit`."""
         with self._connected(is_write=True) as connection:
             if self._is_over and not all(isinstance(entry, Deleted) for _, entry in records):
-                raise StoreFull("the session store has all the bytes that it may have")
+                raise StoreFull(OVER)
             try:
                 steps = connection.log.append(records)
             except (apsw.FullError, OSError) as error:
@@ -166,6 +168,8 @@ class SqliteStore:
             upkeep.run(self._touched)
             self._touched = set()
             self._is_over = upkeep.is_over
+        if self._is_over:
+            raise StoreFull(OVER)
 
     def compact(self) -> None:
         """Drops all that need not be kept, and gives the room back to the file system."""
@@ -208,7 +212,10 @@ class SqliteStore:
 
     def _connect(self) -> Connection:
         path = self._place.path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (
+            self._known is None
+        ):  # later a folder that is gone may come back: nothing takes its place
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         (path / DIR_NAME).mkdir(mode=0o700, exist_ok=True)
         if self._place.is_full:
             self._place.files.sync_dir(path.parent)

@@ -35,7 +35,7 @@ def test_request_that_fails_says_why(visit: Visit, server: ServerProcess) -> Non
     page = visit.page
     open_page(page, server)
     begin(page, "please <fail> now", 5)
-    expect(page.get_by_role("alert")).to_have_text("asked to fail")
+    expect(page.get_by_role("alert")).to_have_text("the model's output is not finite")
     begin(page, "Hello", 5)
     assert wait_until_ended(page) == "5 tokens, seed 0"
 

@@ -25,7 +25,7 @@ def session_file(context: SerializationContext, value: Any) -> bytes:
 
 
 @schemathesis.hook
-def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> None:
+def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
     """Gives a right body the prompt that it needs."""
     is_right = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
     if is_right and case.path == "/v1/completions" and isinstance(case.body, dict):
@@ -33,7 +33,7 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
 
 
 @schemathesis.hook
-def after_call(context: HookContext, case: Case, response: Response) -> None:
+def after_call(context: HookContext, case: Case[Any], response: Response) -> None:
     """Writes down what came."""
     with Path(SEEN_FILE).open("a") as seen:
         seen.write(f"{case.operation.label} {response.status_code}\n")

@@ -47,7 +47,8 @@ def test_poisoned_slot_gives_what_a_fresh_one_gives(backend: str, attention: str
 def life(model: Model, *, poisoned: bool) -> list[object]:
     """Two tenants whose sessions come into slots in every way; all that they see."""
     engine = model.engine(max_sessions=2, max_asleep=1, max_prefixes=4, can_evict=True)
-    ledger, seen = Ledger(), []
+    ledger = Ledger()
+    seen: list[object] = []
     sessions: dict[str, str] = {}
     for round in range(3):
         for owner in ("ann", "bob", "eve"):

@@ -73,7 +73,7 @@ async def interrupted(server: ServerProcess, history: History, seed: int) -> Kep
     return stream
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "/dev/zero", "itself"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "itself"])
 async def test_symlink_in_the_store_is_not_followed(target: str, tmp_path: Path) -> None:
     """The state in it is not read; the log leads to the same tokens without it."""
     model = write_tiny_model(tmp_path / "model")

@@ -161,6 +161,21 @@ async def test_second_reader_is_refused_unless_it_takes_over() -> None:
         assert (await resuming.outbox.take())[0].request_id == "second"
 
 
+async def test_cancel_and_a_take_over_at_once_end_the_session_for_its_new_reader() -> None:
+    async with driving(FakeEngine()) as driver:
+        resuming = Resuming(driver)
+        await resuming.begin()
+        await resuming.attach("first")
+        driver.cancel("first")
+        await resuming.attach("second", take_over=True)
+        driver.caught_up("second")
+        events = [e for e in await collect(resuming.outbox) if e.request_id == "second"]
+        assert isinstance(events[-1], Finished)
+        assert events[-1].finish_reason == "cancelled"
+        assert (await settled(driver)).num_running == 0
+        assert driver.healthy
+
+
 async def test_reader_that_leaves_before_it_is_attached_leaves_nothing_behind() -> None:
     gate = Gate()
     async with driving(FakeEngine(before_step=gate), gate) as driver:
@@ -174,6 +189,7 @@ async def test_reader_that_leaves_before_it_is_attached_leaves_nothing_behind() 
         driver.release(resuming.outbox)
         gate.open()
         await asyncio.gather(attaching, return_exceptions=True)
+        await settled(driver)
         async with asyncio.timeout(10):
             await driver.drained()
         assert (await resuming.attach("second")).busy

@@ -139,8 +139,11 @@ async def test_fork_and_rewind_reach_back_into_the_past() -> None:
         assert (as_it_is.position, as_it_is.seq, as_it_is.epoch) == (11, 0, 0)
         rewound = await sessions.rewind(session, "me", 3)
         assert (rewound.position, rewound.epoch) == (3, 1)
+        for at in (-1, 4):
+            with pytest.raises(InvalidRequest, match="at"):
+                await sessions.rewind(session, "me", at)
         with pytest.raises(InvalidRequest, match="at"):
-            await sessions.rewind(session, "me", -1)
+            await sessions.fork(session, "me", 1, 4)
 
 
 async def test_missed_events_come_in_pages_up_to_the_present() -> None:

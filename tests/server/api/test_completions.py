@@ -119,6 +119,14 @@ async def test_failure_before_the_first_token_is_a_plain_500(server: Running, st
     assert (await server.generate(prompt="hi", max_tokens=1)).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failure_of_a_prompt_is_that_of_all_choices(server: Running, stream: bool) -> None:
+    response = await server.generate(prompt="<fail>", n=3, stream=stream)
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert (await settled(server)).held_slots == 0
+
+
 async def test_unknown_model_is_404(server: Running) -> None:
     response = await server.generate(model="other", prompt="hi")
     assert response.status_code == 404

@@ -9,7 +9,7 @@ import socket
 from websockets.asyncio.client import connect
 
 from tests.fakes import FakeEngine
-from tests.server.api.talk import settled, sse, story, until
+from tests.server.api.talk import kept, settled, sse, story, until
 from tests.server.harness import Running, receive, receive_until, running, send
 
 NUM_TOKENS = 20_005  # more than the kernel's buffers and the outbox hold
@@ -89,6 +89,20 @@ async def test_unkept_request_of_a_client_that_never_read_is_freed_when_it_goes(
         slow.transport.abort()
         await server.driver.drained()
         assert (await settled(server)).num_sessions == 0
+
+
+async def test_detach_ends_what_was_missed_and_the_name_is_free() -> None:
+    async with running() as server:
+        session = await kept(server, NUM_TOKENS)
+        async with lazy(server) as slow:
+            await send(slow, type="resume", request_id="r", session=session, last_seq=0)
+            assert (await receive(slow))["type"] == "resumed"
+            await send(slow, type="detach", request_id="r")
+            await send(slow, type="create", request_id="r")
+            *missed, detached, created = await receive_until(slow, "created")
+    assert [event["seq"] for event in missed] == list(range(1, len(missed) + 1))
+    assert len(missed) < NUM_TOKENS
+    assert (detached["type"], created["request_id"]) == ("detached", "r")
 
 
 async def test_stream_over_http_that_is_not_read_is_parked_and_then_whole() -> None:

@@ -242,6 +242,23 @@ async def test_detached_generation_can_be_resumed_under_its_old_name(server: Run
     assert [event["seq"] for event in events] == list(range(1, 3002))
 
 
+async def test_resume_that_is_detached_at_once_leaves_the_session_to_itself(
+    server: Running,
+) -> None:
+    session = await left(server)
+    async with server.socket() as socket:
+        for _ in range(20):
+            await send(socket, type="resume", request_id="r", session=session, last_seq=0)
+            await send(socket, type="detach", request_id="r")
+            await receive_until(socket, "detached")
+        await send(socket, type="create", request_id="b")
+        assert (await receive(socket))["type"] == "created"
+        await server.driver.drained()
+        await send(socket, type="resume", request_id="r", session=session, last_seq=0)
+        assert (await receive(socket))["type"] == "resumed"
+    await post(server, session, "cancel")
+
+
 async def test_detach_of_an_unkept_request_cancels_it(server: Running) -> None:
     async with server.socket() as socket:
         await send(socket, type="generate", request_id="a", prompt="hi", max_tokens=10**6)

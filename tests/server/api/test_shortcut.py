@@ -64,7 +64,7 @@ class Peer:
         self._messages.put_nowait(message)
 
     def seqs(self) -> list[int]:
-        return [int(found) for found in re.findall(rb'"seq":(\d+)', self.received)]
+        return [int(found) for found in re.findall(rb'"seq":([1-9]\d*)', self.received)]
 
     def _keep(self, data: bytes) -> None:
         self.received += data

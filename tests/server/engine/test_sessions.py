@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,8 @@ from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.sessions import Session
 from server.engine.value import StateBlock
-from tests.tiny import tiny_tokenizer
+from tests.fakes import FakeRuntime
+from tests.tiny import request, tiny_engine, tiny_tokenizer
 
 TOKENS = st.lists(st.integers(0, 255), min_size=1, max_size=40)
 COMMANDS = st.lists(
@@ -130,3 +132,12 @@ def test_session_of_its_value_has_the_same_value(commands: list[tuple[str, objec
 def test_value_of_a_slot_can_not_be_written() -> None:
     block = StateBlock(np.zeros(4, dtype=np.uint8))
     assert not block.data.flags.writeable
+
+
+def test_text_is_not_in_what_a_log_may_show() -> None:
+    engine = tiny_engine(runtime=FakeRuntime(tiny_tokenizer().vocab_size))
+    engine.submit(request(tokens=[211, 212, 213] * 60, stop=("my secret",)), 0.0)
+    for _ in range(3):
+        for shown in (*engine._sessions, *engine._live.values()):
+            assert not re.search(r"\b21[123]\b|my secret", repr(shown))
+        engine.step(0.0)

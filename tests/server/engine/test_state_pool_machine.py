@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from model.state import StateLayout
 from server.engine.detokenizer import Detokenizer
@@ -63,6 +63,15 @@ class PoolMachine(RuleBasedStateMachine):
 
     # Coming
 
+    @initialize(num=st.integers(SLOTS, SLOTS + ASLEEP))
+    def fill(self, num: int) -> None:
+        """All slots are held, by sessions that run or may lose them."""
+        for token in range(num):
+            self.open(True, "ann")
+            self.run(*self.one(self.quiet[-1]), [token])
+            if token % 2:
+                self.end_one(*self.one(f"s{token + 1}"))
+
     @rule(keep=st.booleans(), owner=st.sampled_from(["ann", "bob"]))
     def open(self, keep: bool, owner: str) -> None:
         self.add(SessionValue(f"s{next(self.ids)}", owner), keep, ())
@@ -87,9 +96,11 @@ class PoolMachine(RuleBasedStateMachine):
     # Running
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        session, known = self.any(data)
+    @rule(data=st.data(), tokens=TOKENS)
+    def begin(self, data: st.DataObject, tokens: list[int]) -> None:
+        self.run(*self.any(data), tokens)
+
+    def run(self, session: Session, known: Known, tokens: list[int]) -> None:
         live = Live(Request("r", known.owner, (1,), None, session.id), session, 0, True)
         if known.runs:
             with pytest.raises(SessionBusy):
@@ -98,37 +109,44 @@ class PoolMachine(RuleBasedStateMachine):
         self.table.begin(session, live)
         known.runs = True
         self.quiet = [id for id in self.quiet if id != session.id]
+        self.step(session, tokens)
 
     @precondition(lambda self: self.running())
-    @rule(data=st.data())
-    def wake(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), tokens=TOKENS)
+    def go_on(self, data: st.DataObject, tokens: list[int]) -> None:
         session, _ = self.any(data, self.running())
-        had_slot, is_full = session.slot is not None, not self.pool.num_free
+        self.step(session, tokens)
+
+    def step(self, session: Session, tokens: list[int]) -> None:
+        """Feeds a session that runs, if it gets a slot: a slot may be taken from another one."""
+        has_slot, is_full = session.slot is not None, not self.pool.num_free
         loser = self.table.find(*self.name(self.released[0])) if self.released else None
-        assert self.table.wake(session) == (had_slot or not is_full or loser is not None)
-        if not had_slot and is_full and loser is not None:
+        is_awake = has_slot or not is_full or loser is not None
+        assert self.table.wake(session) == is_awake
+        if not has_slot and is_full and loser is not None:
             assert loser.slot is None
             self.released.remove(loser.id)
         self.released = [id for id in self.released if id != session.id]
+        if is_awake:
+            self.advance(session, self.known[session.id], tokens)
+            block = self.pool.block(session.slot or 0)
+            block[:] = list(state_after(tokens, block.tobytes()))
 
-    @precondition(lambda self: self.awake())
-    @rule(data=st.data(), tokens=TOKENS)
-    def feed(self, data: st.DataObject, tokens: list[int]) -> None:
-        session, known = self.any(data, self.awake())
-        self.advance(session, known, tokens)
-        block = self.pool.block(session.slot or 0)
-        block[:] = list(state_after(tokens, block.tobytes()))
-
-    @precondition(lambda self: self.taken and any(not self.known[id].seen for id in self.awake()))
-    @rule(data=st.data())
-    def put(self, data: st.DataObject) -> None:
-        """A prefix that is known already is not computed again."""
-        empty = [id for id in self.awake() if not self.known[id].seen]
-        session, known = self.any(data, empty)
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), owner=st.sampled_from(["ann", "bob"]))
+    def begin_with_a_known_prefix(self, data: st.DataObject, owner: str) -> None:
+        """Whose first tokens somebody has fed before gets that state."""
         taken = data.draw(st.sampled_from(self.taken))
         assert taken.value.state is not None
+        if not self.pool.num_free or not self.table.has_room:
+            return
+        self.open(True, owner)
+        session, known = self.one(self.quiet[-1])
+        assert self.table.wake(session)
         self.advance(session, known, list(taken.seen))
         self.table.put(session, taken.value.state)
+        self.table.release(session)
+        self.may_lose_its_slot(session)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data())
@@ -140,7 +158,9 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running())
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        session, known = self.any(data, self.running())
+        self.end_one(*self.any(data, self.running()))
+
+    def end_one(self, session: Session, known: Known) -> None:
         self.table.end(session, self.tick())
         known.runs = False
         if known.keep:
@@ -166,7 +186,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.table.close(session)
         self.gone(session)
 
-    @rule(seconds=st.sampled_from([1.0, TTL_S / 2, TTL_S]))
+    @rule(seconds=st.sampled_from([0.0, TTL_S / 4, TTL_S / 2]))
     def evict(self, seconds: float) -> None:
         self.now += seconds
         while (due := self.table.next_expiry()) is not None and due <= self.now:
@@ -228,7 +248,9 @@ class PoolMachine(RuleBasedStateMachine):
         return self.now
 
     def any(self, data: st.DataObject, ids: list[str] | None = None) -> tuple[Session, Known]:
-        id = data.draw(st.sampled_from(sorted(self.known if ids is None else ids)))
+        return self.one(data.draw(st.sampled_from(sorted(self.known if ids is None else ids))))
+
+    def one(self, id: str) -> tuple[Session, Known]:
         return self.table.find(*self.name(id)), self.known[id]
 
     def name(self, id: str) -> tuple[str, str]:
@@ -239,11 +261,6 @@ class PoolMachine(RuleBasedStateMachine):
 
     def idle(self) -> list[str]:
         return [id for id, known in self.known.items() if not known.runs]
-
-    def awake(self) -> list[str]:
-        """Those that nobody can take the slot from."""
-        slotted = {session.id for session in self.table if session.slot is not None}
-        return [id for id in self.running() if id in slotted and id not in self.released]
 
     def may_lose_its_slot(self, session: Session) -> None:
         if session.slot is not None and session.id not in self.released:
@@ -267,7 +284,7 @@ def marked(seen: list[int] | tuple[int, ...]) -> bytes | None:
     return state_after(seen) if seen else None
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 test_sessions_never_share_a_slot_or_a_state = PoolMachine.TestCase
 
 

@@ -15,7 +15,14 @@ import pytest
 
 from server.engine.value import Deleted, Saved, StateBlock
 from server.store.check import problems
-from server.store.errors import HistoryGone, StoreFailed, StoreFull, StoreLost, StoreTooNew
+from server.store.errors import (
+    HistoryGone,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreLost,
+    StoreTooNew,
+)
 from server.store.migrations import MIGRATIONS
 from server.store.sqlite_store import SqliteStore, open_store
 from server.store.upkeep import Limits
@@ -255,6 +262,7 @@ class TestFailures:
         old = store.store_id
         store.commit([writer.opened(), *writer.turn(2)])
         shutil.rmtree(path)
+        path.mkdir()
         with pytest.raises(StoreLost):
             store.commit(writer.turn(2))
         assert store.store_id != old
@@ -266,10 +274,23 @@ class TestFailures:
         assert again.store_id == store.store_id
         again.close()
 
+    def test_a_directory_that_is_gone_is_not_made_anew(self, path: Path) -> None:
+        store, writer = open_store(path, IDENTITY), Writer()
+        store.commit([writer.opened(), *writer.turn(2)])
+        away = path.with_name("away")
+        path.rename(away)
+        with pytest.raises(StoreError):
+            store.commit(writer.turn(2))
+        assert not path.exists()
+        away.rename(path)
+        assert store.load("s1", "ann").entries
+        store.close()
+
     def test_what_waited_for_the_disk_does_not_reach_another_store(self, path: Path) -> None:
         store, writer = open_store(path, IDENTITY), Writer()
         store.commit([writer.opened(), *writer.turn(2), writer.saved()])
         shutil.rmtree(path)
+        path.mkdir()
         store.maintain(0.0)
         assert state_files(path) == []
         store.close()
@@ -278,11 +299,12 @@ class TestFailures:
         store = open_store(path, IDENTITY, limits=Limits(max_bytes=600_000))
         writer = Writer()
         store.commit([writer.opened()])
-        for turn in range(20):
+        while (path / "sessions.sqlite3").stat().st_size < 700_000:
             store.commit(writer.turn(1000))
-            store.maintain(float(turn))
-            if (path / "sessions.sqlite3").stat().st_size > 700_000:
-                break
+            store.close()
+            store = open_store(path, IDENTITY, limits=Limits(max_bytes=600_000))
+        with pytest.raises(StoreFull):
+            store.maintain(1.0)
         with pytest.raises(StoreFull):
             store.commit(writer.turn(1))
         store.commit([writer.deleted()])
