@@ -88,7 +88,7 @@ def create_app(
     app.router.routes.append(WebSocketRoute("/v1/stream", StreamEndpoint(service)))
     app.mount("/static", pages.PageFiles(directory=pages.STATIC))
     _add_error_handlers(app)
-    _add_middleware(app, config)
+    _add_middleware(app, config, model.state_bytes_per_session)
     app.add_middleware(traced, tracer=tracer)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -152,9 +152,15 @@ def _methods_of(path: str) -> set[str]:
     }
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
+def _add_middleware(app: FastAPI, config: ServerConfig, state_bytes: int) -> None:
     """The last one added is the first to see a request."""
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    # A session's file has its state, and a text that the state may still be owed.
+    import_bytes = config.max_body_bytes + state_bytes
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=config.max_body_bytes,
+        of_paths={"/v1/sessions/import": import_bytes},
+    )
     app.add_middleware(
         AuthMiddleware, keyring=app.state.keyring, allowed_origins=config.allowed_origins
     )

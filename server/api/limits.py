@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import Counter
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,11 +71,21 @@ def client_of(scope: Scope) -> str:
 
 
 class BodyLimit:
-    """Makes reading a body raise `BodyTooLarge` or `RequestTimeout`; the app answers with them."""
+    """Makes reading a body raise `BodyTooLarge` or `RequestTimeout`; the app answers with them.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
+    ``of_paths`` has the paths that take bodies of another size.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        of_paths: Mapping[str, int] | None = None,
+        timeout_s: float = BODY_TIMEOUT_S,
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._of_paths = of_paths or {}
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,12 +93,13 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "0")
-        if int(declared) > self._max_bytes:
-            await refuse(scope, receive, send, BodyTooLarge(self._max_bytes))
+        max_bytes = self._of_paths.get(scope["path"], self._max_bytes)
+        if int(declared) > max_bytes:
+            await refuse(scope, receive, send, BodyTooLarge(max_bytes))
             return
-        await self._app(scope, self._bounded(receive), send)
+        await self._app(scope, self._bounded(receive, max_bytes), send)
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bounded(self, receive: Receive, max_bytes: int) -> Receive:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         num_bytes = 0
         complete = False
@@ -103,8 +115,8 @@ class BodyLimit:
                 raise RequestTimeout from None
             num_bytes += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if num_bytes > self._max_bytes:
-                raise BodyTooLarge(self._max_bytes)
+            if num_bytes > max_bytes:
+                raise BodyTooLarge(max_bytes)
             return message
 
         return bounded

@@ -6,7 +6,7 @@ const KEY_NAME = "everstream.key";
 const POSSIBLE_KEY = /^[\x20-\x7e]*$/;
 
 const CLOSE_REASONS = {
-  1008: "The server closed the connection: the key was refused, or this page read too slowly.",
+  1008: "The server closed the connection: the key was refused, or this page sent and did not read.",
   1009: "The server closed the connection: a message was too large.",
   1012: "The server is restarting.",
   1013: "The server has too many connections.",

@@ -164,19 +164,6 @@ async def test_sse_client_that_never_reads_is_dropped_and_its_slot_freed() -> No
         client.close()
 
 
-async def test_slow_reader_that_wakes_up_sees_1008(server: Running) -> None:
-    client = await deaf_websocket(server, room_bytes=1 << 18)
-    message = {"type": "generate", "request_id": "a", **ENDLESS}
-    client.send(frame(1, json.dumps(message).encode()))
-    received = await asyncio.get_running_loop().sock_recv(client, 1)  # it has begun
-    await asyncio.wait_for(server.driver.drained(), 20)
-    while not received.endswith(struct.pack("!H", 1008) + b"the client reads too slowly"):
-        part = await asyncio.get_running_loop().sock_recv(client, 1 << 16)
-        assert part
-        received += part
-    client.close()
-
-
 async def test_reader_that_pauses_for_long_gets_everything_in_order() -> None:
     body = json.dumps({"prompt": "hi", "max_tokens": 5000, "stream": True}).encode()
     async with running(outbox_events=1 << 20) as server:
@@ -201,7 +188,7 @@ async def test_socket_whose_peer_pauses_for_long_gets_everything_in_order() -> N
             received += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
         client.close()
     numbers = [int(found) for found in re.findall(rb'"seq":(\d+)', received)]
-    assert numbers == list(range(1, 5002))
+    assert numbers == list(range(5002))  # that of started is 0
 
 
 async def test_connection_serves_the_next_request_after_a_stream(server: Running) -> None:

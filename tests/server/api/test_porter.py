@@ -9,6 +9,7 @@ import pytest
 
 from server.api.porter import Signing
 from server.store.portable import export_session, import_session
+from tests.fakes import STATE_BYTES
 from tests.server.api.talk import create, info, kept, left, post, story
 from tests.server.harness import SIGNING, Running, running
 
@@ -123,3 +124,13 @@ async def test_import_belongs_to_who_sent_it() -> None:
         server.http.headers["authorization"] = "Bearer one"
         answer = await server.http.get(f"/v1/sessions/{session}")
         assert refused(answer, 404, "session_not_found")
+
+
+async def test_file_may_be_larger_than_other_bodies() -> None:
+    """By the bytes of a state; what it holds is looked at then."""
+    data = b"x" * (1024 + STATE_BYTES)
+    async with running(max_body_bytes=1024) as small:
+        answer = await small.http.post("/v1/sessions/import", content=data)
+        assert answer.json()["error"]["code"] == "import_refused"
+        answer = await small.http.post("/v1/sessions/import", content=data + b"x")
+        assert answer.status_code == 413
