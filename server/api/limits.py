@@ -80,8 +80,8 @@ class BodyLimit:
         self,
         app: ASGIApp,
         max_bytes: int,
-        of_paths: Mapping[str, int] | None = None,
         timeout_s: float = BODY_TIMEOUT_S,
+        of_paths: Mapping[str, int] | None = None,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes

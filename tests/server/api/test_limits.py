@@ -34,7 +34,7 @@ async def read_through(limit_bytes: int, timeout_s: float, messages: list[Messag
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
-    scope = {"type": "http", "headers": []}
+    scope = {"type": "http", "path": "/", "headers": []}
     await BodyLimit(app, limit_bytes, timeout_s)(scope, receive, send)
     return bytes(read)
 
@@ -99,7 +99,13 @@ class Held:
             settled.set()
 
         client = None if address is None else (address, 1)
-        scope = {"type": "http", "path": "/v1/models", "client": client, "settled": settled}
+        scope = {
+            "type": "http",
+            "path": "/",
+            "path": "/v1/models",
+            "client": client,
+            "settled": settled,
+        }
         self._tasks.append(asyncio.create_task(self._limit(scope, _nothing, send)))
         await settled.wait()
         return statuses[0] if statuses else None
