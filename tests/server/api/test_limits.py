@@ -101,7 +101,6 @@ class Held:
         client = None if address is None else (address, 1)
         scope = {
             "type": "http",
-            "path": "/",
             "path": "/v1/models",
             "client": client,
             "settled": settled,
