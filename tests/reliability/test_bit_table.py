@@ -9,12 +9,19 @@ been had by whoever it asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from server.engine.engine import Engine
 from server.engine.errors import InternalFailure
+from server.engine.value import Past
+from server.store.base import Identity
+from server.store.portable import export_session, import_session
+from server.store.sqlite_store import open_store
 from tests.reliability.engines import BACKENDS, Model
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of
@@ -24,6 +31,8 @@ ATTENTIONS = ["elu", "gated", "vq", "window_linear"]
 FIRST, SECOND = tuple(range(1, 150)), tuple(range(100, 140))
 OPTIONS = {"seed": 6, "repetition_penalty": 1.2}
 NUM_FIRST, NUM_SECOND = 20, 20
+
+KEY = b"k" * 32
 
 #: Tokens of the second turn, and the state after it.
 Bits = tuple[list[int], bytes]
@@ -188,6 +197,44 @@ def adopted(model: Model) -> Bits:
     return end(heir, heir.adopt(engine.value(begin(engine), "me"), "me", 0.0).session)
 
 
+def exported_and_imported(model: Model) -> Bits:
+    """As a signed file."""
+    engine, heir = model.engine(), model.engine()
+    value = engine.value(begin(engine), "me")
+    assert value.state is not None
+    identity = Identity("m", "t", "b", "d", len(value.state.data), "l")
+    file = export_session(value, identity, KEY)
+    taken = replace(import_session(file, identity, KEY), owner="me")
+    return end(heir, heir.adopt(taken, "me", 0.0).session)
+
+
+def stored_and_opened_again(model: Model) -> Bits:
+    """All but the store's folder is lost within the second turn, as by a kill."""
+    engine = model.engine(save_interval=30)
+    session = begin(engine)
+    num_bytes = engine.stats().state_bytes_per_session
+    identity = Identity("m", "t", "b", "d", num_bytes, "l")
+    with TemporaryDirectory() as folder:
+        store = open_store(Path(folder) / "store", identity)
+        engine.submit(request("second", SECOND, session, max_tokens=NUM_SECOND, **OPTIONS), 0.0)
+        events = []
+        while len(tokens_of(events)) < 7:
+            events += engine.step(0.0)
+            store.commit(engine.take_records())
+            store.maintain(float(len(events)))
+        del engine
+        store.close()
+        store = open_store(Path(folder) / "store", identity)
+        loaded = store.load(session, "me")
+        store.close()
+    assert 0 < loaded.value.position < loaded.value.position + len(loaded.entries)
+    heir = model.engine()
+    heir.restore(Past(loaded.value, loaded.entries), 0.0)
+    heir.unpark("second")
+    events += drain(heir)["second"]
+    return tokens_of(events), state_of(heir, session)
+
+
 WAYS: dict[str, Callable[[Model], Bits]] = {
     way.__name__: way
     for way in (
@@ -204,6 +251,8 @@ WAYS: dict[str, Callable[[Model], Bits]] = {
         restarted_from_the_log,
         restarted_from_saves,
         adopted,
+        exported_and_imported,
+        stored_and_opened_again,
     )
 }
 
