@@ -33,6 +33,9 @@ from server.engine.value import Progress
 logger = logging.getLogger("everstream.engine")
 
 NOT_FINITE_ERROR = "the model's output is not finite"
+#: Rounds without a want of memory after which one more request may run.
+CALM_ROUNDS = 256
+
 OWN_ERROR = "the engine could not do this"
 
 
@@ -54,6 +57,7 @@ class Round:
         self.num_prompt = self.num_completion = self.num_preempted = 0
         self.usage: Counter[str] = Counter()
         self._runner, self._scheduler = runner, scheduler
+        self._max_running, self._num_calm = scheduler.max_running, 0
         self._sessions, self._keeper = sessions, keeper
         self._prefixes, self._live = prefixes, live
         self._eos_token_id = eos_token_id
@@ -65,6 +69,8 @@ class Round:
         self._admit(now)
         if plan := self._scheduler.plan():
             self._run(plan, now)
+        if self._scheduler.max_running < self._max_running:
+            self._grow()
         events, self.events = self.events, []
         return events
 
@@ -197,11 +203,19 @@ class Round:
         """Fewer at once from now on, and the newest one goes; the others lose nothing."""
         running = self._scheduler.running
         self._scheduler.max_running = max(1, len(running) - 1)
+        self._num_calm = 0
         live = next(live for live in reversed(self._live.values()) if live in running)
         logger.error("out of memory; at most %d requests at once now", len(running) - 1)
         num_events = len(self.events)
         self._finish(live, "cancelled", now)
         self.events[num_events:] = [Failed(id, OutOfMemory()) for id in live.request.ids]
+
+    def _grow(self) -> None:
+        """Dares one more request at once, from time to time."""
+        self._num_calm += 1
+        if self._num_calm == CALM_ROUNDS:
+            self._num_calm = 0
+            self._scheduler.max_running += 1
 
     def _feed(self, live: Live, count: int) -> Feed:
         session = live.session

@@ -8,6 +8,7 @@ import pytest
 
 from server.engine.engine import Engine
 from server.engine.errors import OutOfMemory
+from server.engine.round import CALM_ROUNDS
 from server.engine.runner import Feed
 from server.engine.types import Failed
 from tests.reliability.engines import BACKENDS, Model, check_baseline
@@ -85,3 +86,23 @@ def test_request_that_does_not_even_fit_alone_fails_and_the_engine_lives(model: 
     events = drain(engine)
     assert all(isinstance(events[name][-1], Failed) for name in ("a", "b"))
     check_baseline(engine)
+
+
+def test_admission_grows_again_where_memory_has_come_back(model: Model) -> None:
+    rooms = [2]
+
+    def fault(feeds: Sequence[Feed]) -> Exception | None:
+        return MemoryError() if len(feeds) > rooms[0] else None
+
+    engine = model.engine(wrap=lambda runner: FaultyRunner(runner, fault))
+    for i in range(3):
+        engine.submit(request(f"{i}", max_tokens=5), 0.0)
+    drain(engine)
+    rooms[0] = 100
+    for i in range(3):
+        engine.submit(request(f"{i}", max_tokens=2 * CALM_ROUNDS, ignore_eos=True), 0.0)
+    most = 0
+    while engine.has_work():
+        engine.step(0.0)
+        most = max(most, engine.stats().num_running)
+    assert most == 3
