@@ -62,6 +62,7 @@ class Options:
     def server_flags(self) -> list[str]:
         flags = {
             "--max-sessions": self.max_sessions,
+            "--sleep-memory": 0,  # so that a full pool is a full server
             "--session-ttl": self.session_ttl_s,
             "--threads": self.threads,
             "--model": self.model,

@@ -85,6 +85,8 @@ class Running:
         return await self.http.post("/v1/completions", json=body)
 
     async def stats(self) -> EngineStats:
+        """The counts after the step in which what was asked for before takes effect."""
+        await self.driver.stats()
         return await self.driver.stats()
 
     async def until_disconnected(self) -> None:
