@@ -13,6 +13,7 @@ from schemathesis import Case, GenerationMode, HookContext, Response, Serializat
 
 #: A file that the server has exported.
 SESSION_FILE = "session"
+MAX_COPIES = 8
 #: A line for each answer: method, path, status.
 SEEN_FILE = "seen"
 
@@ -26,10 +27,14 @@ def session_file(context: SerializationContext, value: Any) -> bytes:
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
-    """Gives a right body the prompt that it needs."""
+    """Gives a right body the prompt that it needs, and bounds what would fill the server."""
     is_right = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
-    if is_right and case.path == "/v1/completions" and isinstance(case.body, dict):
+    if not is_right or not isinstance(case.body, dict):
+        return
+    if case.path == "/v1/completions":
         case.body["prompt"] = case.body.get("prompt") or "hi"
+    if isinstance(num := case.body.get("n"), int):
+        case.body["n"] = min(num, MAX_COPIES)
 
 
 @schemathesis.hook

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import settings
@@ -26,79 +25,34 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer
-from server.engine.errors import SessionNotFound
-from server.engine.replay import replay
-from server.engine.sessions import Session
-from server.engine.types import Finished, FinishReason, TokenEvent
+from server.engine.types import Finished
 from server.engine.value import Record
-from server.store.base import Events, Keyed, Store
+from server.store.base import Keyed, Store
 from server.store.check import problems
-from server.store.errors import Fenced, HistoryGone
+from server.store.errors import Fenced
 from server.store.lock import Waiting
 from server.store.memory_store import MemoryStore
 from server.store.sqlite_store import SqliteStore, open_store
 from server.store.upkeep import Limits
-from tests.server.store.records import IDENTITY, Writer, block
+from tests.server.store.records import IDENTITY
+from tests.server.store.stories import (
+    Story,
+    check_events,
+    check_past,
+    is_generating,
+    is_idle,
+    state_of,
+)
 
 MAX_SNAPSHOTS = 4
 OWNERS = ("ann", "bob")
 #: A tail of some hundred entries leaves the journal.
 COUNTS = st.sampled_from([1, 2, 9, 270])
+VERBS = ("token", "key", "end", "cancel")
+ENDS = ("none", "close", "leave", "kill")
 
 
-Wanted = Callable[["Story"], bool]
-
-
-class OneLetter:
-    """Every token is an x: what the tokens say is of no interest here."""
-
-    def token_bytes(self, id: int) -> bytes:
-        return b"x"
-
-
-class Story(Writer):
-    """A session as lists: its text, and the events that it has sent, one for each number."""
-
-    def __init__(self, id: str, owner: str) -> None:
-        super().__init__(id, owner)
-        self.events: Events = []
-        self.cut: int | None = None  # where the running request may still be cut back to
-
-    def accepted(self, *args: object, **options: object) -> Record:
-        self.cut = len(self.text)
-        return super().accepted(*args, **options)  # type: ignore[arg-type]
-
-    def token(self, text: str = "x") -> Record:
-        record = super().token(text)
-        progress = self.value.progress
-        assert isinstance(record[1], TokenEvent)
-        assert progress is not None
-        progress = replace(progress, num_generated=progress.num_generated + 1)
-        self.value, self.cut = replace(self.value, progress=progress), None
-        self.events.append(record[1])
-        return record
-
-    def saved(self, *, evicted: bool = False) -> Record:
-        self.cut = None
-        return super().saved(evicted=evicted)
-
-    def cancelled(self) -> Record:
-        """Within its prompt, where that is not over."""
-        if self.cut is not None:
-            del self.text[self.cut + 1 :]
-            self.value = replace(self.value, position=len(self.text))
-        return self.finished("cancelled")
-
-    def finished(self, reason: FinishReason | None = "stop") -> Record:
-        assert self.value.progress is not None
-        feeds_only = self.value.progress.request.sampling is None
-        record = super().finished(None if feeds_only and reason == "stop" else reason)
-        assert isinstance(record[1], Finished)
-        if not feeds_only:
-            self.events.append(record[1])
-        return record
+Wanted = Callable[[Story], bool]
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -137,10 +91,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     # Sessions
 
-    @initialize(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        self.open("ann", waits=False)
-        self.accept(data, length=2, feeds_only=False, has_key=True)
+    @initialize(owner=st.sampled_from(OWNERS), text=st.integers(1, 9))
+    def begin(self, owner: str, text: int) -> None:
+        story = self.new(owner)
+        self.commit([story.opened(), *self.turn(story, text)], waits=False)
 
     @rule(owner=st.sampled_from(OWNERS), waits=st.booleans())
     def open(self, owner: str, waits: bool) -> None:
@@ -152,83 +106,94 @@ class StoreMachine(RuleBasedStateMachine):
         """Copies that share a state."""
         old = self.one(data, lambda story: bool(story.text))
         text = tuple(old.text[: data.draw(st.integers(1, len(old.text)))])
-        state = block(len(text))
+        state = state_of(text)
         copies = [self.new(old.value.owner) for _ in range(num)]
         self.commit([copy.opened(state, text) for copy in copies], waits)
 
     @precondition(lambda self: self.stories)
-    @rule(data=st.data(), waits=st.booleans())
-    def delete(self, data: st.DataObject, waits: bool) -> None:
+    @rule(data=st.data(), verb=st.sampled_from(["save", "evict", "delete"]), waits=st.booleans())
+    def put_away(self, data: st.DataObject, verb: str, waits: bool) -> None:
         story = self.one(data)
-        del self.stories[story.id]
-        self.commit([story.deleted()], waits)
+        if verb == "delete":
+            del self.stories[story.id]
+        records = [story.deleted() if verb == "delete" else story.saved(evicted=verb == "evict")]
+        self.commit(records, waits)
 
-    @precondition(lambda self: self.stories)
-    @rule(data=st.data(), evicted=st.booleans(), waits=st.booleans())
-    def save(self, data: st.DataObject, evicted: bool, waits: bool) -> None:
-        self.commit([self.one(data).saved(evicted=evicted)], waits)
-
-    @precondition(lambda self: self.idle())
-    @rule(data=st.data(), waits=st.booleans())
-    def rewind(self, data: st.DataObject, waits: bool) -> None:
+    @precondition(lambda self: any(map(is_idle, self.stories.values())))
+    @rule(data=st.data(), count=COUNTS, waits=st.booleans())
+    def rewind(self, data: st.DataObject, count: int, waits: bool) -> None:
+        """Another text follows, or none."""
         story = self.one(data, is_idle)
         length = data.draw(st.integers(story.origin, len(story.text)))
         self.commit([story.rewound(length)], waits)
+        if count > 1:
+            self.commit(self.turn(story, count), waits)
 
     # Requests
 
-    @precondition(lambda self: self.idle())
-    @rule(data=st.data(), length=COUNTS, feeds_only=st.booleans(), has_key=st.booleans())
-    def accept(self, data: st.DataObject, length: int, feeds_only: bool, has_key: bool) -> None:
-        story = self.one(data, is_idle)
-        name = f"r{next(self.names)}"
-        key, first_seq, start = (name if has_key else None), story.value.seq, len(story.text)
+    @precondition(lambda self: self.stories)
+    @rule(data=st.data(), count=COUNTS, verb=st.sampled_from(VERBS), waits=st.booleans())
+    def go_on(self, data: st.DataObject, count: int, verb: str, waits: bool) -> None:
+        """What may come next: a session begins a request, has more tokens, or ends it."""
+        story = self.one(data)
+        if is_idle(story):
+            records = [self.accepted(story, count, verb)]
+        elif is_generating(story) and verb != "end":
+            records = story.tokens(count)
+        else:
+            records = [self.finished(story, verb == "cancel")]
+        self.commit(records, waits)
+
+    @precondition(lambda self: any(map(is_generating, self.stories.values())))
+    @rule(num_ticks=st.integers(1, 3), waits=st.booleans())
+    def generate_all(self, num_ticks: int, waits: bool) -> None:
+        """Ticks as they are under load: a token for everybody."""
+        for _ in range(num_ticks):
+            everybody = [story for story in self.stories.values() if is_generating(story)]
+            self.commit([story.token() for story in everybody], waits)
+
+    def turn(self, story: Story, count: int) -> list[Record]:
+        begin = self.accepted(story, 2, "key")
+        return [begin, *story.tokens(count), self.finished(story, is_cancelled=False)]
+
+    def accepted(self, story: Story, length: int, verb: str) -> Record:
+        name, has_key, feeds_only = f"r{next(self.names)}", verb != "token", verb == "end"
+        owner, first_seq, start = story.value.owner, story.value.seq, len(story.text)
+        if has_key:
+            self.keys[owner, name] = Keyed(story.id, name, first_seq, start, None, feeds_only)
         tokens = tuple(range(length))
-        record = story.accepted(tokens, request_id=name, key=key, feeds_only=feeds_only)
-        if key is not None:
-            kept = Keyed(story.id, name, first_seq, start, None, feeds_only)
-            self.keys[story.value.owner, key] = kept
-        self.commit([record], waits=False)
+        key = name if has_key else None
+        return story.accepted(tokens, request_id=name, key=key, feeds_only=feeds_only)
 
-    @precondition(lambda self: self.generating())
-    @rule(data=st.data(), count=COUNTS, waits=st.booleans())
-    def generate(self, data: st.DataObject, count: int, waits: bool) -> None:
-        self.commit(self.one(data, is_generating).tokens(count), waits)
-
-    @precondition(lambda self: self.generating())
-    @rule(waits=st.booleans())
-    def generate_all(self, waits: bool) -> None:
-        """A tick as it is under load: a token for everybody."""
-        self.commit([story.token() for story in self.generating()], waits)
-
-    @precondition(lambda self: len(self.idle()) < len(self.stories))
-    @rule(data=st.data(), is_cancelled=st.booleans(), waits=st.booleans())
-    def finish(self, data: st.DataObject, is_cancelled: bool, waits: bool) -> None:
-        story = self.one(data, lambda story: not is_idle(story))
-        progress = story.value.progress
-        assert progress is not None
+    def finished(self, story: Story, is_cancelled: bool) -> Record:
+        assert story.value.progress is not None
+        name = (story.value.owner, story.value.progress.request.key or "")
         record = story.cancelled() if is_cancelled else story.finished()
-        name = (story.value.owner, progress.request.key or "")
         if name in self.keys:
             assert isinstance(record[1], Finished)
             self.keys[name] = replace(self.keys[name], finished=record[1])
-        self.commit([record], waits)
+        return record
 
     # The life of a store
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 100.0]))
-    def maintain(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.0, 1.0, 100.0]), end=st.sampled_from(ENDS))
+    def maintain(self, seconds: float, end: str) -> None:
+        """About once a second; and at any moment it may be over, but for what is on the disk."""
         self.now_s += seconds
         for store in self.stores:
             store.maintain(self.now_s)
+        if end != "none":
+            getattr(self, end)()
 
-    @rule()
-    def close_and_open(self) -> None:
+    @rule(end=st.sampled_from(ENDS[1:]))
+    def end(self, end: str) -> None:
+        getattr(self, end)()
+
+    def close(self) -> None:
         self.disk.close()
         self.disk = self.open_disk()
 
-    @rule()
-    def leave_and_open(self) -> None:
+    def leave(self) -> None:
         """The owner hangs, and another one takes over."""
         old = self.disk
         self.disk = self.open_disk()
@@ -236,8 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
             old.maintain(self.now_s)
         self.left.append(old)
 
-    @rule()
-    def kill_and_open(self) -> None:
+    def kill(self) -> None:
         """What is on the disk at this moment is all that there is."""
         old, dead = self.path, self.disk
         self.num_lives += 1
@@ -299,7 +263,8 @@ class StoreMachine(RuleBasedStateMachine):
                 for story in self.stories.values():
                     check_events(store, story, 0, 100_000)
                     check_past(store, story, None)
-                    check_past(store, story, len(story.text) // 2)
+                    for at in story.turns:
+                        check_past(store, story, at)
             self.disk.close()
             assert list(problems(self.path)) == []
         finally:
@@ -318,54 +283,10 @@ class StoreMachine(RuleBasedStateMachine):
         ids = [id for id, story in self.stories.items() if is_wanted(story)]
         return self.stories[data.draw(st.sampled_from(sorted(ids)))]
 
-    def idle(self) -> list[Story]:
-        return [story for story in self.stories.values() if is_idle(story)]
-
-    def generating(self) -> list[Story]:
-        return [story for story in self.stories.values() if is_generating(story)]
-
-
-def is_idle(story: Story) -> bool:
-    return story.value.progress is None
-
-
-def is_generating(story: Story) -> bool:
-    progress = story.value.progress
-    return progress is not None and progress.request.sampling is not None
-
-
-def check_events(store: Store, story: Story, after: int, max_events: int) -> None:
-    wanted = [event for event in story.events if event.seq > after][:max_events]
-    assert store.read(story.id, story.value.owner, after, max_events) == wanted
-    with pytest.raises(SessionNotFound):
-        store.read(story.id, "eve", after, max_events)
-
-
-def check_past(store: Store, story: Story, at: int | None) -> None:
-    """What an engine makes of it is the text, up to ``at`` tokens of it."""
-    if at is not None and at < story.origin:
-        with pytest.raises(HistoryGone):
-            store.load(story.id, story.value.owner, at)
-        return
-    loaded = store.load(story.id, story.value.owner, at)
-    value = loaded.value
-    if value.position:
-        assert value.state is not None
-        assert value.state.data.tobytes() == block(value.position).data.tobytes()
-    session = Session.of(value, Detokenizer(cast(Tokenizer, OneLetter())), 0.0)
-    progress = replay(session, value.progress, loaded.entries, at)
-    text = story.text[:at]
-    assert session.next(session.length - session.position) == text[value.length :]
-    assert session.length == len(text)
-    present = story.value
-    for name in ("epoch", "seq", "log_index"):
-        assert at is not None or getattr(session, name) == getattr(present, name), name
-    assert progress == (present.progress if at is None else None)
-
 
 @pytest.mark.timeout(1800)
 def test_stores_and_lists_know_the_same(request: pytest.FixtureRequest) -> None:
-    max_examples = 1000 if request.config.getoption("--long") else 30
+    max_examples = 400 if request.config.getoption("--long") else 60
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(max_examples=max_examples, stateful_step_count=40, deadline=None),
