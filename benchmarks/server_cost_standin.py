@@ -16,6 +16,7 @@ from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
+from server.api.porter import Signing
 from server.config import ServerConfig
 from server.driver import Driver
 from server.engine.engine import Engine, EngineConfig
@@ -24,6 +25,8 @@ from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 from server.metrics import Metrics
 from server.serving import bind, serve
+from server.store.base import Identity
+from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL
 
 BUNDLED = ROOT / "model" / "bundled"
@@ -52,7 +55,13 @@ class Fountain:
     def run(self, feeds: Sequence[Feed]) -> list[int]:
         self._wait()
         ids, num_ids = self._ids, len(self._ids)
-        return [ids[position % num_ids] if draw else NO_TOKEN for _, position, _, draw, _ in feeds]
+        return [ids[feed.position % num_ids] if feed.draw else NO_TOKEN for feed in feeds]
+
+    def logprobs(self) -> list[float]:
+        raise NotImplementedError  # nobody asks for them
+
+    def score(self, feed: Feed, following: int) -> list[float]:
+        raise NotImplementedError
 
     def _wait(self) -> None:
         """Until the next step is due; late ones are not made up for."""
@@ -77,8 +86,9 @@ def main() -> int:
         EngineConfig(new_id=map(str, range(1 << 30)).__next__),
     )
     config = ServerConfig.load(host=LOCAL, port=0, outbox_events=OUTBOX_EVENTS)
-    driver = Driver(engine, time.monotonic, Metrics())
-    app = create_app(driver, tokenizer, MODEL, config, "0.0.0")
+    driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
+    identity = Identity("", "", "", "", 0, "")
+    app = create_app(driver, tokenizer, MODEL, config, "0.0.0", Signing(identity, b""))
     with bind(LOCAL, 0) as listener:
         print(listener.getsockname()[1], flush=True)
         return serve(app, config, listener)

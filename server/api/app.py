@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,19 +18,14 @@ from starlette.routing import WebSocketRoute
 
 from server.api import admin, http, pages, session_routes
 from server.api.auth import AuthMiddleware
+from server.api.describe import KEY_ERRORS, REF
 from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
 from server.api.keyring import Keyring
 from server.api.limits import BodyLimit, ConnectionLimit
 from server.api.model_info import ModelInfo
 from server.api.porter import Porter, Signing
 from server.api.refuse import error_response
-from server.api.schemas import (
-    AppendBody,
-    CompletionBody,
-    CreateSessionBody,
-    ForkBody,
-    RewindBody,
-)
+from server.api.schemas import Wire
 from server.api.service import Service
 from server.api.traced import traced
 from server.api.translate import MAX_NAME_CHARS, Limits, TokenizerLike, Translator
@@ -84,7 +79,7 @@ def create_app(
     driver.tenants = app.state.keyring.tenants
     app.state.continue_on_start = config.continue_on_start
     for router in ROUTERS:
-        app.include_router(router, responses=http.KEY_ERRORS if router is admin.router else None)
+        app.include_router(router, responses=KEY_ERRORS if router is admin.router else None)
     app.router.routes.append(WebSocketRoute("/v1/stream", StreamEndpoint(service)))
     app.mount("/static", pages.PageFiles(directory=pages.STATIC))
     _add_error_handlers(app)
@@ -183,10 +178,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     """FastAPI's document, with the bodies that the routes parse themselves, and our errors."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        bodies = (CompletionBody, CreateSessionBody, AppendBody, ForkBody, RewindBody)
         _, definitions = models_json_schema(
-            [(body, "validation") for body in bodies],
-            ref_template="#/components/schemas/{model}",
+            [(body, "validation") for body in _bodies(document["paths"])],
+            ref_template=REF + "{model}",
         )
         schemas = document["components"]["schemas"]
         schemas |= definitions["$defs"]
@@ -200,3 +194,19 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             document["security"] = [{"key": []}]
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _bodies(paths: dict[str, dict[str, Any]]) -> list[type[Wire]]:
+    """The models of the bodies that the routes parse themselves: see `body_schema`."""
+    known, bodies = {model.__name__: model for model in _kinds(Wire)}, set()
+    for operations in paths.values():
+        for operation in operations.values():
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                bodies.add(content["schema"].get("$ref", "").removeprefix(REF))
+    return [known[name] for name in sorted(bodies - {""})]
+
+
+def _kinds(model: type[Wire]) -> Iterator[type[Wire]]:
+    for kind in model.__subclasses__():
+        yield kind
+        yield from _kinds(kind)

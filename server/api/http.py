@@ -13,77 +13,37 @@ from fastapi import APIRouter, Request, Response
 from server import metrics
 from server.api import answers
 from server.api.completion import CompletionWriter
-from server.api.errors import ModelNotFound, invalid
+from server.api.describe import (
+    ERRORS,
+    EVENT_STREAM,
+    KEY_ERRORS,
+    OPEN_ERRORS,
+    Responses,
+    answer_content,
+    body_schema,
+)
+from server.api.errors import invalid
+from server.api.lookup import service_for, service_of
 from server.api.schemas import CompletionBody
-from server.api.service import Service
 from server.api.sse import JsonAnswer, SseAnswer
 from server.api.translate import Choices, parse_body
 
 router = APIRouter()
 
-Responses = dict[int | str, dict[str, Any]]
-
-_RETRY_AFTER = {"Retry-After": {"required": True, "schema": {"type": "integer", "minimum": 1}}}
-_HEADERS = {
-    401: {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}},
-    429: _RETRY_AFTER,
-    503: _RETRY_AFTER,
-    507: _RETRY_AFTER,
-}
-
-
-def _errors(*statuses: int) -> Responses:
-    return {
-        status: {"model": answers.ErrorAnswer, "headers": _HEADERS.get(status, {})}
-        for status in statuses
-    }
-
-
-#: OpenAPI's description of what may go wrong on every route, on those that want a key, and in work.
-OPEN_ERRORS = _errors(400, 413, 431, 500)
-KEY_ERRORS = OPEN_ERRORS | _errors(401, 403, 429, 503)
-ERRORS = KEY_ERRORS | _errors(404, 408, 409, 410, 507)
-
 _UNHEALTHY: Responses = {503: {"model": answers.Health}}
 _OPEN: dict[str, Any] = {"security": []}
-
-
-def body_schema(name: str, required: bool = True) -> dict[str, Any]:
-    """OpenAPI's description of a body that a route parses itself."""
-    return body_content("application/json", {"$ref": f"#/components/schemas/{name}"}, required)
-
-
-def body_content(media_type: str, schema: dict[str, Any], required: bool = True) -> dict[str, Any]:
-    """OpenAPI's description of a body of any type."""
-    return {"requestBody": {"required": required, "content": {media_type: {"schema": schema}}}}
-
-
-def answer_content(media_type: str, **schema: str) -> Responses:
-    """OpenAPI's description of an answer that is not JSON."""
-    return {200: {"content": {media_type: {"schema": schema} if schema else {}}}}
-
-
-EVENT_STREAM = answer_content("text/event-stream")
-
-
-def service_of(request: Request) -> Service:
-    """The service of the app that ``request`` came to."""
-    service: Service = request.app.state.service
-    return service
 
 
 @router.post(
     "/v1/completions",
     response_model=answers.Completion,
     responses=ERRORS | EVENT_STREAM,
-    openapi_extra=body_schema("CompletionBody"),
+    openapi_extra=body_schema(CompletionBody),
 )
 async def complete(request: Request) -> Response:
     """Generate text: JSON, or server-sent events with stream."""
-    service = service_of(request)
-    body = parse_body(CompletionBody, await request.body(), service.translator.max_ids)
-    if body.model is not None and body.model != service.model.name:
-        raise ModelNotFound
+    body = parse_body(CompletionBody, await request.body())
+    service = service_for(request, body.model)
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "needs stream to be true")
     if body.session is not None or body.keep:

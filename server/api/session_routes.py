@@ -11,16 +11,10 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.api import answers
 from server.api.completion import appended_body
+from server.api.describe import ERRORS, EVENT_STREAM, answer_content, body_content, body_schema
 from server.api.events import EventsAnswer, cursor_of
-from server.api.http import (
-    ERRORS,
-    EVENT_STREAM,
-    answer_content,
-    body_content,
-    body_schema,
-    json_answer,
-    service_of,
-)
+from server.api.http import json_answer
+from server.api.lookup import service_of
 from server.api.queries import EventsQuery, ListQuery
 from server.api.schemas import AppendBody, CreateSessionBody, ForkBody, RewindBody
 from server.api.service import Service
@@ -43,7 +37,7 @@ def session_object(service: Service, info: SessionInfo) -> dict[str, Any]:
     "",
     response_model=answers.SessionCreated,
     responses=ERRORS,
-    openapi_extra=body_schema("CreateSessionBody", required=False),
+    openapi_extra=body_schema(CreateSessionBody, required=False),
 )
 async def create_session(request: Request) -> Response:
     """A kept, empty session."""
@@ -91,7 +85,7 @@ async def delete_session(request: Request, session: str) -> Response:
     "/{session}/append",
     response_model=answers.Appended,
     responses=ERRORS,
-    openapi_extra=body_schema("AppendBody"),
+    openapi_extra=body_schema(AppendBody),
 )
 async def append(request: Request, session: str) -> Response:
     """Feed text to a session without generating; with logprobs, how surprising it was."""
@@ -106,7 +100,7 @@ async def append(request: Request, session: str) -> Response:
     "/{session}/fork",
     response_model=answers.Forked,
     responses=ERRORS,
-    openapi_extra=body_schema("ForkBody", required=False),
+    openapi_extra=body_schema(ForkBody, required=False),
 )
 async def fork(request: Request, session: str) -> Response:
     """Copies of a session, as it is or as it was when it had ``at`` tokens."""
@@ -127,7 +121,7 @@ async def fork(request: Request, session: str) -> Response:
     "/{session}/rewind",
     response_model=answers.SessionAnswer,
     responses=ERRORS,
-    openapi_extra=body_schema("RewindBody"),
+    openapi_extra=body_schema(RewindBody),
 )
 async def rewind(request: Request, session: str) -> Response:
     """Cut a session's text back to ``at`` tokens; its epoch is a new one."""
