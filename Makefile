@@ -47,10 +47,11 @@ endif
 reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
 
-lint: $(VENV)/.installed-dev ## Checks style, types and the Dockerfile
+lint: $(VENV)/.installed-dev ## Checks style, types, the Dockerfile and the manifests
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
+	$(BIN)/yamllint --strict deploy
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 
 format: $(VENV)/.installed-dev ## Formats the code and mends what ruff can mend

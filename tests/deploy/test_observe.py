@@ -1,0 +1,140 @@
+"""Prometheus and Grafana as `deploy/compose.yaml` starts them, with a real Prometheus.
+
+Debian's package `prometheus` has both programs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.reliability.servers import LOCAL, ServerProcess
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+PROMETHEUS = DEPLOY / "prometheus"
+DASHBOARD: dict[str, Any] = json.loads(
+    (DEPLOY / "grafana" / "dashboards" / "everstream.json").read_text("utf-8")
+)
+DEADLINE_S = 90.0
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no prometheus (Debian: apt-get install prometheus)"
+)
+
+
+def expressions() -> list[str]:
+    """What the dashboard asks, as it would with all models."""
+    asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [one.replace("$__rate_interval", "20s").replace("$model", ".*") for one in asked]
+
+
+def compose() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+    return services["services"]
+
+
+@needs_prometheus
+@pytest.mark.parametrize("what", [("config", "prometheus.yml"), ("rules", "alerts.yml")])
+def test_configuration_is_valid(what: tuple[str, str]) -> None:
+    kind, name = what
+    subprocess.run(["promtool", "check", kind, PROMETHEUS / name], check=True, capture_output=True)
+
+
+def test_the_parts_find_each_other() -> None:
+    scrape = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    host, _, port = scrape[0]["static_configs"][0]["targets"][0].partition(":")
+    assert host in compose()
+    assert compose()[host]["ports"][0].endswith(f":{port}")
+    source = yaml.safe_load(
+        (DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text("utf-8")
+    )["datasources"][0]
+    assert source["url"].removeprefix("http://").partition(":")[0] in compose()
+    provider = yaml.safe_load(
+        (DEPLOY / "grafana/provisioning/dashboards/everstream.yaml").read_text("utf-8")
+    )["providers"][0]
+    mounted = dict(volume.split(":")[:2] for volume in compose()["grafana"]["volumes"])
+    assert mounted["./grafana/dashboards"] == provider["options"]["path"]
+    for folder in mounted:
+        assert (DEPLOY / folder).is_dir()
+
+
+def test_ports_are_open_to_this_machine_alone() -> None:
+    ports = [port for service in compose().values() for port in service["ports"]]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_panels_have_titles_places_and_questions() -> None:
+    places = set()
+    for panel in DASHBOARD["panels"]:
+        assert panel["title"]
+        assert panel["targets"]
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        places.add((place["x"], place["y"]))
+    assert len(places) == len(DASHBOARD["panels"])
+
+
+@needs_prometheus
+@pytest.mark.slow
+def test_every_panel_shows_something(tmp_path: Path) -> None:
+    with ServerProcess("--max-sessions", 4) as server, prometheus(tmp_path, server.port) as url:
+        waiting, deadline_s = set(expressions()), time.monotonic() + DEADLINE_S
+        while waiting and time.monotonic() < deadline_s:
+            generate(server.port)
+            waiting = {one for one in waiting if not answer(url, one)}
+    assert not waiting
+
+
+def generate(port: int) -> None:
+    body = {"prompt": "Once upon a time there was a fox", "max_tokens": 8}
+    httpx.post(f"http://{LOCAL}:{port}/v1/completions", json=body).raise_for_status()
+
+
+def answer(url: str, expression: str) -> list[Any]:
+    reply = httpx.get(f"{url}/api/v1/query", params={"query": expression})
+    result: list[Any] = reply.raise_for_status().json()["data"]["result"]
+    return result
+
+
+@contextmanager
+def prometheus(folder: Path, server_port: int) -> Iterator[str]:
+    """A Prometheus with our configuration, but for the address and the pace; its address."""
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"{LOCAL}:{server_port}"]}]
+    shutil.copy(PROMETHEUS / "alerts.yml", folder)
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
+    with socket.create_server((LOCAL, 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={LOCAL}:{port}",
+        "--log.level=error",
+    ]
+    process = subprocess.Popen(command)
+    try:
+        wait_ready(f"http://{LOCAL}:{port}", process)
+        yield f"http://{LOCAL}:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    transport = httpx.HTTPTransport(retries=20)
+    with httpx.Client(transport=transport) as client:
+        while client.get(f"{url}/-/ready").status_code != httpx.codes.OK:
+            assert process.poll() is None
