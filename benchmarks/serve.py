@@ -1,6 +1,6 @@
 """A real server under 1, 8 and 64 WebSocket streams: latency, throughput, CPU and memory.
 
-Server and load generator (`clients.load`) are processes of their own. The loads
+Server and load generator (`clients.bench`) are processes of their own. The loads
 take turns for several rounds and each figure is the median of its rounds. With ``--beside`` our
 server and others answer the same load of completions over HTTP instead (`serve_peers`):
 
@@ -34,7 +34,7 @@ from benchmarks.harness import (
 
 WARM_UP_MAX_TOKENS = 32
 
-#: Figures of one run, as `clients.load` names them and as the table does.
+#: Figures of one run, as `clients.bench` names them and as the table does.
 COLUMNS = {
     "tokens_per_s": "tokens/s",
     "ttft_p50_ms": "TTFT p50 ms",
@@ -48,15 +48,16 @@ COLUMNS = {
 
 def load(url: str, streams: int, requests: int, max_tokens: int, seed: int) -> Figures:
     """Runs the load generator to its end; raises where a request failed."""
-    flags = {"url": url, "streams": streams, "requests": requests, "max-tokens": max_tokens}
-    command = [sys.executable, "-m", "clients.load", "--seed", str(seed)]
+    flags = {"url": url, "concurrency": streams, "requests": requests, "max-tokens": max_tokens}
+    command = [sys.executable, "-m", "clients.bench", "--warm-up", "0", "--seed", str(seed)]
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"the load generator failed:\n{done.stdout}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    (figures,) = json.loads(done.stdout.splitlines()[-1])["levels"]
+    result: Figures = figures
+    return result
 
 
 def run(url: str, pid: int | None, streams: int, options: argparse.Namespace, seed: int) -> Figures:

@@ -43,8 +43,9 @@ def measure(folder: Path, streams: int, max_tokens: int, rounds: int) -> list[Ro
 
 def load(server: ServerProcess, streams: int, max_tokens: int, seed: int, *, keep: bool) -> Figures:
     """The figures of one load; raises where a request failed."""
-    command = [sys.executable, "-m", "clients.load", "--url", server.url, "--requests", "1"]
-    command += ["--streams", str(streams), "--max-tokens", str(max_tokens), "--seed", str(seed)]
+    command = [sys.executable, "-m", "clients.bench", "--url", server.url, "--requests", "1"]
+    command += ["--concurrency", str(streams), "--max-tokens", str(max_tokens), "--warm-up", "0"]
+    command += ["--seed", str(seed)]
     before = cpu_seconds(server.pid)
     done = subprocess.run(
         [*command, *(["--keep"] if keep else [])],
@@ -55,7 +56,7 @@ def load(server: ServerProcess, streams: int, max_tokens: int, seed: int, *, kee
     )
     if done.returncode != 0:
         raise SystemExit(f"the load generator failed:\n{done.stdout}{server.log()}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])["levels"][0]
     figures["cpu_us_per_token"] = 1e6 * (cpu_seconds(server.pid) - before) / figures["tokens"]
     return figures
 

@@ -21,6 +21,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "quantize": ("model.quantization.cli", "quantize_command"),
     "convert": ("model.convert.cli", "convert_command"),
     "chat": ("clients.cli", "chat"),
+    "bench": ("clients.bench.cli", "bench"),
     "key": ("server.api.keys_cli", "key_command"),
     "store check": ("server.store.cli", "check_command"),
     "store compact": ("server.store.cli", "compact_command"),

@@ -1,0 +1,1 @@
+"""``everstream bench``: loads a server and says how quickly it answers."""

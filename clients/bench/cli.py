@@ -1,0 +1,188 @@
+"""The command ``everstream bench``: a sweep over loads, as a table, JSON and a picture.
+
+everstream bench --concurrency 1,8,64 --ttft-limit 100 --itl-limit 20
+everstream bench --rate 2,4,8 --duration 30 --plot sweep.png
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from clients.bench.figures import Limits, Summary, errors_of, summarize
+from clients.bench.load import PROMPT, Load, Timed, run, unreachable
+from clients.python.errors import EverstreamError
+
+#: Ids below it exist in every byte-level vocabulary.
+NUM_SAFE_IDS = 256
+#: What one socket may have alive at once on a server with its defaults.
+MAX_SOCKET_REQUESTS = 64
+#: Sockets that the requests of a rate are spread over.
+NUM_SOCKETS = 16
+
+Number = TypeVar("Number", int, float)
+
+
+def bench(
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    concurrency: Annotated[
+        str, typer.Option(help="Levels: so many streams at once, each one request after another.")
+    ] = "1,4,16,64",
+    rate: Annotated[
+        str | None, typer.Option(help="Levels instead: requests that arrive in a second (Poisson).")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Of each stream.")] = 4,
+    duration: Annotated[float, typer.Option(min=0.1, help="Seconds of arrivals at a rate.")] = 20.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    per_socket: Annotated[
+        int, typer.Option(min=1, max=MAX_SOCKET_REQUESTS, help="Streams that share a socket.")
+    ] = 1,
+    prompt: Annotated[str, typer.Option(help="What each request begins with.")] = PROMPT,
+    prompt_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A prompt a line, in turn.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of a random prompt, instead.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    seed: Annotated[int, typer.Option(help="Of prompts, arrivals and answers.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Each request keeps its session.")] = False,
+    warm_up: Annotated[int, typer.Option(min=0, help="Requests before the first level.")] = 1,
+    ttft_limit: Annotated[
+        float | None, typer.Option(help="Milliseconds to the first token of a good request.")
+    ] = None,
+    itl_limit: Annotated[
+        float | None, typer.Option(help="Milliseconds between its tokens, on average.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the figures as JSON, too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them (extra train).")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+) -> None:
+    """Load a server and measure it: a level after another, latencies, throughput, goodput."""
+    load = Load(
+        url=url,
+        num_requests=requests,
+        streams_per_socket=per_socket,
+        max_tokens=max_tokens,
+        prompts=_prompts(prompt, prompt_file, prompt_tokens, seed),
+        temperature=temperature,
+        seed=seed,
+        keep=keep,
+        api_key=api_key,
+    )
+    if rate is None:
+        levels = [replace(load, num_streams=n) for n in _levels(concurrency, "concurrency", int)]
+    else:
+        levels = [_arriving(load, one, duration) for one in _levels(rate, "rate", float)]
+    limits = Limits(ttft_limit, itl_limit)
+    console = Console(highlight=False)
+    try:
+        summaries = list(_measure(load, warm_up, levels, limits, console))
+    except (EverstreamError, OSError) as error:
+        raise _fail(unreachable(error, url), 1) from error
+    if plot is not None:
+        _plot(summaries, limits, plot)
+    figures = {"limits": limits._asdict(), "levels": [asdict(one) for one in summaries]}
+    line = json.dumps(figures, allow_nan=False)
+    if output is not None:
+        output.write_text(line + "\n", encoding="utf-8")
+    typer.echo(line)
+    if any(one.errors for one in summaries):
+        raise typer.Exit(1)
+
+
+def _measure(
+    load: Load, warm_up: int, levels: Sequence[Load], limits: Limits, console: Console
+) -> Iterator[Summary]:
+    if warm_up:
+        asyncio.run(run(replace(load, num_streams=1, num_requests=warm_up, keep=False)))
+    table = _table(levels[0].rate is None)
+    failed: list[Timed] = []
+    for level in levels:
+        timed, seconds = asyncio.run(run(level))
+        failed += [one for one in timed if one.error is not None]
+        summary = summarize(level, timed, seconds, limits)
+        table.add_row(*_cells(summary))
+        yield summary
+    console.print(table)
+    for code, count in errors_of(failed).most_common():
+        console.print(f"{count:,} requests ended by {code}", style="red")
+
+
+def _arriving(load: Load, rate: float, duration_s: float) -> Load:
+    num_requests = max(1, round(rate * duration_s))
+    return replace(
+        load, rate=rate, num_requests=num_requests, num_streams=NUM_SOCKETS, streams_per_socket=1
+    )
+
+
+def _table(concurrent: bool) -> Table:
+    table = Table(show_header=True)
+    columns = ("streams" if concurrent else "requests/s due", "tokens/s", "requests/s", "goodput/s")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for name in ("TTFT", "ITL", "all"):
+        for percent in (50, 90, 99):
+            table.add_column(f"{name} p{percent} ms", justify="right")
+    table.add_column("errors", justify="right")
+    return table
+
+
+def _cells(summary: Summary) -> Iterator[str]:
+    yield f"{summary.rate or summary.streams:g}"
+    for figure in (summary.tokens_per_s, summary.requests_per_s, summary.goodput_per_s):
+        yield f"{figure:,.1f}"
+    for name in ("ttft", "itl", "latency"):
+        for percent in (50, 90, 99):
+            time_ms = getattr(summary, f"{name}_p{percent}_ms")
+            yield "-" if time_ms is None else f"{time_ms:,.1f}"
+    yield f"{summary.errors:,}"
+
+
+def _levels(text: str, option: str, number: type[Number]) -> list[Number]:
+    try:
+        levels = [number(part) for part in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or not all(0 < level < 1e6 for level in levels):
+        raise _fail(f"--{option}: must be numbers above 0 with commas between them", 2)
+    return levels
+
+
+def _prompts(
+    prompt: str, file: Path | None, num_tokens: int | None, seed: int
+) -> Sequence[str | Sequence[int]]:
+    if num_tokens is not None:
+        return [random.Random(seed).choices(range(NUM_SAFE_IDS), k=num_tokens)]
+    if file is not None:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if line.strip()] or [PROMPT]
+    return [prompt]
+
+
+def _plot(summaries: Sequence[Summary], limits: Limits, path: Path) -> None:
+    from clients.bench.plot import draw
+
+    try:
+        draw(summaries, limits, path)
+    except ImportError as error:
+        raise _fail("--plot needs matplotlib: pip install 'everstream[train]'", 2) from error
+
+
+def _fail(message: str, status: Literal[1, 2]) -> typer.Exit:
+    typer.echo(f"everstream: {message}", err=True)
+    return typer.Exit(status)
+
+
+def main() -> None:
+    """``python -m clients.bench``."""
+    typer.run(bench)
