@@ -20,7 +20,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "export": ("model.training.cli", "export_command"),
     "quantize": ("model.quantization.cli", "quantize_command"),
     "convert": ("model.convert.cli", "convert_command"),
-    "chat": ("clients.cli", "chat"),
+    "chat": ("clients.chat.cli", "chat"),
     "bench": ("clients.bench.cli", "bench"),
     "key": ("server.api.keys_cli", "key_command"),
     "store check": ("server.store.cli", "check_command"),

@@ -1,0 +1,1 @@
+"""``everstream chat``: a conversation in the terminal, whose past can be left and come back to."""

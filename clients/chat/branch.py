@@ -1,0 +1,47 @@
+"""What was said, and where in the session's text: a branch can go back to any turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from clients.python import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was written and what came of it.
+
+    The session had ``begins`` tokens before it and has ``ends`` after it.
+    """
+
+    prompt: str
+    answer: str
+    begins: int
+    ends: int
+
+
+@dataclass
+class Branch:
+    """A session on the server and the turns that made its text."""
+
+    session: Session
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """Tokens of the text after the last turn."""
+        return self.turns[-1].ends if self.turns else 0
+
+    def rewind(self, num_turns: int) -> None:
+        """Cuts the text back to its first ``num_turns`` turns."""
+        if num_turns < len(self.turns):
+            self.session.rewind(self.turns[num_turns].begins)
+            del self.turns[num_turns:]
+
+    def fork(self, num_turns: int | None = None) -> Branch:
+        """A copy, as it is or as it was after its first ``num_turns`` turns."""
+        turns: Sequence[Turn] = self.turns[:num_turns]
+        at = None if len(turns) == len(self.turns) else self.turns[len(turns)].begins
+        (session,) = self.session.fork(at=at)
+        return Branch(session, list(turns))

@@ -1,0 +1,43 @@
+"""The command ``everstream chat``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from clients.chat.conversation import Conversation
+from clients.python import Client, EverstreamError
+
+
+def chat(
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+) -> None:
+    """Write together with a running server; go back, branch off, save and load."""
+    console = Console(highlight=False)
+    with Client(url, api_key) as client:
+        try:
+            Conversation(client, console).run(_lines(console))
+        except EverstreamError as error:
+            console.print(f"everstream: {error}", style="red", markup=False)
+            raise typer.Exit(1) from error
+
+
+def _lines(console: Console) -> Iterator[str]:
+    """The lines of standard input, with a prompt where a person types them."""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - from here on lines can be edited and recalled
+    while True:
+        try:
+            if sys.stdin.isatty():
+                yield console.input("[bold]> [/bold]")
+            else:
+                yield input()
+        except (EOFError, KeyboardInterrupt):
+            return

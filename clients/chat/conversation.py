@@ -1,0 +1,261 @@
+"""A conversation: branches by name, one of which is talked to, and the commands on them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from clients.chat import archive
+from clients.chat.archive import NotAnArchive
+from clients.chat.branch import Branch, Turn
+from clients.python import (
+    Client,
+    ConnectionLost,
+    EverstreamError,
+    Finished,
+    HistoryGone,
+    SessionNotFound,
+)
+from clients.python.protocol import Sampling
+
+HELP = """\
+Write, and the model goes on from there; an empty line lets it go on by itself. Ctrl-C stops it.
+  /history             what was said, turn by turn
+  /undo [N]            take back the last turn, or N of them
+  /again               another answer instead of the last one
+  /rewind N            back to where N turns had been said
+  /fork NAME [N]       a copy of this branch (after N turns), to go on in
+  /branches            all of them
+  /switch NAME         go on in another one
+  /save FILE           this branch, to go on from later, here or on another server
+  /load FILE [NAME]    such a file as a new branch
+  /new                 start afresh
+  /temp NUMBER         temperature; /top-p NUMBER, /tokens NUMBER for each answer
+  /seed NUMBER         fix the seed; /seed alone draws a new one each time
+  /help, /quit"""
+
+MAIN = "main"
+MAX_SHOWN_CHARS = 60
+
+#: command -> the sampling option that it sets, and how its argument is read.
+_SETTINGS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "/temp": ("temperature", float),
+    "/top-p": ("top_p", float),
+    "/tokens": ("max_tokens", int),
+    "/seed": ("seed", int),
+}
+
+
+class Mistaken(ValueError):
+    """A command that cannot be obeyed; the message says why."""
+
+
+class Conversation:
+    """Branches of one model on one server; `run` obeys lines."""
+
+    def __init__(self, client: Client, console: Console) -> None:
+        self._client, self._console = client, console
+        self._model = client.models()[0]
+        self._branches = {MAIN: Branch(client.create_session())}
+        self._name = MAIN
+        self._sampling: Sampling = {"max_tokens": 120, "temperature": 0.8, "top_p": 0.95}
+        self._commands: dict[str, Callable[[Sequence[str]], None]] = {
+            "/history": self._history,
+            "/undo": self._undo,
+            "/again": self._again,
+            "/rewind": self._rewind,
+            "/fork": self._fork,
+            "/branches": self._list,
+            "/switch": self._switch,
+            "/save": self._save,
+            "/load": self._load,
+            "/new": self._new,
+        }
+
+    @property
+    def branch(self) -> Branch:
+        """The one that is talked to."""
+        return self._branches[self._name]
+
+    def run(self, lines: Iterator[str]) -> None:
+        """Obeys one line after another until they end or one says /quit."""
+        self._say(f"{self._model['id']}, /help for help")
+        for line in lines:
+            if line.strip() == "/quit":
+                break
+            try:
+                if line.startswith("/"):
+                    self._command(line.split())
+                else:
+                    self._talk(line)
+            except SessionNotFound:
+                self._complain("the session has expired; /new begins another")
+            except HistoryGone:
+                self._complain("that lies before the part of the log that the server keeps")
+            except ConnectionLost:
+                raise
+            except (EverstreamError, Mistaken, NotAnArchive, OSError) as error:
+                self._complain(str(error))
+        for branch in self._branches.values():
+            self._forget(branch)
+
+    # What is said
+
+    def _talk(self, prompt: str) -> None:
+        begins, started_s = self.branch.position, time.perf_counter()
+        first_s: float | None = None
+        answer: list[str] = []
+        generation = self.branch.session.generate(prompt, **self._sampling)
+        with contextlib.suppress(KeyboardInterrupt), generation:  # leaving the block cancels
+            for event in generation:
+                first_s = first_s or time.perf_counter()
+                answer.append(event.text)
+                self._console.out(printable(event.text), end="", highlight=False)
+        finished = generation.finished
+        assert finished is not None
+        self.branch.turns.append(Turn(prompt, "".join(answer), begins, finished.position))
+        self._say("\n" + self._speed(finished, started_s, first_s or time.perf_counter()))
+
+    def _speed(self, finished: Finished, started_s: float, first_s: float) -> str:
+        """How quick the answer was, and what its length has cost, beside a KV cache."""
+        now_s, details = time.perf_counter(), self._model["everstream"]
+        num_tokens = finished.usage.completion_tokens
+        state_kib = details["state_bytes_per_session"] / 1024
+        cache_kib = details["kv_cache_bytes_per_token"] * finished.position / 1024
+        return (
+            f"{num_tokens / (now_s - started_s):.0f} tokens/s,"
+            f" first after {(first_s - started_s) * 1000:.0f} ms,"
+            f" position {finished.position},"
+            f" state {state_kib:.0f} KiB (a KV cache: {cache_kib:,.0f} KiB)"
+        )
+
+    # Commands
+
+    def _command(self, words: list[str]) -> None:
+        name, *arguments = words
+        if name in self._commands:
+            self._commands[name](arguments)
+        elif name in _SETTINGS:
+            self._set(name, arguments)
+            self._say(f"{dict(self._sampling)}")
+        else:
+            self._say(HELP)
+
+    def _set(self, name: str, arguments: Sequence[str]) -> None:
+        option, read = _SETTINGS[name]
+        if name == "/seed" and not arguments:
+            self._sampling.pop("seed", None)
+            return
+        try:
+            (text,) = arguments
+            self._sampling[option] = read(text)  # type: ignore[literal-required]
+        except ValueError as error:
+            raise Mistaken(f"{name} wants a number") from error
+
+    def _history(self, arguments: Sequence[str]) -> None:
+        for number, turn in enumerate(self.branch.turns, start=1):
+            said = _shortened(f"{turn.prompt}|{turn.answer}")
+            self._say(f"{number:>3}  {turn.begins:>7,} to {turn.ends:<7,} {said}")
+
+    def _undo(self, arguments: Sequence[str]) -> None:
+        num_left = len(self.branch.turns) - (_count(arguments[0]) if arguments else 1)
+        self._back_to(max(0, num_left))
+
+    def _rewind(self, arguments: Sequence[str]) -> None:
+        if len(arguments) != 1:
+            raise Mistaken("/rewind wants the number of turns that stay")
+        self._back_to(_count(arguments[0]))
+
+    def _back_to(self, num_turns: int) -> None:
+        self.branch.rewind(num_turns)
+        self._say(f"back after turn {len(self.branch.turns)}, position {self.branch.position}")
+
+    def _again(self, arguments: Sequence[str]) -> None:
+        if not self.branch.turns:
+            raise Mistaken("nothing was said yet")
+        prompt = self.branch.turns[-1].prompt
+        self.branch.rewind(len(self.branch.turns) - 1)
+        self._talk(prompt)
+
+    def _fork(self, arguments: Sequence[str]) -> None:
+        if len(arguments) not in (1, 2):
+            raise Mistaken("/fork wants a name for the copy, and perhaps a number of turns")
+        self._check_new(arguments[0])
+        num_turns = _count(arguments[1]) if arguments[1:] else None
+        self._add(arguments[0], self.branch.fork(num_turns))
+
+    def _list(self, arguments: Sequence[str]) -> None:
+        for name, branch in self._branches.items():
+            mark = "*" if name == self._name else " "
+            last = branch.turns[-1].answer if branch.turns else ""
+            said = f"{len(branch.turns)} turns, position {branch.position:,}"
+            self._say(f"{mark} {name}: {said} {_shortened(last)}")
+
+    def _switch(self, arguments: Sequence[str]) -> None:
+        if len(arguments) != 1 or arguments[0] not in self._branches:
+            raise Mistaken(f"/switch wants one of {', '.join(self._branches)}")
+        self._name = arguments[0]
+        self._where()
+
+    def _save(self, arguments: Sequence[str]) -> None:
+        if len(arguments) != 1:
+            raise Mistaken("/save wants the name of a file")
+        archive.save(self.branch, Path(arguments[0]).expanduser())
+        self._say(f"saved to {arguments[0]}")
+
+    def _load(self, arguments: Sequence[str]) -> None:
+        if len(arguments) not in (1, 2):
+            raise Mistaken("/load wants the name of a file, and perhaps one for the branch")
+        path = Path(arguments[0]).expanduser()
+        name = arguments[1] if arguments[1:] else path.stem
+        self._check_new(name)
+        self._add(name, archive.load(self._client, path))
+
+    def _new(self, arguments: Sequence[str]) -> None:
+        self._forget(self.branch)
+        self._branches[self._name] = Branch(self._client.create_session())
+        self._say("a new session")
+
+    def _add(self, name: str, branch: Branch) -> None:
+        self._branches[name], self._name = branch, name
+        self._where()
+
+    def _check_new(self, name: str) -> None:
+        if name in self._branches:
+            raise Mistaken(f"there is a branch {name} already")
+
+    def _where(self) -> None:
+        branch = self.branch
+        self._say(f"{self._name}: {len(branch.turns)} turns, position {branch.position:,}")
+
+    def _forget(self, branch: Branch) -> None:
+        """Deletes the session, unless it has expired."""
+        with contextlib.suppress(SessionNotFound):
+            branch.session.delete()
+
+    def _say(self, text: str) -> None:
+        self._console.print(escape(text), style="dim")
+
+    def _complain(self, text: str) -> None:
+        self._console.print(escape(text), style="red")
+
+
+def printable(text: str) -> str:
+    """``text`` without what would steer the terminal."""
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(printable(text).split())
+    return line if len(line) <= MAX_SHOWN_CHARS else line[: MAX_SHOWN_CHARS - 3] + "..."
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise Mistaken(f"{text} is no number of turns")
+    return int(text)

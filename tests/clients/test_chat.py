@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from clients.chat.conversation import Conversation, printable
+from clients.python import Client
+from server.main import app
+
+
+def talk(url: str, *lines: str) -> str:
+    """The output of a chat in which these lines were typed."""
+    result = CliRunner().invoke(app, ["chat", "--url", url], input="\n".join(lines))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def positions(output: str) -> list[int]:
+    """Those after each answer."""
+    return [int(found) for found in re.findall(r"tokens/s.* position (\d+),", output)]
+
+
+def test_answers_with_text_and_its_cost(server_url: str) -> None:
+    output = talk(server_url, "/tokens 5", "/seed 1", "Once upon a time", "/quit", "never read")
+    assert "tokens/s, first after " in output
+    assert "state 6 KiB (a KV cache: " in output
+    assert "'max_tokens': 5" in output
+    assert "'seed': 1" in output
+
+
+def test_session_goes_on_until_new(server_url: str) -> None:
+    output = talk(server_url, "/tokens 4", "/seed 1", "Once", "", "/new", "Once")
+    first, second, third = positions(output)
+    assert third == first < second
+
+
+def test_mistakes_are_answered_and_survived(server_url: str) -> None:
+    lines = ["/temp hot", "/dance", "/temp 9", "Once", "/temp 1", "/tokens 3", "/rewind", "/undo x"]
+    output = talk(server_url, *lines, "/switch nowhere", "/fork", "/load /no/such/file", "Once")
+    assert "/temp wants a number" in output
+    assert output.count("start afresh") == 1
+    assert "temperature" in output
+    assert "/rewind wants" in output
+    assert "x is no number of turns" in output
+    assert "/switch wants one of main" in output
+    assert "/fork wants a name" in output
+    assert "No such file" in output
+    assert len(positions(output)) == 1
+
+
+def test_undo_rewind_and_again_take_turns_back(server_url: str) -> None:
+    begin = ["/tokens 4", "/seed 1", "Once", "there", "was"]
+    first, second, third, again, after_undo = positions(
+        talk(server_url, *begin, "/again", "/undo 2", "there")
+    )
+    assert first < second < third == again
+    assert after_undo == second
+    assert "back after turn 1, position" in talk(server_url, *begin, "/rewind 1")
+    assert "back after turn 0, position 0" in talk(server_url, *begin, "/undo 9")
+
+
+def test_forks_are_branches_that_go_on_by_themselves(server_url: str) -> None:
+    output = talk(
+        server_url,
+        *("/tokens 4", "/seed 1", "Once", "there"),
+        *("/fork other", "was", "/switch main", "was", "/fork early 1", "there", "/branches"),
+    )
+    first, second, in_other, in_main, in_early = positions(output)
+    assert in_other == in_main > second
+    assert in_early == second > first
+    assert f"  main: 3 turns, position {in_main}" in output
+    assert f"* early: 2 turns, position {in_early}" in output
+
+
+def test_branch_answers_as_the_original_would(server_url: str) -> None:
+    output = talk(
+        server_url, "/tokens 6", "/seed 1", "Once", "/fork other", "was", "/switch main", "was"
+    )
+    answers = re.findall(r"(?m)^(?!other|main|back)(.*)\n.*tokens/s", output)
+    assert answers[-1] == answers[-2]
+
+
+def test_history_shows_each_turn_and_its_place(server_url: str) -> None:
+    output = talk(server_url, "/tokens 4", "Once", "there", "/history")
+    first, second = positions(output)
+    assert re.search(rf"  1        0 to {first} +Once\|", output)
+    assert re.search(rf"  2 +{first} to {second} +there\|", output)
+
+
+def test_saved_branch_goes_on_where_it_was(server_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "fox.chat"
+    begin = ["/tokens 4", "/seed 1"]
+    first, second = positions(talk(server_url, *begin, "Once", f"/save {file}", "there"))
+    output = talk(server_url, *begin, f"/load {file}", "/history", "there")
+    assert f"fox: 1 turns, position {first}" in output
+    assert "Once|" in output
+    assert positions(output) == [second]
+
+
+def test_other_files_are_refused(server_url: str, tmp_path: Path) -> None:
+    text, archive = tmp_path / "text", tmp_path / "archive"
+    text.write_text("no archive")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("session", b"nothing signed")
+        file.writestr("turns.json", "[]")
+    output = talk(server_url, f"/load {text}", f"/load {archive}", "/branches")
+    assert "is no saved conversation" in output
+    assert "* main" in output
+    assert "archive:" not in output
+
+
+def test_session_that_expired_is_a_message(server_url: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Client(server_url) as client:
+        chat = Conversation(client, console)
+
+        def lines() -> Iterator[str]:
+            client.session(chat.branch.session.id).delete()
+            yield from ("/tokens 3", "Once", "/new", "Once")
+
+        chat.run(lines())
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert output.index("the session has expired") < output.index("position")
+
+
+def test_text_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2J\u202eb\n\té\r") == "a[2Jb\n\té"
+
+
+def test_no_server_is_a_message() -> None:
+    result = CliRunner().invoke(app, ["chat", "--url", "http://127.0.0.1:1"], input="hello\n")
+    assert result.exit_code == 1
+    assert "everstream: no answer from http://127.0.0.1:1" in result.output.replace("\n", " ")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
