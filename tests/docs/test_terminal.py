@@ -1,0 +1,47 @@
+"""The commands of docs/terminal.md, as they stand there, against a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from clients.chat.conversation import HELP
+from server.main import app
+from tests.docs.pages import DOCS
+from tests.reliability.servers import ServerProcess
+
+PAGE = (DOCS / "terminal.md").read_text("utf-8")
+COMMANDS = re.findall(r"(?m)^    everstream (.*)$", PAGE)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with ServerProcess("--max-sessions", 20) as process:
+        yield f"http://127.0.0.1:{process.port}"
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("bench")])
+def test_bench_runs_as_written(server: str, command: str) -> None:
+    result = CliRunner().invoke(app, [*shlex.split(command), "--url", server])
+    assert result.exit_code == 0, result.output
+    levels = json.loads(result.output.splitlines()[-1])["levels"]
+    assert len(levels) == 3
+    assert all(level["tokens"] > 0 and level["errors"] == 0 for level in levels)
+
+
+def test_chat_runs_as_written(server: str) -> None:
+    (command,) = (one for one in COMMANDS if one.startswith("chat"))
+    words = [server if word.startswith("http") else word for word in shlex.split(command)]
+    result = CliRunner().invoke(app, words, input="/tokens 3\nOnce\n/quit\n")
+    assert result.exit_code == 0, result.output
+    assert "tokens/s" in result.output
+
+
+def test_every_command_of_the_chat_is_on_the_page() -> None:
+    for name in re.findall(r"(?m)^  (/[a-z-]+)", HELP):
+        assert f"`{name}" in PAGE, name
