@@ -6,17 +6,22 @@ that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files beside
 an index.
 
+A chat template may lie beside them (`model.chat_template`); what a state means
+does not depend on it, so the digest leaves it out.
+
 Loading needs no torch; a checkpoint's `model` and saving import it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model import chat_template
+from model.chat_template import ChatTemplate, read_chat_template
 from model.config import ModelConfig, read_json
 from model.tokenizer import Tokenizer
 from model.weights import (
@@ -44,13 +49,15 @@ FILES = (CONFIG, WEIGHTS, TOKENIZER)
 class Checkpoint:
     """A loaded model: ``weights`` by name as numpy arrays, floating point as float32.
 
-    ``digest`` is SHA-256 in hex over the three files.
+    ``digest`` is SHA-256 in hex over the three files. ``chat_template`` is the
+    checkpoint's own, or the plain one.
     """
 
     config: ModelConfig
     weights: Weights
     tokenizer: Tokenizer
     digest: str
+    chat_template: ChatTemplate = field(default_factory=ChatTemplate)
 
     @cached_property
     def model(self) -> LanguageModel:
@@ -92,7 +99,8 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
             f"{TOKENIZER} has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}"
         )
     check_weights(config, weights)
-    return Checkpoint(config, weights, tokenizer, _digest(folder))
+    template = read_chat_template(folder) or _plain(config, tokenizer)
+    return Checkpoint(config, weights, tokenizer, _digest(folder), template)
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
@@ -115,7 +123,7 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     return _complete(folder)
 
 
-_PATTERNS = [*FILES, INDEX, "model-*.safetensors"]
+_PATTERNS = [*FILES, *chat_template.FILES, INDEX, "model-*.safetensors"]
 
 
 def _complete(folder: Path) -> Path:
@@ -133,6 +141,12 @@ def _read(folder: Path, tokenizer: Tokenizer) -> tuple[ModelConfig, Weights]:
     if not foreign.is_foreign(values.get("model_type")):
         return ModelConfig.from_dict(values), read_weights(folder)
     return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)
+
+
+def _plain(config: ModelConfig, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template for a checkpoint without one: texts begin with the model's start token."""
+    starts = [name for name, id in tokenizer.special_ids.items() if id == config.bos_token_id]
+    return ChatTemplate(special_tokens={"bos_token": starts[0]} if starts else {})
 
 
 def _digest(folder: Path) -> str:

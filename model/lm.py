@@ -52,11 +52,8 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, state: ModelState, position: Tensor
     ) -> tuple[Tensor, ModelState]:
         """One token each, [B] int64; logits [B, vocabulary] and the new state."""
-        x, new_state = self._embed(tokens, position), []
-        for block, layer_state in zip(self._blocks(), state, strict=True):
-            x, layer_state = block.step(x, layer_state, position)
-            new_state.append(layer_state)
-        return self.logits(self.norm(x)), tuple(new_state)
+        x, state = self.hidden_step(tokens, state, position)
+        return self.logits(x), state
 
     def hidden_parallel(self, tokens: Tensor, losses: Losses = None) -> Tensor:
         """`parallel` without the head: the normed output of the last block, [B, T, D]."""
@@ -72,6 +69,16 @@ class LanguageModel(nn.Module):
         x, new_state = self._embed(tokens, token_positions(position, tokens.shape[1])), []
         for block, layer_state in zip(self._blocks(), state, strict=True):
             x, layer_state = block.chunk(x, layer_state, position, losses)
+            new_state.append(layer_state)
+        return self.norm(x), tuple(new_state)
+
+    def hidden_step(
+        self, tokens: Tensor, state: ModelState, position: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        """`step` without the head: [B, D] and the new state."""
+        x, new_state = self._embed(tokens, position), []
+        for block, layer_state in zip(self._blocks(), state, strict=True):
+            x, layer_state = block.step(x, layer_state, position)
             new_state.append(layer_state)
         return self.norm(x), tuple(new_state)
 

@@ -8,11 +8,12 @@ gives; a streaming detokeniser is built on that and on nothing else.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT,)
@@ -29,12 +30,17 @@ class Tokenizer:
         end_of_text = backend.token_to_id(END_OF_TEXT)
         if end_of_text is None:
             raise TokenizerError(f"tokenizer.json has no {END_OF_TEXT!r} token")
+        # What is special comes from `pieces`: the library would match the names in any text.
+        backend.encode_special_tokens = True
         self._backend = backend
         self.eos_token_id: int = end_of_text
         self.vocab_size: int = backend.get_vocab_size()
-        self._special = frozenset(
-            id for id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        special = {end_of_text: AddedToken(END_OF_TEXT, special=True)}
+        special |= {id: token for id, token in added.items() if token.special}
+        self.special_ids: dict[str, int] = {token.content: id for id, token in special.items()}
+        self._special = frozenset(special)
+        self._names = _pattern(special.values())
         self._bytes = _token_bytes(backend)
         for id in self._special:
             self._bytes[id] = b""
@@ -61,22 +67,27 @@ class Tokenizer:
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Ids of ``text``. A special token's name in it is plain text unless allowed."""
         if not allow_special:
-            return list(self._encode_plain(text))
+            return self._encode_plain(text)
         ids: list[int] = []
-        for index, piece in enumerate(text.split(END_OF_TEXT)):
-            if index:
-                ids.append(self.eos_token_id)
-            ids.extend(self._encode_plain(piece))
+        for piece in self.pieces(text):
+            ids += [piece] if isinstance(piece, int) else self._encode_plain(piece)
         return ids
 
-    def _encode_plain(self, text: str) -> Sequence[int]:
-        # The library matches special names anywhere, so a name is cut before it can match.
-        ids: list[int] = []
-        for piece in _cut_names(text):
-            # The batch form lets go of the GIL, so that a long text stalls no other thread.
-            (encoding,) = self._backend.encode_batch_fast([piece], add_special_tokens=False)
-            ids.extend(encoding.ids)
-        return ids
+    def pieces(self, text: str) -> Iterator[str | int]:
+        """``text`` in its order: the ids of the special tokens named in it, and what is between."""
+        start = 0
+        for match in self._names.finditer(text):
+            if match.start() > start:
+                yield text[start : match.start()]
+            yield self.special_ids[match[str(match.lastgroup)]]
+            start = match.end()
+        if start < len(text):
+            yield text[start:]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        # The batch form lets go of the GIL, so that a long text stalls no other thread.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``, without special tokens; broken UTF-8 becomes U+FFFD."""
@@ -117,15 +128,15 @@ def _paragraphs(files: Sequence[Path]) -> Iterator[str]:
             yield from (line for line in lines if line.strip() != END_OF_TEXT)
 
 
-def _cut_names(text: str) -> Iterator[str]:
-    """Pieces of ``text`` that join to it, none of which holds a special token's name."""
-    first, *rest = text.split(END_OF_TEXT)
-    yield first
-    for piece in rest:
-        yield END_OF_TEXT[:1]
-        yield END_OF_TEXT[1:]
-        if piece:
-            yield piece
+def _pattern(special: Iterable[AddedToken]) -> re.Pattern[str]:
+    """Finds special tokens' names, the longest first; some take the spaces beside them along."""
+    names = sorted(special, key=lambda token: len(token.content), reverse=True)
+    sides = {True: r"\s*", False: ""}
+    alternatives = (
+        f"{sides[token.lstrip]}(?P<n{index}>{re.escape(token.content)}){sides[token.rstrip]}"
+        for index, token in enumerate(names)
+    )
+    return re.compile("|".join(alternatives))
 
 
 def _token_bytes(backend: Backend) -> list[bytes]:

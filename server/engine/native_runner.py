@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from server.engine.runner import Draw, Feed
+import numpy as np
+import numpy.typing as npt
+
+from server.engine.runner import Draw, Feed, Scored
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
@@ -27,21 +30,32 @@ class NativeRunner:
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
+            typical_p=params.typical_p,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
+            logit_bias=params.logit_bias,
             seed=params.seed,
             logprob=params.logprob,
+            top_logprobs=params.top_logprobs,
         )
 
     def run(self, feeds: Sequence[Feed]) -> list[int]:
-        slots, positions, tokens, draws, recents = map(list, zip(*feeds, strict=True))
+        columns = map(list, zip(*feeds, strict=True))
+        slots, positions, tokens, draws, recents, allowed = columns
         some = recents if any(recents) else None
-        return self._runtime.run(self._blocks, slots, positions, tokens, draws, some)
+        return self._runtime.run(self._blocks, slots, positions, tokens, draws, some, allowed)
 
     def logprobs(self) -> list[float]:
         return self._runtime.logprobs()
 
-    def score(self, feed: Feed, following: int) -> list[float]:
+    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+        return self._runtime.top_logprobs()
+
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
         slot, position, tokens = feed.slot, feed.position, feed.tokens
-        return self._runtime.score(self._blocks, slot, position, tokens, following)
+        found = self._runtime.score_top(self._blocks, slot, position, tokens, following, num_top)
+        return list(map(Scored, *found))
+
+    def embed(self, feed: Feed) -> npt.NDArray[np.float64]:
+        return self._runtime.embed(self._blocks, feed.slot, feed.position, feed.tokens)

@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from server.engine.types import SamplingParams
 
 #: In the place of a token: none was wanted, or the model's output was not finite.
 NO_TOKEN, NOT_FINITE = -1, -2
+
+#: To which `Runner.embed` rounds; a float32 near one is no finer. Sums are exact below 2**29.
+HIDDEN_UNIT = 2.0**-24
 
 #: What a runner makes once of a request's parameters; nobody else looks inside.
 Draw = Any
@@ -24,6 +30,8 @@ class Feed(NamedTuple):
     ``position`` counts the tokens that the state has seen. With a ``draw`` the
     next token is sampled, at position ``position + len(tokens)``; ``recent``
     are the session's last tokens, these included, where a penalty needs them.
+    ``allowed`` restricts the draw: bit ``i % 32`` of word ``i // 32`` says whether
+    token i may come, uint32, as many words as the ids need or more.
     """
 
     slot: int
@@ -31,6 +39,19 @@ class Feed(NamedTuple):
     tokens: Sequence[int]
     draw: Draw | None = None
     recent: Sequence[int] | None = None
+    allowed: npt.NDArray[np.uint32] | None = None
+
+
+class Scored(NamedTuple):
+    """How likely a token was, and the most likely ones there: (id, log-probability), best first.
+
+    Natural logarithms, at temperature 1 over the ids that exist, before bias,
+    penalties, filters and mask. Of equal ones the lower id comes first. Where the
+    model's output is not finite ``logprob`` is NaN and ``top`` empty.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 class Runner(Protocol):
@@ -51,24 +72,39 @@ class Runner(Protocol):
 
         No slot is in two rows. All or none: where it raises, whatever it is, no
         state has changed, so that the rows can be run again, also one by one.
+        Raises `ValueError` for an ``allowed`` that allows no id that exists.
         """
 
     def logprobs(self) -> list[float]:
-        """How likely the tokens of the last `run` were, where their draws have ``logprob``.
+        """How likely the tokens of the last `run` were, where their draws ask for it.
 
-        A number per row: the natural logarithm of the token's probability as
-        `score` defines it, so before penalties, temperature and filters; NaN where
-        it was not asked for or no token was drawn.
+        They do by ``logprob`` or a ``top_logprobs`` that is not None. A number per
+        row: that of `Scored`, to the bit; NaN where it was not asked for or no token
+        was drawn.
         """
 
-    def score(self, feed: Feed, following: int) -> list[float]:
+    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+        """The most likely tokens of the last `run`, as many as each draw's ``top_logprobs``.
+
+        A list per row: `Scored.top`, to the bit; empty where there is no number.
+        """
+
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
         """Feeds one row as `run` does, but draws nothing, and says how likely its text was.
 
         ``feed.tokens`` are what `run` could be given: where there is a ``grid``,
-        one of its sizes or a single token. Returns the natural logarithm of the
-        probability of each of ``feed.tokens[1:]``, and of ``following``, which is
-        not fed, after all before it: at temperature 1, without penalties, over
-        the ids that exist; NaN where the model's output is not finite. Raises
+        one of its sizes or a single token. Returns one for each of
+        ``feed.tokens[1:]``, and for ``following``, which is not fed, after all
+        before it, each with the ``num_top`` most likely tokens. Raises
         `ValueError`, before anything has changed, for a scored id that does not
         exist.
+        """
+
+    def embed(self, feed: Feed) -> npt.NDArray[np.float64]:
+        """Feeds one row as `score` does; returns the sum of its tokens' last hidden states.
+
+        [hidden_size]: what the final norm gives for each token, rounded to
+        `HIDDEN_UNIT`, so that float64 adds them exactly: the sums of a text's parts
+        add up to the same bits in any order, and without a ``grid`` for any cut. NaN
+        where the model's output is not finite.
         """

@@ -5,6 +5,11 @@ from __future__ import annotations
 from server.engine.errors import InvalidRequest
 from server.engine.types import SamplingParams
 
+#: How many of the most likely tokens a request may ask for.
+MAX_TOP_LOGPROBS = 20
+#: As at OpenAI, and more than any penalty takes off.
+MAX_LOGIT_BIAS, MAX_BIASED_IDS = 100.0, 1024
+
 #: How many last tokens of a session, fed and generated, the penalties look at.
 PENALTY_WINDOW = 256
 
@@ -19,7 +24,8 @@ def has_penalty(params: SamplingParams) -> bool:
 
 def has_filter(params: SamplingParams) -> bool:
     """Whether some tokens cannot be drawn however the number falls."""
-    return (params.top_k, params.top_p, params.min_p) != (0, 1.0, 0.0)
+    filters = (params.top_k, params.top_p, params.min_p, params.typical_p)
+    return filters != (0, 1.0, 0.0, 1.0)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
@@ -33,6 +39,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         (0 <= params.top_k <= vocab_size, "top_k", f"must be in 0..{vocab_size}"),
         (0.0 < params.top_p <= 1.0, "top_p", "must be above 0 and at most 1"),
         (0.0 <= params.min_p <= 1.0, "min_p", "must be in 0..1"),
+        (0.0 < params.typical_p <= 1.0, "typical_p", "must be above 0 and at most 1"),
         (
             0.01 <= params.repetition_penalty <= 100.0,
             "repetition_penalty",
@@ -40,6 +47,31 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         ),
         (-2.0 <= params.presence_penalty <= 2.0, "presence_penalty", "must be in -2..2"),
         (-2.0 <= params.frequency_penalty <= 2.0, "frequency_penalty", "must be in -2..2"),
+        (
+            len(params.logit_bias) <= MAX_BIASED_IDS,
+            "logit_bias",
+            f"must have at most {MAX_BIASED_IDS} token ids",
+        ),
+        (
+            all(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS for _, bias in params.logit_bias),
+            "logit_bias",
+            "must be in -100..100",
+        ),
+        (
+            all(0 <= id < vocab_size for id, _ in params.logit_bias),
+            "logit_bias",
+            f"must be of token ids in 0..{vocab_size - 1}",
+        ),
+        (
+            len({id for id, _ in params.logit_bias}) == len(params.logit_bias),
+            "logit_bias",
+            "must have each token id once",
+        ),
+        (
+            params.top_logprobs is None or 0 <= params.top_logprobs <= MAX_TOP_LOGPROBS,
+            "top_logprobs",
+            f"must be in 0..{MAX_TOP_LOGPROBS}",
+        ),
         (0 <= params.seed <= MAX_SEED, "seed", "must be in 0..2**64-1"),
         (params.max_tokens >= 1, "max_tokens", "must be at least 1"),
         (all(params.stop), "stop", "must not hold an empty string"),

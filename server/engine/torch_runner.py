@@ -12,14 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model.lm import LanguageModel, ModelState
 from model.state_tensors import state_views
 from server.engine.invariance import MAX_ROWS, chunk_batch, row_tile
-from server.engine.runner import NO_TOKEN, Feed
-from server.engine.sampler import Draw, log_probabilities, sample
+from server.engine.runner import HIDDEN_UNIT, NO_TOKEN, Feed, Scored
+from server.engine.sampler import Draw, allows_any, sample, scores_of
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
@@ -27,6 +29,9 @@ from server.engine.types import SamplingParams
 GRID = (64, 16)
 
 Forward = Callable[[Tensor, ModelState, Tensor], tuple[Tensor, ModelState]]
+
+#: Of a row that draws nothing, or whose logits are not finite.
+NOTHING = Scored(math.nan, [])
 
 #: What slots [B] int64 will hold: the first B rows of a state.
 Change = tuple[Tensor, ModelState]
@@ -52,7 +57,7 @@ class TorchRunner:
         self._views = state_views(pool.layout, torch.from_numpy(pool.blocks))
         self.row_tile = row_tile(model)
         self.chunk_batch = {size: chunk_batch(model, size) for size in grid}
-        self._logprobs: list[float] = []
+        self._scores: list[Scored] = []
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
         """The sampler takes them as they are."""
@@ -72,44 +77,68 @@ class TorchRunner:
             part = [feeds[i] for i in index]
             logits = self._decode(part, changes) if size == 1 else self._prefill(part, changes)
             rows.update(zip(index, logits, strict=True))
-        tokens, logprobs = self._sample(feeds, rows)
+        tokens, scores = self._sample(feeds, rows)
         self._commit(changes)
-        self._logprobs = logprobs
+        self._scores = scores
         return tokens
 
     def logprobs(self) -> list[float]:
-        return self._logprobs
+        return [logprob for logprob, _ in self._scores]
+
+    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+        return [top for _, top in self._scores]
 
     @torch.inference_mode()
-    def score(self, feed: Feed, following: int) -> list[float]:
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
         """See `server.engine.runner.Runner.score`."""
         self._check([feed])
-        size, scored = len(feed.tokens), [*feed.tokens[1:], following]
-        assert size in (1, *self.grid), (size, self.grid)
-        changes: list[Change] = []
+        scored, changes = [*feed.tokens[1:], following], list[Change]()
         if not all(0 <= token < self._num_ids for token in scored):
             raise ValueError(f"token ids to score must be in 0..{self._num_ids - 1}")
-        if size == 1:
+        if self._is_step(feed):
             logits = self._decode([feed], changes)
         else:
             (hidden,) = self._run(self._model.hidden_chunk, [feed], 1, 1, changes)
             logits = self._logits(hidden)
-        scores = log_probabilities(logits[:, : self._num_ids], scored)
+        scores = scores_of(logits[:, : self._num_ids], scored, [num_top] * len(scored))
         self._commit(changes)
         return scores
 
+    @torch.inference_mode()
+    def embed(self, feed: Feed) -> npt.NDArray[np.float64]:
+        """See `server.engine.runner.Runner.embed`."""
+        self._check([feed])
+        changes: list[Change] = []
+        if self._is_step(feed):
+            hidden = self._run(self._hidden_step, [feed], MAX_ROWS, self.row_tile, changes)
+        else:
+            (hidden,) = self._run(self._model.hidden_chunk, [feed], 1, 1, changes)
+        units = (hidden.double() / HIDDEN_UNIT).round()
+        total: npt.NDArray[np.float64] = (units.sum(dim=0) * HIDDEN_UNIT).numpy()
+        self._commit(changes)
+        return total
+
+    def _is_step(self, feed: Feed) -> bool:
+        """Whether a row that is computed alone is a single token, and no chunk."""
+        size = len(feed.tokens)
+        assert size in (1, *self.grid), (size, self.grid)
+        return size == 1
+
     def _check(self, feeds: Sequence[Feed]) -> None:
-        """Raises `ValueError` for slots that torch would take for others, or twice."""
+        """Raises `ValueError` for masks, and slots that torch would take for others, or twice."""
         slots = [feed.slot for feed in feeds]
         num_slots = self._num_slots
         if len(set(slots)) < len(slots) or not all(0 <= slot < num_slots for slot in slots):
             raise ValueError(f"slots must differ and be in 0..{num_slots - 1}, not {slots}")
+        masks = (f.allowed for f in feeds if f.draw is not None and f.allowed is not None)
+        if not all(allows_any(mask, self._num_ids) for mask in masks):
+            raise ValueError("a mask must be uint32, have bits for all ids, and allow one of them")
 
     def _sample(
         self, feeds: Sequence[Feed], rows: dict[int, Tensor]
-    ) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities of all rows, from the logits of those that may draw."""
-        tokens, logprobs = [NO_TOKEN] * len(feeds), [math.nan] * len(feeds)
+    ) -> tuple[list[int], list[Scored]]:
+        """Tokens of all rows, from the logits of those that may draw, and how likely they were."""
+        tokens, scores = [NO_TOKEN] * len(feeds), [NOTHING] * len(feeds)
         index = [i for i, feed in enumerate(feeds) if feed.draw is not None]
         if index:
             draws = [_draw(feeds[i]) for i in index]
@@ -117,12 +146,13 @@ class TorchRunner:
             drawn = sample(logits, draws)
             for i, token in zip(index, drawn, strict=True):
                 tokens[i] = token
-            wanted = [row for row, d in enumerate(draws) if d.params.logprob and drawn[row] >= 0]
+            wanted = [row for row, d in enumerate(draws) if _asks(d.params) and drawn[row] >= 0]
             if wanted:
-                found = log_probabilities(logits[wanted], [drawn[row] for row in wanted])
-                for row, value in zip(wanted, found, strict=True):
-                    logprobs[index[row]] = value
-        return tokens, logprobs
+                num_tops = [draws[row].params.top_logprobs or 0 for row in wanted]
+                found = scores_of(logits[wanted], [drawn[row] for row in wanted], num_tops)
+                for row, each in zip(wanted, found, strict=True):
+                    scores[index[row]] = each
+        return tokens, scores
 
     def _prefill(self, feeds: list[Feed], changes: list[Change]) -> Tensor:
         """One chunk of one size for each slot.
@@ -158,6 +188,11 @@ class TorchRunner:
     def _step(self, ids: Tensor, state: ModelState, where: Tensor) -> tuple[Tensor, ModelState]:
         return self._model.step(ids.squeeze(1), state, where)
 
+    def _hidden_step(
+        self, ids: Tensor, state: ModelState, where: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        return self._model.hidden_step(ids.squeeze(1), state, where)
+
     def _last_hidden(
         self, ids: Tensor, state: ModelState, where: Tensor
     ) -> tuple[Tensor, ModelState]:
@@ -187,4 +222,9 @@ class TorchRunner:
 
 def _draw(feed: Feed) -> Draw:
     assert isinstance(feed.draw, SamplingParams), feed.draw
-    return Draw(feed.draw, feed.position + len(feed.tokens), feed.recent or ())
+    return Draw(feed.draw, feed.position + len(feed.tokens), feed.recent or (), feed.allowed)
+
+
+def _asks(params: SamplingParams) -> bool:
+    """Whether the drawn token's log-probability is wanted."""
+    return params.logprob or params.top_logprobs is not None

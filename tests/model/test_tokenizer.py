@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
 
 from model.tokenizer import END_OF_TEXT, Tokenizer, TokenizerError, train_tokenizer
 from tests.tiny import TEXT, tiny_tokenizer
@@ -65,3 +65,31 @@ def test_files_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     Backend(models.BPE()).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TokenizerError, match="endoftext"):
         Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def chat_tokenizer() -> Tokenizer:
+    backend = Backend.from_str(tiny_tokenizer()._backend.to_str())
+    names = ["<|im_start|>", "<|im_start|>s", AddedToken("<|end|>", lstrip=True, rstrip=True)]
+    backend.add_special_tokens(names)
+    return Tokenizer(backend)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["<|im_start|>", "<|end|>", END_OF_TEXT, " ", "s", "<"])))
+def test_every_special_name_is_plain_text_unless_allowed(words: list[str]) -> None:
+    tokenizer, text = chat_tokenizer(), "".join(words)
+    ids = tokenizer.encode(text)
+    assert not any(map(tokenizer.is_special, ids))
+    assert tokenizer.decode(ids) == text
+
+
+def test_pieces_are_the_longest_names_and_what_is_between() -> None:
+    tokenizer = chat_tokenizer()
+    ids = tokenizer.special_ids
+    assert set(ids) == {END_OF_TEXT, "<|im_start|>", "<|im_start|>s", "<|end|>"}
+    text = f"a <|im_start|>s<|im_start|> b \n<|end|> \nc{END_OF_TEXT}"
+    assert list(tokenizer.pieces(text)) == [
+        *("a ", ids["<|im_start|>s"], ids["<|im_start|>"], " b", ids["<|end|>"], "c"),
+        tokenizer.eos_token_id,
+    ]
+    assert list(tokenizer.pieces("")) == []

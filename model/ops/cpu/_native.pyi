@@ -11,7 +11,11 @@ NOT_FINITE: int
 def levels() -> list[str]: ...
 def uniform(seed: int, position: int) -> float: ...
 def sample(
-    logits: npt.NDArray[np.float32], draw: Draw, position: int, recent: list[int]
+    logits: npt.NDArray[np.float32],
+    draw: Draw,
+    position: int,
+    recent: list[int],
+    allowed: npt.NDArray[np.uint32] | None = None,
 ) -> int: ...
 def read_bandwidth(bytes: int, seconds: float, threads: int, level: str = "") -> float: ...
 def multiply_add_rate(seconds: float, threads: int, precision: str, level: str = "") -> float: ...
@@ -24,11 +28,14 @@ class Draw:
         top_k: int,
         top_p: float,
         min_p: float,
+        typical_p: float,
         repetition_penalty: float,
         presence_penalty: float,
         frequency_penalty: float,
+        logit_bias: Sequence[tuple[int, float]],
         seed: int,
-        logprob: bool = False,
+        logprob: bool,
+        num_top: int,
     ) -> None: ...
     @property
     def has_penalty(self) -> bool: ...
@@ -60,6 +67,7 @@ class Runtime:
         tokens: list[Sequence[int]],
         draws: list[Draw | None],
         recents: list[Sequence[int] | None] | None,
+        allowed: list[npt.NDArray[np.uint32] | None] | None,
     ) -> list[int]: ...
     def score(
         self,
@@ -67,7 +75,16 @@ class Runtime:
         slot: int,
         position: int,
         tokens: Iterable[int],
-        following: int | None = None,
-    ) -> list[float]: ...
+        following: int | None,
+        num_top: int,
+    ) -> tuple[list[float], list[list[tuple[int, float]]]]: ...
+    def embed(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        tokens: Iterable[int],
+    ) -> npt.NDArray[np.float64]: ...
     def logprobs(self) -> list[float]: ...
+    def top_logprobs(self) -> list[list[tuple[int, float]]]: ...
     def logits(self) -> npt.NDArray[np.float32]: ...

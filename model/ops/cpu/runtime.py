@@ -132,18 +132,29 @@ class Runtime:
         frequency_penalty: float = 0.0,
         seed: int = 0,
         logprob: bool = False,
+        typical_p: float = 1.0,
+        logit_bias: Sequence[tuple[int, float]] = (),
+        top_logprobs: int | None = None,
     ) -> Draw:
-        """How to draw a token, for `run`; parameters as in `server.engine.types.SamplingParams`."""
+        """How to draw a token, for `run`; parameters as in `server.engine.types.SamplingParams`.
+
+        They apply in the order that `server.engine.sampler` defines. A bias of an id
+        that is not drawn does nothing. Raises `ValueError` for a bias that is not
+        finite, or of a negative id, and for more than 20 ``top_logprobs``.
+        """
         return _built().Draw(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            typical_p=typical_p,
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
             seed=seed,
-            logprob=logprob,
+            logprob=logprob or top_logprobs is not None,
+            num_top=top_logprobs or 0,
         )
 
     def run(
@@ -154,17 +165,20 @@ class Runtime:
         tokens: list[Sequence[int]],
         draws: list[Draw | None],
         recents: list[Sequence[int] | None] | None = None,
+        allowed: list[npt.NDArray[np.uint32] | None] | None = None,
     ) -> list[int]:
         """Feeds ``tokens[i]``, one or more, to the state in row ``slots[i]`` of ``pool``, in place.
 
         ``positions[i]`` counts the tokens that the state has seen. Where
         ``draws[i]`` is not None the next token is drawn at position
-        ``positions[i] + len(tokens[i])``, with penalties for ``recents[i]``.
+        ``positions[i] + len(tokens[i])``, with penalties for ``recents[i]``, and
+        is one of those whose bits are set in ``allowed[i]``, where that is not
+        None: bit ``id % 32`` of word ``id // 32``, contiguous.
         Returns a token, `NO_TOKEN` or `NOT_FINITE` per row. No slot may be
-        given twice. Raises `ValueError` for what cannot be run; whatever it
-        raises, no state has changed.
+        given twice. Raises `ValueError` for what cannot be run, also where nothing
+        is allowed; whatever it raises, no state has changed.
         """
-        return self._native.run(pool, slots, positions, tokens, draws, recents)
+        return self._native.run(pool, slots, positions, tokens, draws, recents, allowed)
 
     def score(
         self,
@@ -183,18 +197,53 @@ class Runtime:
         cut of a text gives the same numbers. Raises `ValueError` before anything
         has changed, also where nothing is to be scored.
         """
-        return self._native.score(pool, slot, position, tokens, following)
+        return self.score_top(pool, slot, position, tokens, following, 0)[0]
+
+    def score_top(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        tokens: Sequence[int],
+        following: int | None,
+        num_top: int,
+    ) -> tuple[list[float], list[list[tuple[int, float]]]]:
+        """As `score`; for each number also the ``num_top`` likeliest ids, at most 20, with theirs.
+
+        Best first, equal ones by id; none where the model's output is not finite.
+        """
+        return self._native.score(pool, slot, position, tokens, following, num_top)
+
+    def embed(
+        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        """Feeds ``tokens`` to a slot as `run` does; the sum of what the final norm gives for each.
+
+        [hidden_size]; NaN where that is not finite. Each term is rounded to a
+        multiple of 2**-24, so that float64 adds exactly: the sums over any parts of
+        a text add up to the same bits. Raises `ValueError` before anything has
+        changed.
+        """
+        return self._native.embed(pool, slot, position, tokens)
 
     def logprobs(self) -> list[float]:
         """Of the last run, by row: the log-probability of the token that was drawn.
 
-        As `score` has it, bit for bit: before penalties, temperature and filters.
-        NaN where the draw was made without ``logprob`` or there is no token.
+        As `score` has it, bit for bit: before bias, penalties, temperature, filters
+        and mask. NaN where the draw was made without ``logprob`` and
+        ``top_logprobs``, or there is no token.
         """
         return self._native.logprobs()
 
+    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+        """Of the last run, by row: the ``top_logprobs`` likeliest ids, as `score_top` has them."""
+        return self._native.top_logprobs()
+
     def logits(self) -> npt.NDArray[np.float32]:
-        """A copy of the last run's logits after penalties, [rows with a draw, vocabulary]."""
+        """A copy of the last run's logits, [rows with a draw, vocabulary].
+
+        As bias, penalties and mask left them: minus infinity where not allowed.
+        """
         return self._native.logits()
 
 

@@ -33,7 +33,7 @@ def run_one(
 
 
 def score_of(runner: Runner, slot: int, size: int, token: int) -> float:
-    return runner.score(Feed(slot, 0, TEXT[:size]), token)[-1]
+    return runner.score(Feed(slot, 0, TEXT[:size]), token)[-1].logprob
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -30,9 +30,13 @@ def score(
     found, start = [], 0
     for size in cut:
         feed = Feed(slot, start, text[start : start + size])
-        found += runner.score(feed, text[start + size])
+        found += logprobs(runner, feed, text[start + size])
         start += size
     return found
+
+
+def logprobs(runner: Runner, feed: Feed, following: int) -> list[float]:
+    return [each.logprob for each in runner.score(feed, following)]
 
 
 def logits_of(name: str) -> Tensor:
@@ -101,7 +105,7 @@ def test_probabilities_of_what_may_follow_add_up_to_one(backend: str, size: int)
     total, before = 0.0, set()
     for following in range(291):
         pool.block(0).fill(0)
-        *others, last = runner.score(Feed(0, 0, TEXT[:size]), following)
+        *others, last = logprobs(runner, Feed(0, 0, TEXT[:size]), following)
         total += math.exp(last)
         before.add(tuple(others))
     assert abs(total - 1) < 1e-5
@@ -136,7 +140,7 @@ def test_id_of_padding_may_be_fed_first(backend: str) -> None:
     """As `run` may: it was there before, and its own score is not asked for."""
     pool = make_pool()
     (found,) = make_runner(backend, pool, num_ids=291).score(Feed(0, 0, (295,)), 5)
-    assert found < 0
+    assert found.logprob < 0
 
 
 @pytest.mark.parametrize("size", [1, 16])
@@ -146,7 +150,7 @@ def test_state_that_is_not_finite_gives_nan_alone(backend: str, size: int) -> No
     runner = make_runner(backend, pool)
     (*_, wanted) = runner.score(Feed(0, 0, TEXT[:size]), TEXT[size])
     pool.block(1).view(np.float32).fill(float("nan"))
-    found = runner.score(Feed(1, 0, TEXT[:size]), TEXT[size])
+    found = logprobs(runner, Feed(1, 0, TEXT[:size]), TEXT[size])
     assert len(found) == size
     assert all(math.isnan(each) for each in found)
     (*_, again) = runner.score(Feed(2, 0, TEXT[:size]), TEXT[size])
@@ -164,5 +168,5 @@ def test_one_logit_that_is_not_finite_is_not_hidden(backend: str, value: float, 
     spoilt = replace(tiny_checkpoint(), weights=weights)
     for num_ids, hides in ((300, False), (295, True)):
         runner = make_runner(backend, make_pool(), num_ids=num_ids, checkpoint=spoilt)
-        found = runner.score(Feed(0, 0, TEXT[:size]), TEXT[size])
+        found = logprobs(runner, Feed(0, 0, TEXT[:size]), TEXT[size])
         assert [math.isnan(each) for each in found] == [not hides] * size

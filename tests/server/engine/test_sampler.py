@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,17 @@ from torch import Tensor
 from server.engine.runner import NOT_FINITE
 from server.engine.sampler import Draw, sample, uniform
 from server.engine.types import SamplingParams
+from tests.draws import (
+    KINDS,
+    TYPICAL,
+    TYPICAL_OF,
+    Params,
+    allowed,
+    mask_of,
+    random_logits,
+    random_mask,
+    random_params,
+)
 
 
 def draw(position: int = 0, recent: tuple[int, ...] = (), **params: object) -> Draw:
@@ -90,6 +102,49 @@ def test_equals_the_plain_definition(
     (token,) = sample(logits.unsqueeze(0), [draw(5, seed=seed, **params)])
     below = sum(weight for id, weight in weights.items() if id < token) / mass
     assert below - 1e-5 <= u <= below + weights[token] / mass + 1e-5
+
+
+@pytest.mark.parametrize("vocab_size", [1, 17, 32, 300, 8192])
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_equal_their_definition(vocab_size: int, kind: str) -> None:
+    """All parameters at once, in float64; rows of one batch."""
+    chance, num = np.random.default_rng(vocab_size), 60
+    logits = [random_logits(chance, kind, vocab_size) for _ in range(num)]
+    params = [random_params(chance, vocab_size) for _ in range(num)]
+    masks = [random_mask(chance, vocab_size) for _ in range(num)]
+    recents = [chance.integers(vocab_size, size=9).tolist() for _ in range(num)]
+    draws = [Draw(SamplingParams(**vars(params[i])), i, recents[i], masks[i]) for i in range(num)]
+    found = sample(torch.from_numpy(np.stack(logits)), draws)
+    wanted = [allowed(logits[i], params[i], i, recents[i], masks[i]) for i in range(num)]
+    assert all(token in each for token, each in zip(found, wanted, strict=True))
+    assert sum(len(each) == 1 for each in wanted) >= 0.8 * num
+
+
+@pytest.mark.parametrize(("params", "kept"), TYPICAL)
+def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[int]) -> None:
+    assert frequencies(logits_of(*TYPICAL_OF), **vars(params)).keys() == kept
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65])
+def test_token_that_alone_is_allowed_is_drawn(size: int, temperature: float) -> None:
+    """However unlikely; a bit beyond the last id counts for nothing."""
+    logits = torch.linspace(40.0, -40.0, size)
+    params = SamplingParams(temperature=temperature)
+    for token in {0, size // 2, size - 1}:
+        given = Draw(params, 5, (), mask_of([token, size], size // 32 + 1))
+        free = Draw(params, 5, ())
+        assert sample(logits.expand(2, -1), [given, free])[0] == token
+        assert sample(logits.expand(2, -1), [given, free])[1] == sample(logits[None], [free])[0]
+
+
+def test_bias_is_added_before_the_penalties() -> None:
+    """So that they divide what it has made positive."""
+    logits = torch.tensor([[-1.0, 1.0, 1.8]])
+    given = {"temperature": 0.0, "repetition_penalty": 2.0, "logit_bias": ((0, 4.0), (7, 9.0))}
+    assert sample(logits, [draw(**given)]) == [0]
+    assert sample(logits, [draw(recent=(0,), **given)]) == [2]
+    assert torch.equal(logits, torch.tensor([[-1.0, 1.0, 1.8]]))
 
 
 def test_repetition_penalty_divides_and_multiplies() -> None:

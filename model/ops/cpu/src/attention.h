@@ -279,6 +279,16 @@ inline void window_linear_token(const Head& x, const Token& t, float* o) {
         divide(o, near.den, m.value);
 }
 
+// Whether every code of a window is one of `num`. A state that comes from outside may hold anything.
+inline bool codes_are_sound(const int64_t* codes, int window, size_t stride, int num) {
+    bool sound = true;
+    for (int i = 0; i < window; i++) {
+        const int64_t code = codes[size_t(i) * stride];
+        sound = sound && code >= 0 && code < num;
+    }
+    return sound;
+}
+
 inline void vq_token(const Head& x, const Token& t, float* o) {
     const Model& m = x.m;
     const int C = m.num_features, K = m.key;
@@ -288,6 +298,10 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
     float* ring_v = x.at<float>(x.l.state.v, m.value);
     double* sums = x.at<double>(x.l.state.sum, size_t(C) * m.value);
     const size_t v_stride = size_t(m.num_heads) * m.value;
+    if (!codes_are_sound(codes, m.window, size_t(m.num_heads), C)) {
+        for (int i = 0; i < m.value; i++) o[i] = NAN;
+        return;
+    }
     load_heads(x, t, key_scale(m));
     float *log_q = x.s.a, *closeness = x.s.b;
     project(log_q, x.s.q, book, nullptr, K, C);
@@ -298,7 +312,7 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
     const bool leaves = t.position >= m.window;
     if (leaves) {
         const int64_t old = codes[0];
-        count[old]++;
+        count[old] = int64_t(uint64_t(count[old]) + 1);  // a count from outside may overflow
         double* row = sums + size_t(old) * m.value;
         for (int i = 0; i < m.value; i++) row[i] += double(ring_v[i]);
     }
@@ -316,7 +330,7 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
     far.scale = largest(log_q, C);
     const F by = F::set(far.scale);
     map(log_q, log_q, C, [by](F a) { return exp(a - by); });
-    for (int c = 0; c < C; c++) x.s.c[c] = float(count[c]);
+    for (int c = 0; c < C; c++) x.s.c[c] = count[c] < 0 ? NAN : float(count[c]);
     far.den = dot(log_q, x.s.c, C);
     read<Double>(sums, C, m.value, log_q, 0.0f, x.s.b);
     join(o, near, x.s.b, far, m.value);

@@ -2,9 +2,12 @@
 // and values first; here only what would touch foreign memory is checked again.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "levels.h"
@@ -16,6 +19,7 @@ namespace everstream {
 namespace {
 
 using FloatArray = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pool = nb::ndarray<uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 Precision precision_of(const std::string& name) {
@@ -89,6 +93,33 @@ void append_ids(nb::handle sequence, int vocab_size, std::vector<int32_t>& out) 
     for (nb::handle item : sequence) out.push_back(checked_id(item, vocab_size));
 }
 
+// Appends the words of a mask over `num_ids` ids, which must allow one of them.
+void append_mask(nb::handle value, int num_ids, std::vector<uint32_t>& out) {
+    Mask mask;
+    if (!nb::try_cast(value, mask, false))
+        throw std::invalid_argument("a mask is not a contiguous array [words] of uint32");
+    const size_t num_words = (size_t(num_ids) + 31) / 32;
+    if (mask.shape(0) < num_words) throw std::invalid_argument("a mask has too few words");
+    const uint32_t* words = mask.data();
+    const uint32_t last = words[num_words - 1] & (~uint32_t(0) >> (32 * num_words - size_t(num_ids)));
+    if (!last && std::all_of(words, words + num_words - 1, [](uint32_t w) { return w == 0; }))
+        throw std::invalid_argument("a mask allows no token");
+    out.insert(out.end(), words, words + num_words);
+}
+
+nb::list list_of(const Likely* tops, size_t num) {
+    nb::list list;
+    for (size_t i = 0; i < num && tops[i].token != NO_TOKEN; i++)
+        list.append(nb::make_tuple(tops[i].token, tops[i].logprob));
+    return list;
+}
+
+int checked_num_top(int num_top) {
+    if (num_top < 0 || num_top > MAX_TOP)
+        throw std::invalid_argument("so many of the likeliest tokens are not kept");
+    return num_top;
+}
+
 class PythonRuntime {
 public:
     PythonRuntime(
@@ -101,17 +132,19 @@ public:
 
     std::vector<int> run(
         Pool pool, const nb::list& slots, const nb::list& positions, const nb::list& tokens,
-        const nb::list& draws, const nb::object& recents) {
+        const nb::list& draws, const nb::object& recents, const nb::object& allowed) {
         const size_t n = nb::len(slots);
-        const bool has_recents = !recents.is_none();
+        const bool has_recents = !recents.is_none(), has_masks = !allowed.is_none();
         if (nb::len(positions) != n || nb::len(tokens) != n || nb::len(draws) != n ||
-            (has_recents && nb::len(recents) != n))
+            (has_recents && nb::len(recents) != n) || (has_masks && nb::len(allowed) != n))
             throw std::invalid_argument("lists of different lengths");
         if (pool.shape(1) != runtime_.model().state_bytes)
             throw std::invalid_argument("the pool's blocks have another size than a state");
         feeds_.assign(n, Feed());
         ids_.clear();
         starts_.clear();
+        words_.clear();
+        masks_.assign(n, NO_MASK);
         const int vocab_size = runtime_.model().vocab_size;
         last_call_.resize(pool.shape(0));
         num_calls_++;
@@ -133,37 +166,63 @@ public:
             if (has_recents && feed.draw && feed.draw->has_penalty() && !recents[i].is_none())
                 append_ids(recents[i], vocab_size, ids_);
             feed.num_recent = int(ids_.size() - starts_.back());
+            if (nb::object mask = has_masks ? nb::object(allowed[i]) : nb::none(); feed.draw && !mask.is_none()) {
+                masks_[i] = words_.size();
+                append_mask(mask, num_ids_, words_);
+            }
         }
         for (size_t i = 0; i < n; i++) {
             feeds_[i].tokens = ids_.data() + starts_[2 * i];
             feeds_[i].recent = ids_.data() + starts_[2 * i + 1];
+            if (masks_[i] != NO_MASK) feeds_[i].allowed = words_.data() + masks_[i];
         }
         const nb::gil_scoped_release release;
         return runtime_.run(feeds_);
     }
 
-    std::vector<double> score(
+    nb::tuple score(
         Pool pool, size_t slot, int64_t position, const nb::object& tokens,
-        const nb::object& following) {
-        ids_.clear();
-        append_ids(tokens, runtime_.model().vocab_size, ids_);
-        const size_t num_tokens = ids_.size();
+        const nb::object& following, int num_top) {
+        checked_num_top(num_top);
+        Feed feed = feed_of(pool, slot, position, tokens);
         if (!following.is_none()) ids_.push_back(checked_id(following, num_ids_));
-        if (slot >= pool.shape(0) || pool.shape(1) != runtime_.model().state_bytes || position < 0 ||
-            num_tokens < 1 || ids_.size() < 2)
-            throw std::invalid_argument("no such slot, or no token to feed and one to score");
+        if (ids_.size() < 2) throw std::invalid_argument("no token id to score");
         for (size_t i = 1; i < ids_.size(); i++)
             if (ids_[i] >= num_ids_) throw std::invalid_argument("a token id is out of range");
-        Feed feed;
-        feed.state = (char*)pool.data() + slot * pool.shape(1);
-        feed.position = position;
         feed.tokens = ids_.data();
-        feed.num_tokens = int(num_tokens);
-        const nb::gil_scoped_release release;
-        return runtime_.score(feed, ids_.data() + 1, int(ids_.size() - 1));
+        const Scores scores = [&] {
+            const nb::gil_scoped_release release;
+            return runtime_.score(feed, ids_.data() + 1, int(ids_.size() - 1), num_top);
+        }();
+        nb::list tops;
+        for (size_t i = 0; i < scores.logprobs.size(); i++)
+            tops.append(list_of(
+                scores.tops.data() + i * size_t(scores.num_top), size_t(scores.num_top)));
+        return nb::make_tuple(scores.logprobs, tops);
+    }
+
+    nb::object embed(Pool pool, size_t slot, int64_t position, const nb::object& tokens) {
+        Feed feed = feed_of(pool, slot, position, tokens);
+        feed.tokens = ids_.data();
+        const std::vector<double> sums = [&] {
+            const nb::gil_scoped_release release;
+            return runtime_.embed(feed);
+        }();
+        auto* copy = new double[sums.size()];
+        std::copy(sums.begin(), sums.end(), copy);
+        nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<double*>(p); });
+        return nb::cast(nb::ndarray<nb::numpy, double>(copy, {sums.size()}, owner));
     }
 
     std::vector<double> logprobs() const { return runtime_.logprobs(); }
+
+    nb::list top_logprobs() const {
+        const std::vector<size_t>& first = runtime_.first_top();
+        nb::list rows;
+        for (size_t i = 0; i + 1 < first.size(); i++)
+            rows.append(list_of(runtime_.tops().data() + first[i], first[i + 1] - first[i]));
+        return rows;
+    }
 
     nb::object logits() const {
         const auto rows = size_t(runtime_.num_logits()), n = size_t(runtime_.model().vocab_size);
@@ -180,11 +239,28 @@ public:
     int num_threads() const { return runtime_.num_threads(); }
 
 private:
+    // A row that draws nothing; its tokens are at the beginning of `ids_`.
+    Feed feed_of(const Pool& pool, size_t slot, int64_t position, const nb::object& tokens) {
+        ids_.clear();
+        append_ids(tokens, runtime_.model().vocab_size, ids_);
+        if (slot >= pool.shape(0) || pool.shape(1) != runtime_.model().state_bytes || position < 0 ||
+            ids_.empty())
+            throw std::invalid_argument("no such slot, or no token to feed");
+        Feed feed;
+        feed.state = (char*)pool.data() + slot * pool.shape(1);
+        feed.position = position;
+        feed.num_tokens = int(ids_.size());
+        return feed;
+    }
+
+    static constexpr size_t NO_MASK = ~size_t(0);
     Runtime runtime_;
     int num_ids_;
     std::vector<Feed> feeds_;
     std::vector<int32_t> ids_;
     std::vector<size_t> starts_;
+    std::vector<uint32_t> words_;
+    std::vector<size_t> masks_;  // where the mask of each row begins in `words_`
     std::vector<uint64_t> last_call_;  // of each slot
     uint64_t num_calls_ = 0;
 };
@@ -213,27 +289,40 @@ NB_MODULE(_native, m) {
     nb::class_<Draw>(m, "Draw")
         .def(
             "__init__",
-            [](Draw* self, float temperature, int top_k, float top_p, float min_p,
+            [](Draw* self, float temperature, int top_k, float top_p, float min_p, float typical_p,
                float repetition_penalty, float presence_penalty, float frequency_penalty,
-               uint64_t seed, bool logprob) {
-                new (self) Draw{temperature, top_k, top_p, min_p, repetition_penalty,
-                                presence_penalty, frequency_penalty, seed,
-                                logprob};
+               std::vector<std::pair<int32_t, float>> logit_bias, uint64_t seed, bool logprob,
+               int num_top) {
+                checked_num_top(num_top);
+                for (const auto& [token, value] : logit_bias)
+                    if (token < 0 || !std::isfinite(value))
+                        throw std::invalid_argument("logit_bias is not finite numbers by token id");
+                new (self) Draw{temperature, top_k, top_p, min_p, typical_p, repetition_penalty,
+                                presence_penalty, frequency_penalty, std::move(logit_bias), seed,
+                                logprob || num_top > 0, num_top};
             },
             nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
-            nb::arg("min_p"), nb::arg("repetition_penalty"), nb::arg("presence_penalty"),
-            nb::arg("frequency_penalty"), nb::arg("seed"), nb::arg("logprob") = false)
+            nb::arg("min_p"), nb::arg("typical_p"), nb::arg("repetition_penalty"),
+            nb::arg("presence_penalty"), nb::arg("frequency_penalty"), nb::arg("logit_bias"),
+            nb::arg("seed"), nb::arg("logprob"), nb::arg("num_top"))
         .def_prop_ro("has_penalty", &Draw::has_penalty);
     m.def(
         "sample",
-        [](const FloatArray& logits, const Draw& draw, uint64_t position, const nb::list& recent) {
+        [](const FloatArray& logits, const Draw& draw, uint64_t position, const nb::list& recent,
+           const nb::object& allowed) {
             std::vector<float> copy(logits.data(), logits.data() + logits.size());
             std::vector<int32_t> ids;
             append_ids(recent, int(copy.size()), ids);
+            std::vector<uint32_t> words;
+            if (!allowed.is_none()) append_mask(allowed, int(copy.size()), words);
+            std::vector<Likely> top(size_t(draw.num_top));
             Sampler sampler(kernels_of(""), int(copy.size()));
-            return sampler.sample(copy.data(), draw, position, ids.data(), int(ids.size())).token;
+            const Place at{
+                position, ids.data(), int(ids.size()), words.empty() ? nullptr : words.data()};
+            return sampler.sample(copy.data(), draw, at, top.data()).token;
         },
-        nb::arg("logits"), nb::arg("draw"), nb::arg("position"), nb::arg("recent"));
+        nb::arg("logits"), nb::arg("draw"), nb::arg("position"), nb::arg("recent"),
+        nb::arg("allowed").none() = nb::none());
     nb::class_<PythonRuntime>(m, "Runtime")
         .def(
             nb::init<
@@ -243,11 +332,15 @@ NB_MODULE(_native, m) {
             nb::arg("precision"), nb::arg("num_threads"), nb::arg("num_ids"))
         .def(
             "run", &PythonRuntime::run, nb::arg("pool").noconvert(), nb::arg("slots"), nb::arg("positions"),
-            nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none())
+            nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none(), nb::arg("allowed").none())
         .def(
             "score", &PythonRuntime::score, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
-            nb::arg("tokens"), nb::arg("following").none() = nb::none())
+            nb::arg("tokens"), nb::arg("following").none(), nb::arg("num_top"))
+        .def(
+            "embed", &PythonRuntime::embed, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
+            nb::arg("tokens"))
         .def("logprobs", &PythonRuntime::logprobs)
+        .def("top_logprobs", &PythonRuntime::top_logprobs)
         .def("logits", &PythonRuntime::logits)
         .def_prop_ro("level", &PythonRuntime::level)
         .def_prop_ro("rounds_inputs", &PythonRuntime::rounds_inputs)

@@ -75,7 +75,10 @@ public:
     void run() {
         w.each(b.num_rows, [&](int row) { embed(row); });
         for (int i = 0; i < m.num_layers; i++) layer(m.layers[i]);
-        if (b.num_wanted) logits();
+        if (b.stops_at_norm)
+            w.each(b.num_wanted, [&](int i) { final_norm(i, b.normed + size_t(i) * s.x); });
+        else if (b.num_wanted)
+            logits();
     }
 
 private:
@@ -205,10 +208,12 @@ private:
             plain(b.hidden, m.intermediate, s.hidden), {&l.down, {b.x, s.x, Into::add}});
     }
 
+    void final_norm(int i, float* out) {
+        normalize(m, m.norm, b.x + size_t(b.wanted[i]) * s.x, out);
+    }
+
     void logits() {
-        const auto make = [this](int i, float* out) {
-            normalize(m, m.norm, b.x + size_t(b.wanted[i]) * s.x, out);
-        };
+        const auto make = [this](int i, float* out) { final_norm(i, out); };
         products(
             rows_of(b.num_wanted, m.hidden, nullptr, s.x, true, make),
             {&m.head, {b.logits, s.vocab}});

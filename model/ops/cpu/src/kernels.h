@@ -19,6 +19,7 @@ struct Batch {
     char* const* states = nullptr;       // [sequences]
     const int32_t* wanted = nullptr;     // [wanted], rows
     float* logits = nullptr;             // [wanted][vocab_stride]
+    bool stops_at_norm = false;  // then the wanted rows go to `normed` and get no logits
 
     float *x = nullptr, *normed = nullptr, *in = nullptr, *extra = nullptr, *attended = nullptr;
     float *hidden = nullptr, *cos = nullptr, *sin = nullptr;

@@ -1,6 +1,7 @@
 #include "runtime.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "levels.h"
@@ -9,8 +10,15 @@ namespace everstream {
 
 namespace {
 
-// Rows of a score have logits all at once, so that a long text is scored in parts.
-constexpr int MAX_SCORED_ROWS = 128;
+// Rows of a score have logits all at once, so that a long text is fed in parts of so many tokens.
+constexpr int MAX_PART = 128;
+
+Feed part_of(Feed feed, int begin) {
+    feed.position += begin;
+    feed.tokens += begin;
+    feed.num_tokens = std::min(feed.num_tokens - begin, MAX_PART);
+    return feed;
+}
 
 }  // namespace
 
@@ -28,6 +36,7 @@ Runtime::Runtime(
     : kernels_(kernels_of(level)),
       builder_(options, weights, kernels_, precision),
       strides_(model()),
+      num_ids_(num_ids),
       team_(num_threads, kernels_.max_phases(model())) {
     private_.resize(size_t(num_threads));
     for (Buffer& buffer : private_) {
@@ -97,25 +106,41 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     return b;
 }
 
-std::vector<double> Runtime::score(const Feed& feed, const int32_t* next, int num_next) {
-    std::vector<double> scores(static_cast<size_t>(num_next));
-    for (int begin = 0; begin < feed.num_tokens; begin += MAX_SCORED_ROWS) {
-        Feed part = feed;
-        part.position += begin;
-        part.tokens += begin;
-        part.num_tokens = std::min(feed.num_tokens - begin, MAX_SCORED_ROWS);
+Scores Runtime::score(const Feed& feed, const int32_t* next, int num_next, int num_top) {
+    Scores scores;
+    scores.num_top = std::min(num_top, num_ids_);
+    scores.logprobs.resize(size_t(num_next));
+    scores.tops.resize(size_t(num_next) * size_t(scores.num_top));
+    for (int begin = 0; begin < feed.num_tokens; begin += MAX_PART) {
+        const Feed part = part_of(feed, begin);
         const Batch b = gather({part}, true);
         const int num = std::min(num_next - begin, part.num_tokens);
-        const int32_t* ids = next + begin;
-        double* out = scores.data() + begin;
-        team_.run([this, b, num, ids, out](Worker& w) {
+        team_.run([&scores, this, b, begin, num, next](Worker& w) {
             kernels_.forward(model(), b, w);
             w.each(num, [&](int i) {
-                out[i] = samplers_[size_t(w.index())].log_probability(logits(i), ids[i]);
+                const auto at = size_t(begin + i), num_top = size_t(scores.num_top);
+                scores.logprobs[at] = samplers_[size_t(w.index())].log_probability(
+                    logits(i), next[at], scores.tops.data() + at * num_top, int(num_top));
             });
         });
     }
     return scores;
+}
+
+std::vector<double> Runtime::embed(const Feed& feed) {
+    std::vector<double> sums(size_t(model().hidden));
+    for (int begin = 0; begin < feed.num_tokens; begin += MAX_PART) {
+        Batch b = gather({part_of(feed, begin)}, true);
+        b.stops_at_norm = true;
+        num_logits_ = 0;
+        team_.run([this, b](Worker& w) { kernels_.forward(model(), b, w); });
+        for (int row = 0; row < b.num_rows; row++) {
+            const float* hidden = b.normed + size_t(row) * size_t(strides_.x);
+            for (size_t i = 0; i < sums.size(); i++)
+                sums[i] += std::nearbyint(double(hidden[i]) * 0x1p24) * 0x1p-24;
+        }
+    }
+    return sums;
 }
 
 std::vector<int> Runtime::run(const std::vector<Feed>& feeds) {
@@ -123,15 +148,23 @@ std::vector<int> Runtime::run(const std::vector<Feed>& feeds) {
     // All memory is taken before the first state changes: nothing after that can fail.
     drawn_.assign(drawing_.size(), Drawn());
     logprobs_.assign(feeds.size(), Drawn().logprob);
+    first_top_.assign(1, 0);
+    for (const Feed& feed : feeds)
+        first_top_.push_back(
+            first_top_.back() + (feed.draw ? size_t(std::min(feed.draw->num_top, num_ids_)) : 0));
+    tops_.assign(first_top_.back(), Likely());
     std::vector<int> tokens(feeds.size(), NO_TOKEN);
-    team_.run([this, b](Worker& w) {
+    team_.run([this, b, &feeds](Worker& w) {
         kernels_.forward(model(), b, w);
         w.each(b.num_wanted, [&](int i) {
             const Feed& feed = *drawing_[size_t(i)];
             float* logits = b.logits + size_t(i) * size_t(strides_.vocab);
-            const auto position = uint64_t(feed.position + feed.num_tokens);
-            drawn_[size_t(i)] = samplers_[size_t(w.index())].sample(
-                logits, *feed.draw, position, feed.recent, feed.num_recent);
+            const Place at{
+                uint64_t(feed.position + feed.num_tokens), feed.recent, feed.num_recent,
+                feed.allowed};
+            Likely* top = tops_.data() + first_top_[size_t(&feed - feeds.data())];
+            drawn_[size_t(i)] =
+                samplers_[size_t(w.index())].sample(logits, *feed.draw, at, top);
         });
     });
 

@@ -17,6 +17,14 @@ struct Feed {
     const Draw* draw = nullptr;  // or null: no token is wanted
     const int32_t* recent = nullptr;
     int num_recent = 0;
+    const uint32_t* allowed = nullptr;  // a bit for each id, or null: all are
+};
+
+// What `score` says of each token: its log probability, and the likeliest in its place.
+struct Scores {
+    std::vector<double> logprobs;
+    std::vector<Likely> tops;  // [tokens][num_top]
+    int num_top = 0;
 };
 
 class Runtime {
@@ -31,18 +39,26 @@ public:
     std::vector<int> run(const std::vector<Feed>& feeds);
 
     // Feeds the sequence its tokens and returns log p(next[i] | all up to tokens[i]) for the first
-    // `num_next` of them, at most all; NaN where logits are not finite. Draws nothing.
-    std::vector<double> score(const Feed& feed, const int32_t* next, int num_next);
+    // `num_next` of them, at most all; NaN where logits are not finite. Draws nothing. With them the
+    // `num_top` likeliest ids, or all where there are fewer.
+    Scores score(const Feed& feed, const int32_t* next, int num_next, int num_top);
+
+    // Feeds the sequence its tokens and returns the sum of what the final norm gives for each,
+    // [hidden], in multiples of 2^-24. So a double adds them exactly, and any cut gives the same.
+    std::vector<double> embed(const Feed& feed);
 
     // Of the last run: for each feed the log probability of its token, before penalties; NaN where
     // its draw did not want it, or there is no token.
     const std::vector<double>& logprobs() const { return logprobs_; }
+    // And the likeliest tokens of feed i, as many as its draw wanted, from first_top()[i] on.
+    const std::vector<Likely>& tops() const { return tops_; }
+    const std::vector<size_t>& first_top() const { return first_top_; }
 
     const Model& model() const { return builder_.model(); }
     const Kernels& kernels() const { return kernels_; }
     size_t num_bytes() const { return builder_.num_bytes(); }
     int num_threads() const { return team_.size(); }
-    // The logits of the last run, as penalties left them.
+    // The logits of the last run, as bias, penalties and mask left them.
     const float* logits(int row) const { return logits_.data() + size_t(row) * size_t(strides_.vocab); }
     int num_logits() const { return num_logits_; }
 
@@ -77,6 +93,9 @@ private:
     std::vector<const Feed*> drawing_;
     std::vector<Drawn> drawn_;
     std::vector<double> logprobs_;
+    std::vector<Likely> tops_;
+    std::vector<size_t> first_top_;
+    int num_ids_;
     int num_logits_ = 0;
     Team team_;  // the last member: its threads end before what they use
 };

@@ -108,6 +108,18 @@ def states(config: ModelConfig, block: Pool) -> tuple[State, ...]:
 def defined(model: LanguageModel, tokens: Sequence[int]) -> tuple[Tensor, tuple[State, ...]]:
     """Logits [T, vocabulary] and states in float64, attention from its oracle."""
     config, weights = model.config, double_weights(model)  # type: ignore[arg-type]
+    x, after = _defined(model, tokens)
+    head = weights["embedding.weight" if config.tie_word_embeddings else "head.weight"]
+    return x @ head.T, after
+
+
+def defined_hidden(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    """What the final norm gives, [T, hidden_size], in float64, attention from its oracle."""
+    return _defined(model, tokens)[0]
+
+
+def _defined(model: LanguageModel, tokens: Sequence[int]) -> tuple[Tensor, tuple[State, ...]]:
+    config, weights = model.config, double_weights(model)  # type: ignore[arg-type]
     where = torch.arange(len(tokens)).clamp_max(config.max_position_embeddings - 1)
     x = weights["embedding.weight"][list(tokens)]
     if config.max_position_embeddings:
@@ -117,9 +129,7 @@ def defined(model: LanguageModel, tokens: Sequence[int]) -> tuple[Tensor, tuple[
         assert isinstance(block, Block)
         x, state = _block(block, double_weights(block), x)  # type: ignore[arg-type]
         after.append({name: tensor.double() for name, tensor in state.items()})
-    x = _norm(config, weights, "norm", x)
-    head = weights["embedding.weight" if config.tie_word_embeddings else "head.weight"]
-    return (x @ head.T)[0], tuple(after)
+    return _norm(config, weights, "norm", x)[0], tuple(after)
 
 
 def _block(block: Block, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, State]:

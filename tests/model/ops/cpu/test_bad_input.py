@@ -78,6 +78,57 @@ def test_bad_recent_tokens_change_nothing(recents: list[Any]) -> None:
     assert not pool.any()
 
 
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.zeros(9, np.uint32), "a mask allows no token"),
+        (np.array([0] * 6 + [0xFFFFFF00] * 3, np.uint32), "a mask allows no token"),
+        (np.full(6, -1, np.int64).astype(np.uint32), "a mask has too few words"),
+        (np.zeros(0, np.uint32), "a mask has too few words"),
+        (np.ones(9, np.int64), "a mask is not"),
+        (np.ones(9, np.int32), "a mask is not"),
+        (np.ones((1, 9), np.uint32), "a mask is not"),
+        (np.ones(18, np.uint32)[::2], "a mask is not"),
+        ([1] * 9, "a mask is not"),
+        (7, "a mask is not"),
+    ],
+)
+def test_bad_mask_changes_nothing(mask: Any, message: str) -> None:
+    """Over 200 ids: six words and eight bits."""
+    runtime = Runtime(*small_weights("gated"), num_ids=200)
+    draw, pool, sound = runtime.draw(), runtime.empty_pool(2), np.ones(7, np.uint32)
+    call = (pool, [0, 1], [0, 0], [[1], [2]], [draw, draw], None)
+    with pytest.raises(ValueError, match=message):
+        runtime.run(*call, [sound, mask])
+    with pytest.raises(ValueError, match="different lengths"):
+        runtime.run(*call, [sound])
+    assert not pool.any()
+    sound.flags.writeable = False
+    runtime.run(*call, [sound, None])
+    assert pool.any()
+
+
+def test_mask_of_a_row_that_draws_nothing_is_not_read() -> None:
+    runtime = small_runtime("gated")
+    pool = runtime.empty_pool(1)
+    assert runtime.run(pool, [0], [0], [[1]], [None], None, [np.zeros(9, np.uint32)]) == [-1]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        {"logit_bias": ((-1, 1.0),)},
+        {"logit_bias": ((3, float("nan")),)},
+        {"logit_bias": ((3, 1.0), (4, float("inf")))},
+        {"top_logprobs": 21},
+        {"top_logprobs": -1},
+    ],
+)
+def test_bad_draw_is_refused(draw: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"logit_bias|likeliest"):
+        small_runtime("gated").draw(**draw)
+
+
 def wider(pool: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.pad(pool, [(0, 0), (0, 64)])
 
@@ -109,6 +160,8 @@ def test_pool_of_another_form_is_refused(
         runtime.run(changed, [0], [0], [[1]], [None])
     with pytest.raises(error):
         runtime.score(changed, 0, 0, [1, 2])
+    with pytest.raises(error):
+        runtime.embed(changed, 0, 0, [1, 2])
     assert not pool.any()
 
 
@@ -140,6 +193,30 @@ def test_bad_score_changes_nothing(slot: int, position: int, tokens: Any, follow
         runtime.score(pool, slot, position, tokens, following)
     assert pool.tobytes() == before
     runtime.score(pool, 0, 4, [200, 199], 0)
+    assert pool.tobytes() != before
+
+
+@pytest.mark.parametrize("num_top", [-1, 21, 2**31 - 1])
+def test_score_of_too_many_likely_tokens_changes_nothing(num_top: int) -> None:
+    runtime = small_runtime("gated")
+    pool = runtime.empty_pool(1)
+    with pytest.raises(ValueError, match="likeliest"):
+        runtime.score_top(pool, 0, 0, [1, 2], 3, num_top)
+    assert not pool.any()
+
+
+@pytest.mark.parametrize(
+    ("slot", "position", "tokens"),
+    [(3, 0, [1]), (0, -1, [1]), (0, 0, []), (0, 0, [257]), (0, 0, [-1]), (0, 0, ["x"])],
+)
+def test_bad_embedding_changes_nothing(slot: int, position: int, tokens: Any) -> None:
+    runtime = small_runtime("gated")
+    pool = pool_in_use(runtime)
+    before = pool.tobytes()
+    with pytest.raises(ValueError, match=r"no such slot|token id"):
+        runtime.embed(pool, slot, position, tokens)
+    assert pool.tobytes() == before
+    runtime.embed(pool, 0, 4, [256, 0])
     assert pool.tobytes() != before
 
 

@@ -1,22 +1,13 @@
-"""The native draw against its definition, written out in plain Python.
-
-Penalties, then softmax(logits / temperature), then the filters: of the tokens
-sorted by falling probability, lower ids first where equal, ``top_k`` keeps so
-many, ``top_p`` those up to the one at which their sum reaches it, and ``min_p``
-those of at least that fraction of the largest; the shortest of the three is
-kept. The kept tokens are walked in the order of their ids, and the first at
-which the running sum passes u times their sum is drawn.
-"""
+"""The native draw against its definition in `tests.draws`, and the log-probability of its token."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +16,20 @@ from model.lm import weights_of
 from model.ops.cpu import _native
 from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from server.engine.sampler import uniform
+from tests.draws import (
+    KINDS,
+    TYPICAL,
+    TYPICAL_OF,
+    Logits,
+    Mask,
+    Params,
+    allowed,
+    kept_counts,
+    mask_of,
+    random_logits,
+    random_mask,
+    random_params,
+)
 from tests.model.ops.cpu.models import (
     NAMES,
     Shape,
@@ -34,102 +39,34 @@ from tests.model.ops.cpu.models import (
     small_weights,
 )
 
-#: Of probabilities; the native weights are float32.
-ROUNDING = 3e-7
 
-Logits = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Params:
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = 0
-
-    def native(self) -> Draw:
-        return small_runtime("elu").draw(**vars(self))
+def native(
+    logits: Logits,
+    params: Params,
+    position: int = 0,
+    recent: Sequence[int] = (),
+    mask: Mask | None = None,
+) -> int:
+    return _native.sample(logits, draw_of(params), position, list(recent), mask)
 
 
-def native(logits: Logits, params: Params, position: int = 0, recent: Sequence[int] = ()) -> int:
-    return _native.sample(logits, params.native(), position, list(recent))
-
-
-def penalized(logits: Logits, params: Params, recent: Sequence[int]) -> Logits:
-    logits = logits.copy()
-    for token, count in Counter(recent).items():
-        x, factor = logits[token], np.float32(params.repetition_penalty)
-        taken = np.float32(params.presence_penalty)
-        taken += np.float32(params.frequency_penalty) * np.float32(count)
-        logits[token] = (x / factor if x > 0 else x * factor) - taken
-    return logits
-
-
-def allowed(logits: Logits, params: Params, position: int, recent: Sequence[int]) -> set[int]:
-    """The tokens that the definition draws when its numbers are moved by a rounding."""
-    logits = penalized(logits, params, recent)
-    if params.temperature == 0.0:
-        return {int(logits.argmax())}
-    x = logits.astype(np.float64) / float(np.float32(params.temperature))
-    p = np.exp(x - x.max())
-    order = np.lexsort((np.arange(len(p)), -p))
-    u = uniform(params.seed, position)
-    found = set()
-    for kept in kept_counts(p[order] / p.sum(), params):
-        ids = np.sort(order[:kept])
-        running = np.cumsum(p[ids])
-        for moved in (u - ROUNDING, u, u + ROUNDING):
-            index = int(np.searchsorted(running, moved * running[-1], side="right"))
-            found.add(int(ids[min(index, kept - 1)]))
-    return found
-
-
-def kept_counts(p: npt.NDArray[np.float64], params: Params) -> set[int]:
-    """How many of the sorted probabilities the filters may keep."""
-    counts = set()
-    for by in (-ROUNDING, 0.0, ROUNDING):
-        kept = min(params.top_k or len(p), len(p))
-        if params.top_p < 1.0:
-            reached = np.searchsorted(np.cumsum(p), params.top_p + by)
-            kept = min(kept, int(reached) + 1)
-        kept = min(kept, int((p >= params.min_p * p[0] * (1 + 10 * by)).sum()))
-        counts.add(max(kept, 1))
-    return counts
-
-
-def random_params(chance: np.random.Generator) -> Params:
-    def some(off: float, *on: float) -> float:
-        return float(chance.choice(on)) if chance.random() < 0.5 else off
-
-    return Params(
-        temperature=float(chance.choice([0.01, 0.3, 0.8, 1.0, 2.0])),
-        top_k=int(some(0, 1, 2, 5, 40, 200, 5000)),
-        top_p=some(1.0, 1e-4, 0.1, 0.5, 0.9, 0.95, 0.999),
-        min_p=some(0.0, 1e-4, 0.01, 0.05, 0.3, 1.0),
-        repetition_penalty=some(1.0, 0.5, 1.1, 2.0),
-        presence_penalty=some(0.0, -2.0, 0.4, 2.0),
-        frequency_penalty=some(0.0, -0.3, 0.3),
-        seed=int(chance.integers(2**63)),
-    )
+def draw_of(params: Params) -> Draw:
+    return small_runtime("elu").draw(**vars(params))
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "num_draws"), [(1, 30), (17, 1000), (300, 1000), (8192, 250), (32000, 100)]
+    ("vocab_size", "num_draws"),
+    [(1, 50), (17, 2000), (31, 300), (32, 300), (300, 2000), (8192, 400), (32000, 100)],
 )
-@pytest.mark.parametrize("kind", ["normal", "peaked", "ties", "flat"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_draw_equals_definition(vocab_size: int, num_draws: int, kind: str) -> None:
     chance, sure = np.random.default_rng(vocab_size), 0
     for position in range(num_draws):
-        logits = chance.normal(size=vocab_size) * {"peaked": 8.0, "flat": 0.0}.get(kind, 2.0)
-        logits = (np.round(logits) if kind == "ties" else logits).astype(np.float32)
-        params = random_params(chance)
+        logits = random_logits(chance, kind, vocab_size)
+        params, mask = random_params(chance, vocab_size), random_mask(chance, vocab_size)
         recent = chance.integers(vocab_size, size=int(chance.integers(20))).tolist()
-        wanted = allowed(logits, params, position, recent)
-        assert native(logits, params, position, recent) in wanted, (params, position)
+        wanted = allowed(logits, params, position, recent, mask)
+        assert native(logits, params, position, recent, mask) in wanted, (params, position)
         sure += len(wanted) == 1
     assert sure >= 0.8 * num_draws
 
@@ -140,6 +77,7 @@ def test_draw_equals_definition(vocab_size: int, num_draws: int, kind: str) -> N
     top_k=st.integers(0, 50),
     top_p=st.floats(0.0, 1.0, exclude_min=True),
     min_p=st.floats(0.0, 1.0),
+    typical_p=st.floats(0.0, 1.0, exclude_min=True),
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 2**62),
 )
@@ -150,10 +88,11 @@ def test_any_draw_equals_definition(
     top_k: int,
     top_p: float,
     min_p: float,
+    typical_p: float,
     seed: int,
     position: int,
 ) -> None:
-    params = Params(temperature, top_k, top_p, min_p, seed=seed)
+    params = Params(temperature, top_k, top_p, min_p, typical_p=typical_p, seed=seed)
     row = np.array(logits, np.float32) / np.float32(64)
     assert native(row, params, position) in allowed(row, params, position, [])
 
@@ -172,8 +111,34 @@ def test_any_draw_equals_definition(
 )
 def test_of_equal_tokens_the_lowest_ids_are_kept(params: Params, kept: set[int]) -> None:
     logits = np.zeros(10, np.float32)
-    drawn = {native(logits, Params(**vars(params) | {"seed": seed})) for seed in range(300)}
+    drawn = {native(logits, replace(params, seed=seed)) for seed in range(300)}
     assert drawn == kept
+
+
+@pytest.mark.parametrize(("params", "kept"), TYPICAL)
+def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[int]) -> None:
+    logits = np.log(TYPICAL_OF, dtype=np.float32)
+    assert {native(logits, replace(params, seed=seed)) for seed in range(300)} == kept
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 300])
+def test_token_that_alone_is_allowed_is_drawn(size: int, temperature: float) -> None:
+    """However unlikely; a bit beyond the last id counts for nothing."""
+    logits = np.linspace(40.0, -40.0, size, dtype=np.float32)
+    for token in {0, size // 2, size - 1}:
+        mask = mask_of([token, size], size // 32 + 1)
+        for seed in range(5):
+            assert native(logits, Params(temperature, seed=seed), mask=mask) == token
+
+
+def test_bias_moves_the_draw_and_no_other() -> None:
+    runtime = small_runtime("elu")
+    pool, greedy = runtime.empty_pool(2), runtime.draw(temperature=0.0)
+    (first,) = runtime.run(pool, [0], [0], [[1]], [greedy])
+    pool[:] = 0
+    biased = runtime.draw(temperature=0.0, logit_bias=((first, -100.0), (9, 99.0), (300, 100.0)))
+    assert runtime.run(pool, [0, 1], [0, 0], [[1], [1]], [biased, greedy]) == [9, first]
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
@@ -189,7 +154,7 @@ def test_frequencies_follow_the_probabilities(params: Params) -> None:
     """Chi-square with 16 degrees of freedom at most; 39.25 is its quantile of 99.9 %."""
     num = 20_000
     logits = np.random.default_rng(3).normal(size=17).astype(np.float32)
-    draw = Params(**vars(params) | {"seed": 11}).native()
+    draw = draw_of(replace(params, seed=11))
     counts = Counter(_native.sample(logits, draw, position, []) for position in range(num))
     p = np.exp(logits.astype(np.float64) / params.temperature)
     order = np.argsort(-p)

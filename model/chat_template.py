@@ -1,0 +1,115 @@
+"""A checkpoint's chat template: text in Jinja's language, read here and run elsewhere.
+
+It is looked for where Hugging Face's tools write it: in ``chat_template.jinja``,
+else in ``tokenizer_config.json``, as one text or as a list of named ones. Running
+it is `server.chat.renderer`'s affair: a template is code from a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from model.config import ConfigError, read_json
+
+JINJA, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+FILES = (JINJA, TOKENIZER_CONFIG)
+
+MAX_CHARS = 1 << 20
+
+#: Names of ``tokenizer_config.json`` that a template may use.
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+#: What a call begins and ends with, in `PLAIN` and in many a checkpoint's template.
+CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
+
+PLAIN = """\
+{{- bos_token }}
+{%- if tools %}
+{{- 'To use one of the tools below, answer with <tool_call>\\n{"name": NAME, ' }}
+{{- '"arguments": OBJECT}\\n</tool_call>.\\n\\n' }}
+{%- for tool in tools %}
+{{- tool.function | tojson + '\\n\\n' }}
+{%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+{%- set more = not loop.last or add_generation_prompt %}
+{%- if message.content %}
+{{- message.content | trim }}
+{{- '\\n\\n' if more or message.tool_calls }}
+{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+{{- '\\n\\n' if more or not loop.last }}
+{%- endfor %}
+{%- endfor %}
+"""
+"""The template of a checkpoint that has none: each message is a paragraph, and so is the answer."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """``source`` in Jinja's language; ``tool_use`` instead, where given, if there are tools.
+
+    ``special_tokens`` are variables of both: ``bos_token`` and others.
+    """
+
+    source: str = PLAIN
+    tool_use: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, with_tools: bool) -> str:
+        """The text that is to be rendered."""
+        return self.tool_use if with_tools and self.tool_use is not None else self.source
+
+
+def read_chat_template(folder: Path) -> ChatTemplate | None:
+    """The template in ``folder``, if it has one. Raises `ConfigError`."""
+    settings = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+    found = _file(folder / JINJA) or settings.get("chat_template")
+    if found is None:
+        return None
+    templates = {"default": found} if isinstance(found, str) else _named(found)
+    if "default" not in templates:
+        raise ConfigError(f"{TOKENIZER_CONFIG}: chat_template has none that is named 'default'")
+    for name, template in templates.items():
+        if len(template) > MAX_CHARS:
+            raise ConfigError(f"chat_template {name!r} has more than {MAX_CHARS} characters")
+    tokens = {name: _token(name, settings.get(name)) for name in SPECIAL_TOKENS}
+    return ChatTemplate(
+        templates["default"],
+        templates.get("tool_use"),
+        {name: token for name, token in tokens.items() if token is not None},
+    )
+
+
+def _file(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from error
+
+
+def _named(value: object) -> dict[str, str]:
+    """The templates of a list of ``{"name", "template"}``."""
+    templates: dict[str, str] = {}
+    for entry in value if isinstance(value, list) else [None]:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        template = entry.get("template") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ConfigError(
+                f"{TOKENIZER_CONFIG}: chat_template must be a text or a list of name and template"
+            )
+        templates[name] = template
+    return templates
+
+
+def _token(name: str, value: object) -> str | None:
+    """A special token: its name, or an object with it, or null."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{TOKENIZER_CONFIG}: {name} must be a text")
+    return value

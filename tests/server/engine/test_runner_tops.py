@@ -1,0 +1,211 @@
+"""Both runners: the most likely tokens of a place, of a draw and of a score, are the same list."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.lm import model_of
+from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
+from server.engine.state_pool import StatePool
+from server.engine.types import SamplingParams
+from tests.draws import mask_of
+from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner, needs_native
+from tests.tiny import tiny_checkpoint
+
+NAMES = ["delta", "elu", "gated", "performer", "retnet", "vq"]
+#: Of the 300 ids of the tiny models, those that stand for something.
+NUM_IDS = 290
+TEXT = tuple((7 * i * i + 3 * i) % NUM_IDS for i in range(65))
+GREEDY = SamplingParams(temperature=0.0, top_logprobs=5)
+
+
+@cache
+def made(backend: str, name: str) -> tuple[Runner, StatePool]:
+    """Since torch's takes a while to make."""
+    pool = make_pool(name, 9)
+    return make_runner(backend, pool, name, NUM_IDS), pool
+
+
+def shared(backend: str, name: str = "gated") -> tuple[Runner, StatePool]:
+    """Of `NUM_IDS`, with nine empty states."""
+    runner, pool = made(backend, name)
+    pool.blocks.fill(0)
+    return runner, pool
+
+
+@cache
+def logprobs_of(name: str) -> tuple[Tensor, float]:
+    """Of each place of `TEXT` [64, NUM_IDS], in float64, and how far float32 may be from them."""
+    checkpoint = tiny_checkpoint(name)
+    model = model_of(checkpoint.config, checkpoint.weights, torch.float64)
+    logits = model.parallel(torch.tensor([TEXT[:-1]]))[0, :, :NUM_IDS]
+    return logits.log_softmax(dim=-1), 2 * TOLERANCE * float(logits.abs().max())
+
+
+@pytest.mark.parametrize("size", [1, 16, 64])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tops_of_a_score_are_the_largest(backend: str, name: str, size: int) -> None:
+    """In order, each with its own number, whatever followed."""
+    wanted, bound = logprobs_of(name)
+    runner, _ = shared(backend, name)
+    found = runner.score(Feed(0, 0, TEXT[:size]), TEXT[size], 20)
+    assert len(found) == size
+    for row, (logprob, top), token in zip(wanted, found, TEXT[1:], strict=False):
+        ids, values = [id for id, _ in top], [value for _, value in top]
+        assert len(set(ids)) == 20
+        assert values == sorted(values, reverse=True)
+        assert np.abs(row[ids].numpy() - values).max() <= bound
+        assert abs(row.sort(descending=True).values[:20].numpy() - values).max() <= bound
+        assert dict(top).get(token, logprob) == logprob
+
+
+@needs_native
+@pytest.mark.parametrize("name", NAMES)
+def test_native_equals_torch(name: str) -> None:
+    _, bound = logprobs_of(name)
+    native, by_torch = (
+        shared(backend, name)[0].score(Feed(0, 0, TEXT[:64]), TEXT[64], 20)
+        for backend in ("native", "torch")
+    )
+    for (_, mine), (_, theirs) in zip(native, by_torch, strict=True):
+        both = dict(mine).keys() & dict(theirs).keys()
+        assert len(both) >= 18
+        assert all(abs(dict(mine)[id] - dict(theirs)[id]) <= 2 * bound for id in both)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5, 20])
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fewer_are_the_first_of_more(backend: str, size: int, num_top: int) -> None:
+    runner, _ = shared(backend)
+    more = runner.score(Feed(0, 0, TEXT[:size]), TEXT[size], 20)
+    fewer = runner.score(Feed(1, 0, TEXT[:size]), TEXT[size], num_top)
+    assert fewer == [(logprob, top[:num_top]) for logprob, top in more]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 2.0},
+        {"temperature": 1.0, "top_k": 2, "typical_p": 0.5},
+        {"repetition_penalty": 100.0, "presence_penalty": 2.0},
+        {"logit_bias": ((8, 100.0), (9, -100.0))},
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tops_of_a_draw_are_those_of_the_score(
+    backend: str, name: str, masked: bool, params: dict[str, Any]
+) -> None:
+    """To the bit, of what the model says: nothing that the draw asks for moves them."""
+    runner, _ = shared(backend, name)
+    mask = mask_of(range(5, 200, 3), 10) if masked else None
+    for slot, size in enumerate((1, 64)):
+        draw = runner.prepare(replace(GREEDY, **params))
+        feed = Feed(slot, 0, TEXT[:size], draw, TEXT[:size], mask)
+        (token,), (logprob,), (top,) = runner.run([feed]), runner.logprobs(), runner.top_logprobs()
+        (*_, wanted) = runner.score(Feed(2 + slot, 0, TEXT[:size]), token, 5)
+        assert (logprob, top) == wanted
+        assert len(top) == 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_most_likely_token_has_the_first_number(backend: str, name: str) -> None:
+    runner, _ = shared(backend, name)
+    (token,) = runner.run([Feed(0, 0, TEXT[:64], runner.prepare(GREEDY))])
+    assert runner.top_logprobs()[0][0] == (token, runner.logprobs()[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_row_gets_as_many_as_it_asks_for(backend: str) -> None:
+    """In company, and the number of the token where that alone is asked for, or none."""
+    runner, pool = shared(backend)
+    asked: list[dict[str, Any]] = [
+        {"top_logprobs": 3},
+        {"top_logprobs": None},
+        {"top_logprobs": 0},
+        {"top_logprobs": 20},
+        {"top_logprobs": None, "logprob": True},
+        {"top_logprobs": 1, "logprob": True},
+    ]
+    draws = [runner.prepare(replace(GREEDY, **each)) for each in asked]
+    feeds = [Feed(i, 0, TEXT[: 16 if i % 2 else 1], draw) for i, draw in enumerate(draws)]
+    feeds.insert(2, Feed(7, 0, TEXT[:16]))
+    pool.block(8).view(np.float32).fill(math.nan)
+    feeds.append(Feed(8, 0, TEXT[:1], draws[0]))
+    tokens = runner.run(feeds)
+    logprobs, tops = runner.logprobs(), runner.top_logprobs()
+    assert [len(top) for top in tops] == [3, 0, 0, 0, 20, 0, 1, 0]
+    assert [math.isnan(each) for each in logprobs] == [
+        feed.draw is None or i in (1, 7) for i, feed in enumerate(feeds)
+    ]
+    assert (tokens[2], tokens[7]) == (NO_TOKEN, NOT_FINITE)
+    pool.blocks.fill(0)
+    for i, feed in enumerate(feeds[:7]):
+        assert runner.run([feed]) == [tokens[i]]
+        assert runner.top_logprobs() == [tops[i]]
+        assert np.array_equal(runner.logprobs(), [logprobs[i]], equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_equal_ones_the_lower_id_comes_first(backend: str) -> None:
+    """Ids with the same embedding, which is the head's as well, have the same logit."""
+    embedding = tiny_checkpoint().weights["embedding.weight"].copy()
+    likely = shared(backend)[0].score(Feed(0, 0, TEXT[:1]), 5, 1)[0].top[0][0]
+    twins = [id for id in (3, 64, 150, 289) if id != TEXT[0]]
+    embedding[twins] = embedding[likely]
+    weights = {**tiny_checkpoint().weights, "embedding.weight": embedding}
+    twinned = replace(tiny_checkpoint(), weights=weights)
+    runner = make_runner(backend, make_pool(), checkpoint=twinned)
+    best = sorted({likely, *twins})
+    for num in (2, 4, 20):
+        (found,) = runner.score(Feed(0, 0, TEXT[:1]), 5, num)
+        assert [id for id, _ in found.top][: len(best)] == best[:num]
+        assert len({value for _, value in found.top[: len(best)]}) == 1
+    assert runner.run([Feed(1, 0, TEXT[:1], runner.prepare(GREEDY))]) == best[:1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_more_than_there_are(backend: str) -> None:
+    """And no ids of padding."""
+    runner = make_runner(backend, make_pool(), num_ids=7)
+    draw = runner.prepare(replace(GREEDY, top_logprobs=20))
+    runner.run([Feed(0, 0, (1,), draw), Feed(1, 0, (2,), draw)])
+    (scored,) = runner.score(Feed(2, 0, (1,)), 3, 20)
+    for top in (*runner.top_logprobs(), scored.top):
+        assert sorted(id for id, _ in top) == list(range(7))
+        assert abs(sum(math.exp(value) for _, value in top) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_that_is_not_finite_has_none(backend: str, size: int) -> None:
+    runner, pool = shared(backend)
+    pool.block(1).view(np.float32).fill(math.nan)
+    found = runner.score(Feed(1, 0, TEXT[:size]), TEXT[size], 5)
+    assert [top for _, top in found] == [[]] * size
+    assert all(math.isnan(logprob) for logprob, _ in found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_asking_changes_neither_token_nor_state(backend: str) -> None:
+    runner, pool = shared(backend)
+    given = SamplingParams(temperature=1.5, seed=3, presence_penalty=1.0)
+    quiet, asking = runner.prepare(given), runner.prepare(replace(given, top_logprobs=20))
+    for i, token in enumerate(TEXT[:20]):
+        (first,) = runner.run([Feed(0, i, (token,), quiet, (token,))])
+        (second,) = runner.run([Feed(1, i, (token,), asking, (token,))])
+        assert first == second
+    assert pool.block(0).tobytes() == pool.block(1).tobytes()

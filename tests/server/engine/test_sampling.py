@@ -1,0 +1,51 @@
+"""What a request may ask of the draws; an error names the field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from server.engine.errors import InvalidRequest
+from server.engine.sampling import MAX_BIASED_IDS, check_params, has_filter
+from server.engine.types import SamplingParams
+
+VOCAB_SIZE = 2000
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"typical_p": 1e-9},
+        {"typical_p": 1.0},
+        {"logit_bias": ((0, -100.0), (VOCAB_SIZE - 1, 100.0))},
+        {"logit_bias": tuple((id, 0.0) for id in range(MAX_BIASED_IDS))},
+        {"top_logprobs": 0},
+        {"top_logprobs": 20},
+    ],
+)
+def test_what_is_in_range_is_taken(params: dict[str, Any]) -> None:
+    check_params(SamplingParams(**params), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *({"typical_p": value} for value in (0.0, -0.1, 1.0001, math.nan, math.inf)),
+        *({"logit_bias": ((3, value),)} for value in (100.1, -100.1, math.nan, math.inf)),
+        *({"logit_bias": ((5, 1.0), (id, 1.0))} for id in (-1, VOCAB_SIZE, 2**40, 5)),
+        {"logit_bias": tuple((id, 0.0) for id in range(MAX_BIASED_IDS + 1))},
+        *({"top_logprobs": value} for value in (-1, 21, 2**40)),
+    ],
+)
+def test_what_is_out_of_range_is_named(params: dict[str, Any]) -> None:
+    (field,) = params
+    with pytest.raises(InvalidRequest, match=f"^{field}: must ") as caught:
+        check_params(SamplingParams(**params), VOCAB_SIZE)
+    assert caught.value.param == field
+
+
+def test_typical_p_is_a_filter_and_bias_is_none() -> None:
+    assert has_filter(SamplingParams(typical_p=0.9))
+    assert not has_filter(SamplingParams(typical_p=1.0, logit_bias=((3, 1.0),), top_logprobs=3))
