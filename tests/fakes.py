@@ -9,7 +9,8 @@ make it misbehave: ``END`` at its end generates the end-of-text token at once,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +22,7 @@ from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.model_info import ModelInfo
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
+from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner, Scored
 from server.engine.sampling import has_penalty
 from server.engine.state_pool import StatePool
 from server.engine.types import Event, Request, SamplingParams
@@ -48,6 +49,7 @@ MODEL = ModelInfo(
     kv_cache_bytes_per_token=2 * 6 * 4 * 64 * 2,
     max_sessions=16,
     created_s=1_700_000_000,
+    bos_token_id=EOS,
 )
 
 
@@ -56,9 +58,22 @@ class ByteTokenizer:
 
     vocab_size = 257
     eos_token_id = EOS
+    special_ids = {"<|endoftext|>": EOS}  # noqa: RUF012 - nobody writes to it
 
-    def encode(self, text: str, /) -> list[int]:
-        return list(text.encode())
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        if not allow_special:
+            return list(text.encode())
+        pieces = [[p] if isinstance(p, int) else self.encode(p) for p in self.pieces(text)]
+        return [id for piece in pieces for id in piece]
+
+    def pieces(self, text: str) -> Iterator[str | int]:
+        first, *rest = text.split("<|endoftext|>")
+        yield first
+        for piece in rest:
+            yield from (EOS, piece)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
         return b"" if id == EOS else bytes([id])
@@ -77,8 +92,10 @@ def state_after(tokens: Iterable[int], state: bytes = bytes(STATE_BYTES)) -> byt
 class FakeRunner:
     """See `server.engine.runner.Runner`: any cut of a prompt gives the same.
 
-    A feed at another position than the state's is a ``fault``, for which the
-    engine must die: as an error of `run` it would be that of one request.
+    Where a feed does not allow the story's letter, the seed and the position choose
+    among those that it allows. A feed at another position than the state's is a
+    ``fault``, for which the engine must die: as an error of `run` it would be that
+    of one request.
     """
 
     grid: tuple[int, ...] = ()
@@ -87,6 +104,7 @@ class FakeRunner:
         self._pool = pool
         self.fault: Exception | None = None
         self._logprobs: list[float] = []
+        self._tops: list[list[tuple[int, float]]] = []
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
         return params
@@ -94,21 +112,39 @@ class FakeRunner:
     def run(self, feeds: Sequence[Feed]) -> list[int]:
         slots = [feed.slot for feed in feeds]
         assert len(set(slots)) == len(slots), slots
+        if any(feed.draw is not None and not allowed_ids(feed.allowed) for feed in feeds):
+            raise ValueError("no token is allowed")
         tokens = [self._row(feed) for feed in feeds]
-        self._logprobs = [
-            score_of(token) if token >= 0 and feed.draw.logprob else float("nan")
-            for feed, token in zip(feeds, tokens, strict=True)
-        ]
+        self._logprobs, self._tops = [math.nan] * len(feeds), [[] for _ in feeds]
+        for i, (feed, token) in enumerate(zip(feeds, tokens, strict=True)):
+            params = feed.draw
+            if token < 0 or not isinstance(params, SamplingParams):
+                continue
+            if params.logprob or params.top_logprobs is not None:
+                self._logprobs[i] = score_of(token)
+                self._tops[i] = most_likely(params.top_logprobs or 0)
         return tokens
 
     def logprobs(self) -> list[float]:
         """Those of the last run, by `score_of`."""
         return self._logprobs
 
-    def score(self, feed: Feed, following: int) -> list[float]:
+    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+        """Those of the last run, by `most_likely`."""
+        return self._tops
+
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
         """A token's is the same everywhere: see `score_of`."""
         self._feed(feed)
-        return [score_of(token) for token in (*feed.tokens[1:], following)]
+        return [
+            Scored(score_of(token), most_likely(num_top)) for token in (*feed.tokens[1:], following)
+        ]
+
+    def embed(self, feed: Feed) -> npt.NDArray[np.float64]:
+        """A token's is the same everywhere: see `embedding_of`. NaN after ``<fail``."""
+        words = self._feed(feed)
+        total = np.sum([embedding_of(token) for token in feed.tokens], axis=0)
+        return cast(npt.NDArray[np.float64], total * (math.nan if b"<fail" in words else 1.0))
 
     def _row(self, feed: Feed) -> int:
         words = self._feed(feed)
@@ -119,11 +155,12 @@ class FakeRunner:
             return NOT_FINITE
         if feed.draw is None:
             return NO_TOKEN
-        if words.endswith(b"END") and feed.tokens[-1] != EOS:
-            return EOS
         assert isinstance(feed.draw, SamplingParams)
-        position = feed.position + len(feed.tokens)
-        return STORY[(feed.draw.seed * 7 + position) % len(STORY)]
+        ids, place = allowed_ids(feed.allowed), feed.position + len(feed.tokens)
+        if words.endswith(b"END") and feed.tokens[-1] != EOS and EOS in ids:
+            return EOS
+        token = STORY[(feed.draw.seed * 7 + place) % len(STORY)]
+        return token if token in ids else ids[(feed.draw.seed * 7 + place) % len(ids)]
 
     def _feed(self, feed: Feed) -> bytes:
         """Advances the state; returns the tokens fed, after the six before them, as text."""
@@ -138,6 +175,25 @@ class FakeRunner:
 def score_of(token: int) -> float:
     """What `FakeRunner` takes for the log-probability of ``token``."""
     return -(1 + token % 8) / 4
+
+
+def most_likely(num: int) -> list[tuple[int, float]]:
+    """The first by `score_of`: 0, 8, 16 and so on."""
+    ids = sorted(range(ByteTokenizer.vocab_size), key=score_of, reverse=True)
+    return [(token, score_of(token)) for token in ids[:num]]
+
+
+def embedding_of(token: int) -> npt.NDArray[np.float64]:
+    """What `FakeRunner` takes for the last hidden state of ``token``."""
+    return np.array([1.0, token, token % 7, -token / 4])
+
+
+def allowed_ids(
+    mask: npt.NDArray[np.uint32] | None, vocab_size: int = ByteTokenizer.vocab_size
+) -> Sequence[int]:
+    """The ids that a `Feed.allowed` has, ascending; all of them where there is none."""
+    ids = range(vocab_size)
+    return ids if mask is None else [id for id in ids if mask[id // 32] >> (id % 32) & 1]
 
 
 class FakeEngine(Engine):
@@ -205,10 +261,15 @@ class Hashed(NamedTuple):
             hash, count = (hash * 31 + token + 1) % (1 << 40), count + 1
         return Hashed(hash, count)
 
-    def token(self, params: SamplingParams, vocab_size: int) -> int:
+    def token(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        allowed: npt.NDArray[np.uint32] | None = None,
+    ) -> int:
         """What is drawn next."""
-        seed = params.seed if params.temperature else 0
-        return hash((*self, seed)) % vocab_size
+        seed, ids = params.seed if params.temperature else 0, allowed_ids(allowed, vocab_size)
+        return ids[hash((*self, seed)) % len(ids)]
 
 
 class FakeRuntime:
@@ -233,10 +294,14 @@ class FakeRuntime:
         tokens: list[Sequence[int]],
         draws: list[FakeDraw | None],
         recents: list[Sequence[int] | None] | None = None,
+        allowed: list[npt.NDArray[np.uint32] | None] | None = None,
     ) -> list[int]:
         assert len(set(slots)) == len(slots), slots
         self.calls.append([len(row) for row in tokens])
-        rows = zip(slots, positions, tokens, draws, recents or [None] * len(slots), strict=True)
+        nothing = [None] * len(slots)
+        rows = zip(
+            slots, positions, tokens, draws, recents or nothing, allowed or nothing, strict=True
+        )
         return [self._row(pool[row[0]].view(np.int64), *row[1:]) for row in rows]
 
     def _row(
@@ -246,6 +311,7 @@ class FakeRuntime:
         tokens: Sequence[int],
         draw: FakeDraw | None,
         recent: Sequence[int] | None,
+        allowed: npt.NDArray[np.uint32] | None,
     ) -> int:
         if state[0] == -1:
             return -1 if draw is None else -2
@@ -258,7 +324,7 @@ class FakeRuntime:
             return -1
         assert (recent is not None) == has_penalty(draw.params)
         assert recent is None or list(recent)[-len(tokens) :] == list(tokens)[-len(recent) :]
-        return hashed.token(draw.params, self.vocab_size)
+        return hashed.token(draw.params, self.vocab_size, allowed)
 
 
 class OnGrid:
@@ -268,7 +334,8 @@ class OnGrid:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.prepare, self.logprobs, self.score = runner.prepare, runner.logprobs, runner.score
+        self.prepare, self.score, self.embed = runner.prepare, runner.score, runner.embed
+        self.logprobs, self.top_logprobs = runner.logprobs, runner.top_logprobs
 
     def run(self, feeds: Sequence[Feed]) -> list[int]:
         for feed in feeds:

@@ -13,7 +13,8 @@ from server.engine.detokenizer import Detokenizer
 from server.engine.errors import CapacityExhausted, InvalidRequest, SessionBusy
 from server.engine.live import Live
 from server.engine.replay import replay
-from server.engine.sessions import Session, SessionTable
+from server.engine.session import Session
+from server.engine.sessions import SessionTable
 from server.engine.types import SessionInfo
 from server.engine.value import (
     Deleted,

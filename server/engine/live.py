@@ -6,12 +6,15 @@ import sys
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from server.engine.detokenizer import StopStrings
 from server.engine.lifecycle import Phase, check_move
-from server.engine.runner import Draw
+from server.engine.runner import Draw, Scored
 from server.engine.sampling import has_penalty
-from server.engine.sessions import Session
-from server.engine.types import Request
+from server.engine.session import Session
+from server.engine.types import Request, Top
 from server.engine.value import Progress
 
 
@@ -21,9 +24,11 @@ class Live:
 
     ``length`` is that of the session's text before this request. ``whole`` says
     that a prompt may be cut anywhere; then a feed ends at each of ``boundaries``:
-    at those in ``cached_at`` the prefix cache takes the state of ``prompt``. ``ends`` are
-    the tokens that end it. At ``max_generated`` tokens it parks. ``scores`` are
-    the log-probabilities of the prompt's tokens, where they are wanted.
+    at those in ``cached_at`` the prefix cache takes the state of ``prompt``, which is kept
+    up to the last one. ``feeds_last`` says that the text's last token is fed with the
+    others, ``alone`` that they are no part of a batch. ``ends`` are the tokens that end
+    it. At ``max_generated`` tokens it parks. ``scores`` and ``embedding`` are those of the
+    prompt so far, ``logprob`` and ``top`` those of the last token drawn, where wanted.
     """
 
     request: Request = field(repr=False)
@@ -35,8 +40,15 @@ class Live:
     max_tokens: int = 0
     ends: frozenset[int] = frozenset()
     stop_strings: StopStrings | None = None
-    scores: list[float] | None = field(default=None, repr=False)
+    feeds_last: bool = False
+    alone: bool = False
+    scores: list[Scored] | None = field(default=None, repr=False)
+    embedding: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    wants_logprobs: bool = False
     logprob_sum: float | None = None
+    num_top: int | None = None
+    logprob: float | None = None
+    top: Top = ()
     phase: Phase = Phase.WAITING
     num_generated: int = 0
     num_in_turn: int = 0  # generated since it got its slot
@@ -56,10 +68,15 @@ class Live:
         live = cls(request, session, progress.length, whole, draw)
         live.num_generated = progress.num_generated
         if request.score:
-            live.scores = []
+            live.start_scoring()
+        else:
+            live.feeds_last = draw is not None
+        if request.embed:
+            live.embedding, live.feeds_last, live.alone = np.zeros(()), True, True
         if params is not None:
             live.penalized = has_penalty(params)
-            live.logprob_sum = 0.0 if params.logprob else None
+            live.logprob_sum, live.num_top = 0.0 if params.logprob else None, params.top_logprobs
+            live.wants_logprobs = params.logprob or params.top_logprobs is not None
             live.max_tokens = params.max_tokens
             end = () if params.ignore_eos else (eos,)
             live.ends = frozenset((*params.stop_token_ids, *end))
@@ -96,8 +113,18 @@ class Live:
             return 1
         if not self.whole:
             return session.plan
-        count = session.num_owed + (self.draw is not None)
+        count = session.num_owed + self.feeds_last
         return min(count, self.boundaries[0] - session.position) if self.boundaries else count
+
+    def start_scoring(self) -> None:
+        """From here to the end of its prompt; its last token is left for a draw."""
+        self.scores, self.alone, self.feeds_last = [], True, False
+
+    def stop_scoring(self) -> list[Scored]:
+        """It is read on with the others; what was noted so far."""
+        scores, self.scores = self.scores or [], None
+        self.alone, self.feeds_last = False, self.draw is not None
+        return scores
 
     def move(self, phase: Phase) -> None:
         """Goes to ``phase``, as the table of phases allows."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from server.engine.detokenizer import StopStrings
-from server.engine.sessions import Session
+from server.engine.session import Session
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Entry, Progress, Rewound
 
@@ -26,7 +26,7 @@ def replay(
     past: list[Entry] = []
     for entry in entries:
         if isinstance(entry, Rewound):
-            past = _until(past, entry.value.length)
+            past = [*_until(past, entry.value.length), entry]
             session.epoch = entry.value.epoch
         else:
             past.append(entry)
@@ -55,17 +55,20 @@ def _apply(
             if stops is not None:
                 stops.push(text)
             session.hold(entry.token_id)
+            if session.constraint is not None:
+                session.constraint.tokens.append(entry.token_id)
             num_generated += 1
         elif isinstance(entry, Accepted):
             progress, num_generated = Progress(entry.request, entry.length), 0
             stops = _stop_strings(progress)
-            if entry.request.tokens:
-                session.detokenizer.flush()
-            if entry.tokens:
-                session.extend(entry.tokens)
+            session.begin(entry.request, entry.tokens)
         elif isinstance(entry, Finished):
             session.cut(entry.position)  # shorter where it was cancelled within its prompt
             progress = None
+            if entry.grammar_ended:
+                session.constraint = None
+        elif isinstance(entry, Rewound):
+            session.write_on(entry.value)
     if progress is None:
         return None
     withheld = stops.withheld if stops is not None else ""
@@ -87,11 +90,21 @@ def _until(entries: Sequence[Entry], length: int) -> list[Entry]:
         if isinstance(entry, Accepted):
             if entry.length >= length:
                 break
-            kept.append(entry._replace(tokens=entry.tokens[: length - entry.length]))
+            kept.append(_cut(entry, length - entry.length))
         elif isinstance(entry, TokenEvent):
             if entry.position >= length:
                 break
             kept.append(entry)
         elif isinstance(entry, Finished):
             kept.append(replace(entry, position=min(entry.position, length)))
+        elif isinstance(entry, Rewound):
+            kept.append(entry)
     return kept
+
+
+def _cut(entry: Accepted, num_tokens: int) -> Accepted:
+    """Within its prompt nothing was to be generated yet, and so under no grammar."""
+    if num_tokens >= len(entry.tokens):
+        return entry
+    request = replace(entry.request, sampling=None)
+    return entry._replace(request=request, tokens=entry.tokens[:num_tokens])

@@ -7,27 +7,21 @@ runner that fails has changed nothing, and is repeated row by row.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from dataclasses import replace
+from collections import Counter
 
-from server.engine.errors import CapacityExhausted, EngineError, OutOfMemory
+from server.engine.constraint import Matchers
+from server.engine.endings import Endings
+from server.engine.errors import CapacityExhausted, OutOfMemory
 from server.engine.keeper import Keeper
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
-from server.engine.prefix_cache import PrefixCache, boundaries
+from server.engine.prompts import Prompts, branches
+from server.engine.rows import note_logprobs, read, row
 from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
-from server.engine.sampling import MAX_SEED, PENALTY_WINDOW
 from server.engine.scheduler import Scheduler
-from server.engine.sessions import Session, SessionTable
-from server.engine.types import (
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    Started,
-    TokenEvent,
-    Usage,
-)
+from server.engine.session import Session
+from server.engine.sessions import SessionTable
+from server.engine.types import Event, Failed, Scored, Started, TokenEvent
 from server.engine.value import Progress
 
 logger = logging.getLogger("everstream.engine")
@@ -48,30 +42,32 @@ class Round:
         scheduler: Scheduler[Live],
         sessions: SessionTable,
         keeper: Keeper,
-        prefixes: PrefixCache | None,
+        prompts: Prompts,
         live: dict[str, Live],
         eos_token_id: int,
+        matchers: Matchers,
     ) -> None:
         self.events: list[Event] = []
-        self.cancelled: dict[Live, None] = {}
-        self.num_prompt = self.num_completion = self.num_preempted = 0
+        self.endings = Endings(self.events, scheduler, sessions, keeper, live)
+        self.num_completion = self.num_preempted = 0
         self.usage: Counter[str] = Counter()
         self._runner, self._scheduler = runner, scheduler
         self._max_running, self._num_calm = scheduler.max_running, 0
         self._sessions, self._keeper = sessions, keeper
-        self._prefixes, self._live = prefixes, live
-        self._eos_token_id = eos_token_id
+        self._prompts, self._live = prompts, live
+        self._eos_token_id, self._matchers = eos_token_id, matchers
 
     def play(self, now: float) -> list[Event]:
         """Cancels, admits, and runs one token or one chunk of each request; what happened."""
-        for live in list(self.cancelled):
-            self._finish(live, "cancelled", now)
+        for live in list(self.endings.cancelled):
+            self.endings.finish(live, "cancelled", now)
         self._admit(now)
         if plan := self._scheduler.plan():
             self._run(plan, now)
         if self._scheduler.max_running < self._max_running:
             self._grow()
-        events, self.events = self.events, []
+        events = self.events.copy()
+        self.events.clear()
         return events
 
     def live_of(self, progress: Progress, session: Session) -> Live:
@@ -87,27 +83,11 @@ class Round:
         self._live[live.request.request_id] = live
         self._scheduler.add(live)
 
-    def expect(self, live: Live, prompt: tuple[int, ...]) -> None:
-        """Notes where the prompt of an empty session will be worth keeping, or be copied."""
-        if live.scores is not None:
-            return
-        if self._prefixes is not None:
-            live.cached_at = boundaries(len(prompt), self._runner.grid)
-        copied_at = (len(prompt) - 1,) if live.request.num_choices > 1 else ()
-        places = {*live.cached_at, *copied_at}
-        live.boundaries = deque(sorted(place for place in places if place))
-        live.prompt = prompt if live.cached_at else ()
-
     def park(self, live: Live) -> None:
         """Takes the request out of its turn; the slot is for whoever needs it."""
         self._scheduler.remove(live)
         live.move(Phase.PARKED)
         self._sessions.release(live.session)
-
-    def fail(self, live: Live, error: EngineError) -> None:
-        """Takes the request out, wherever it is; what it has done is as if it had not been."""
-        self._drop(live)
-        self.events.extend(Failed(id, error) for id in live.request.ids)
 
     # Who runs
 
@@ -144,23 +124,33 @@ class Round:
         session = live.session
         place = (live.length, session.epoch, session.seq)
         self.events.append(Started(live.request.request_id, session.id, *place))
-        if live.prompt:
-            self._skip_cached(live)
+        self._prompts.skip_cached(live)
 
     # What it computes
 
     def _run(self, plan: list[tuple[Live, int]], now: float) -> None:
-        rows = [(live, self._feed(live, count)) for live, count in plan if live.scores is None]
-        for (live, feed), token in zip(rows, self._tokens(rows, now), strict=True):
+        rows: list[tuple[Live, Feed]] = []
+        alone: list[tuple[Live, Feed]] = []
+        for live, count in plan:
+            try:
+                feed = row(live, count, self._matchers)
+            except Exception:  # of a matcher
+                self._break_off(live, now)
+            else:
+                (alone if live.alone else rows).append((live, feed))
+        self._follow(rows, self._tokens(rows, now), now)
+        for live, feed in alone:
+            if live.phase is Phase.RUNNING:
+                try:
+                    self._fed(live, feed, read(self._runner, live, feed), now)
+                except Exception:
+                    self._break_off(live, now)
+
+    def _follow(self, rows: list[tuple[Live, Feed]], tokens: list[int], now: float) -> None:
+        for (live, feed), token in zip(rows, tokens, strict=True):
             if live.phase is Phase.RUNNING:
                 try:
                     self._fed(live, feed, token, now)
-                except Exception:
-                    self._break_off(live, now)
-        for live, count in plan:
-            if live.scores is not None and live.phase is Phase.RUNNING:
-                try:
-                    self._score(live, count, now)
                 except Exception:
                     self._break_off(live, now)
 
@@ -176,7 +166,8 @@ class Round:
             return []
         except Exception:
             return [self._token(live, feed, now) for live, feed in rows]
-        self._add_logprobs(rows)
+        if any(live.wants_logprobs for live, _ in rows):
+            note_logprobs(self._runner, [live for live, _ in rows])
         return tokens
 
     def _token(self, live: Live, feed: Feed, now: float) -> int:
@@ -185,19 +176,14 @@ class Round:
         except Exception:
             self._break_off(live, now)
             return NO_TOKEN
-        self._add_logprobs([(live, feed)])
+        if live.wants_logprobs:
+            note_logprobs(self._runner, [live])
         return token
-
-    def _add_logprobs(self, rows: list[tuple[Live, Feed]]) -> None:
-        if any(live.logprob_sum is not None for live, _ in rows):
-            for (live, _), logprob in zip(rows, self._runner.logprobs(), strict=True):
-                if live.logprob_sum is not None and logprob == logprob:  # a token was drawn
-                    live.logprob_sum += logprob
 
     def _break_off(self, live: Live, now: float) -> None:
         logger.exception("a request failed", extra={"request_id": live.request.request_id})  # noqa: LOG004 - the callers are handlers
         if live.phase is not Phase.FINISHED:
-            self._finish(live, "error", now, OWN_ERROR)
+            self.endings.finish(live, "error", now, OWN_ERROR)
 
     def _shrink(self, now: float) -> None:
         """Fewer at once from now on, and the newest one goes; the others lose nothing."""
@@ -207,7 +193,7 @@ class Round:
         live = next(live for live in reversed(self._live.values()) if live in running)
         logger.error("out of memory; at most %d requests at once now", len(running) - 1)
         num_events = len(self.events)
-        self._finish(live, "cancelled", now)
+        self.endings.finish(live, "cancelled", now)
         self.events[num_events:] = [Failed(id, OutOfMemory()) for id in live.request.ids]
 
     def _grow(self) -> None:
@@ -217,27 +203,6 @@ class Round:
             self._num_calm = 0
             self._scheduler.max_running += 1
 
-    def _feed(self, live: Live, count: int) -> Feed:
-        session = live.session
-        slot, pending = session.slot, session.pending
-        assert slot is not None and pending is not None, session
-        tokens = session.next(count) if session.num_owed else [pending]
-        draw = live.draw if count > session.num_owed else None
-        recent = None
-        if live.penalized and draw is not None:
-            recent = [*session.recent, *tokens][-PENALTY_WINDOW:]
-        return Feed(slot, session.position, tokens, draw, recent)
-
-    def _score(self, live: Live, count: int, now: float) -> None:
-        """Feeds a chunk of a prompt and notes how probable its tokens were."""
-        assert live.scores is not None
-        session = live.session
-        feed = self._feed(live, count)
-        scores = self._runner.score(feed, session.next(count + 1)[-1])
-        live.scores += scores[max(0, live.length - session.position - 1) :]
-        finite = all(score == score for score in scores)
-        self._fed(live, feed, NO_TOKEN if finite else NOT_FINITE, now)
-
     # What comes of it
 
     def _fed(self, live: Live, feed: Feed, token: int, now: float) -> None:
@@ -245,9 +210,9 @@ class Round:
         session.advance(feed.tokens)
         self.usage[live.owner] += len(feed.tokens)
         if live.boundaries and live.boundaries[0] <= session.position:
-            self._reach_boundary(live)
+            self._prompts.reach_boundary(live)
         if token == NOT_FINITE:
-            self._finish(live, "error", now, NOT_FINITE_ERROR)
+            self.endings.finish(live, "error", now, NOT_FINITE_ERROR)
             return
         if token >= 0:
             self._generated(live, token, now)
@@ -258,13 +223,38 @@ class Round:
 
     def _prompt_is_fed(self, live: Live, now: float) -> None:
         """All but the last token of the text, which a generation feeds next."""
-        if live.draw is None:
-            self._finish(live, None, now)
-        elif live.request.num_choices > 1:
+        request, session = live.request, live.session
+        if live.draw is not None and live.scores is not None:
+            self.events.append(_scored(live))
+        if request.num_branches > 1 or request.continuations:
             self._branch(live, now)
+        is_read = live.embedding is None or session.pending is None
+        if live.draw is None and is_read and not session.num_owed:
+            self.endings.finish(live, None, now)
+
+    def _branch(self, live: Live, now: float) -> None:
+        """Each branch but the first goes on from a copy of the session as it is now."""
+        session = live.session
+        first, *others = branches(live.request)
+        state = self._sessions.state_of(session)
+        for request in others:
+            try:
+                copy = self._keeper.copy(session, state, now)
+            except CapacityExhausted as error:
+                self.events.append(Failed(request.request_id, error))
+                continue
+            self._sessions.begin(copy, self.live_of(Progress(request, copy.length), copy))
+            copy.begin(request, request.tokens)
+            self.start(copy)
+        live.request = first
+        session.begin(first, first.tokens)
+        if first.score and first.sampling is None:
+            live.start_scoring()
 
     def _generated(self, live: Live, token: int, now: float) -> None:
-        session, stops, met = live.session, live.stop_strings, False
+        session, stops, met, ended = live.session, live.stop_strings, False, False
+        if session.constraint is not None:
+            ended = session.constraint.accept(token, self._eos_token_id, self._matchers)
         text = session.detokenizer.push(token)
         if stops is not None:
             text, met = stops.push(text)
@@ -275,119 +265,26 @@ class Round:
         self.num_completion += 1
         request_id, position = live.request.request_id, session.position
         event = TokenEvent(request_id, session.seq, position, token, text)
+        if live.num_top is not None:
+            event = event._replace(logprob=live.logprob, top=live.top)
         self.events.append(event)
         if session.keep:
             session.log_index += 1
             self._keeper.records.append((session.id, event))
-        if met or token in live.ends:
-            self._finish(live, "stop", now, drop_held=met)
+        if met or ended or token in live.ends:
+            self.endings.finish(live, "stop", now, drop_held=met, grammar_ended=ended)
         elif live.num_generated == live.max_tokens:
-            self._finish(live, "length", now)
+            self.endings.finish(live, "length", now)
         elif live.num_generated >= live.max_generated:
             self.park(live)
             self._sessions.rest(session, now)
 
-    def _finish(
-        self,
-        live: Live,
-        reason: FinishReason | None,
-        now: float,
-        error: str | None = None,
-        drop_held: bool = False,
-    ) -> None:
-        """Takes the request out, wherever it is, and lets its session go idle or close.
 
-        A state that an error has touched cannot be trusted: the session leaves
-        without being saved, and a store goes on from what it has.
-        """
-        request, session = live.request, live.session
-        self._drop(live)
-        text = live.stop_strings.flush() if live.stop_strings and not drop_held else ""
-        if not session.keep and not drop_held:
-            text += session.detokenizer.flush()
-        if request.sampling is not None:
-            session.seq += 1
-        within_prompt = session.num_owed or not live.started
-        if within_prompt and not live.num_generated:  # a restored one may owe what it generated
-            begun = session.position >= max(live.length, 1)
-            session.cut(session.position + 1 if begun else live.length)
-        usage = Usage(session.length - live.length - live.num_generated, live.num_generated)
-        self.num_prompt += usage.prompt_tokens
-        finished = Finished(
-            request.request_id,
-            session.id if session.keep else None,
-            session.seq,
-            session.length,
-            text,
-            reason,
-            usage,
-            error,
-            None if live.scores is None else tuple(live.scores),
-            live.logprob_sum,
-        )
-        self.events.append(finished)
-        for choice in request.ids[1:]:  # it ends before they began
-            self.events.append(replace(finished, request_id=choice, usage=Usage(0, 0)))
-        session.log_index += 1
-        self._keeper.record(session, finished)
-        if reason == "error":
-            self._sessions.close(session)
-        else:
-            self._sessions.end(session, now)
-
-    def _drop(self, live: Live) -> None:
-        """The request is live no more; its session is left to the caller."""
-        if not live.parked:
-            self._scheduler.remove(live)
-        live.move(Phase.FINISHED)
-        live.session.live = None
-        del self._live[live.request.request_id]
-        self.cancelled.pop(live, None)
-
-    # Prompts that are fed once for several requests
-
-    def _skip_cached(self, live: Live) -> None:
-        """Takes the state of the longest prefix that is known, instead of feeding it."""
-        if self._prefixes is None:
-            return
-        hit = self._prefixes.lookup(live.request.owner, live.prompt)
-        if hit is None:
-            return
-        session = live.session
-        self._sessions.put(session, hit.block)
-        session.advance(live.prompt[: hit.num_tokens])
-        while live.boundaries and live.boundaries[0] <= session.position:
-            live.boundaries.popleft()
-
-    def _reach_boundary(self, live: Live) -> None:
-        session = live.session
-        place = live.boundaries.popleft()
-        if place != session.position or place not in live.cached_at:
-            return
-        state = self._sessions.state_of(session)
-        assert state is not None and self._prefixes is not None
-        if self._sessions.is_finite(state):
-            self._prefixes.insert(live.request.owner, live.prompt[: session.position], state)
-
-    def _branch(self, live: Live, now: float) -> None:
-        """Each choice but the first goes on from a copy of the session as it is now."""
-        request, session = live.request, live.session
-        num_choices, params = request.num_choices, request.sampling
-        assert params is not None
-        live.request = replace(request, num_choices=1)
-        state = self._sessions.state_of(session)
-        for index in range(1, num_choices):
-            seed = (params.seed + index) & MAX_SEED
-            choice = replace(
-                live.request,
-                request_id=f"{request.request_id}/{index}",
-                sampling=replace(params, seed=seed),
-                tokens=(),
-            )
-            try:
-                copy = self._keeper.copy(session, state, now)
-            except CapacityExhausted as error:
-                self.events.append(Failed(choice.request_id, error))
-                continue
-            self._sessions.begin(copy, self.live_of(Progress(choice, copy.length), copy))
-            self.start(copy)
+def _scored(live: Live) -> Scored:
+    """How likely the prompt was of a request that generates from now on."""
+    request, tokens = live.request, live.prompt
+    live.prompt, scores = (), live.stop_scoring()
+    first = [None] * (len(tokens) - len(scores))
+    logprobs = (*first, *(score.logprob for score in scores))
+    tops = (*(() for _ in first), *(tuple(score.top) for score in scores))
+    return Scored(request.request_id, tokens, logprobs, tops)

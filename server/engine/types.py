@@ -13,6 +13,9 @@ from server.engine.errors import EngineError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
+#: The most probable tokens at one place, best first: ids and natural logarithms.
+Top = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -22,8 +25,12 @@ class SamplingParams:
     off, and so are ``repetition_penalty`` 1 (Keskar et al. 2019, section 4.1),
     ``presence_penalty`` 0 and ``frequency_penalty`` 0 (OpenAI's). Penalties look
     at the last `server.engine.sampling.PENALTY_WINDOW` tokens. The draw at a
-    position depends on ``seed`` and that position alone. ``logprob`` asks for the
-    log-probability of each drawn token, before all of these.
+    position depends on ``seed`` and that position alone. ``typical_p`` 1 is off
+    (Meister et al. 2023). ``logit_bias`` is added to the logits of those token ids.
+    ``logprob`` asks for the log-probability of each drawn token, before all of
+    these; ``top_logprobs`` for that in each event, and for so many of the most
+    probable tokens, None for neither. Nothing but what ``grammar`` (in
+    llguidance's form, checked before) accepts is drawn.
     """
 
     temperature: float = 1.0
@@ -39,6 +46,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprob: bool = False
+    typical_p: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +62,15 @@ class Request:
     model's start token first, as text is; token ids can be taken as they are.
     ``key`` is the client's own name for this piece of work: what comes twice
     under one key, from one owner, is done once. ``score`` asks for the
-    log-probability of each token fed. ``num_choices`` continuations are drawn,
-    with seeds that count up; the prompt is fed once, and those after the first
-    have ``/1``, ``/2`` ... behind the request's id.
+    log-probability of each token fed, and ``num_top`` for the most probable ones in
+    its place; beside ``sampling`` they come in `Scored`. ``num_choices``
+    continuations are drawn, with seeds that count up; the prompt is fed once, and
+    those after the first have ``/1``, ``/2`` ... behind the request's id. Each of
+    ``continuations``, instead of drawing any, is fed to a copy of the session and
+    scored; these have the same ids, and the session is not kept. ``embed`` asks
+    for the mean of the fed tokens' hidden states. A ``note`` is kept beside the key
+    for as long as the session is. One that is ``unattended`` does not park where
+    nobody reads it.
     """
 
     request_id: str
@@ -66,11 +83,21 @@ class Request:
     key: str | None = None
     score: bool = False
     num_choices: int = 1
+    num_top: int = 0
+    continuations: tuple[tuple[int, ...], ...] = ()
+    embed: bool = False
+    note: str | None = None
+    unattended: bool = False
+
+    @property
+    def num_branches(self) -> int:
+        """Choices or continuations, or one."""
+        return len(self.continuations) or self.num_choices
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Under which the events of all choices come."""
-        others = (f"{self.request_id}/{index}" for index in range(1, self.num_choices))
+        """Under which the events of all of them come."""
+        others = (f"{self.request_id}/{index}" for index in range(1, self.num_branches))
         return (self.request_id, *others)
 
 
@@ -101,7 +128,9 @@ class TokenEvent(NamedTuple):
 
     ``seq`` numbers the session's generated events from 1 for as long as the
     session lives. ``text`` is what became safe to show: whole characters, and
-    never a part of a stop string; often empty.
+    never a part of a stop string; often empty. ``logprob`` and ``top`` are there
+    where `SamplingParams.top_logprobs` asked for them: they come before bias,
+    penalties, temperature, filters and grammar.
     """
 
     request_id: str
@@ -109,6 +138,21 @@ class TokenEvent(NamedTuple):
     position: int
     token_id: int
     text: str
+    logprob: float | None = None
+    top: Top = ()
+
+
+class Scored(NamedTuple):
+    """How likely a prompt was that is generated from: comes before its first token.
+
+    ``token_ids`` are the tokens fed, a start token included. ``logprobs`` and
+    ``tops`` have as many entries; the first token of a text has None and ().
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    tops: tuple[Top, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +163,11 @@ class Finished:
     None for a request that only fed tokens. ``seq`` goes on from the tokens.
     ``position`` is the session's length after it. ``logprobs`` has the natural
     logarithm of each fed token's probability, where the request asked for it;
-    the first token of a text has none. ``logprob_sum`` adds up those of the
-    generated tokens, where `SamplingParams.logprob` asked for them.
+    the first token of a text has none; ``tops`` has as many entries, where
+    `Request.num_top` asked for any. ``logprob_sum`` adds up those of the generated
+    tokens, where `SamplingParams.logprob` asked for them. ``embedding`` is the mean
+    over the fed tokens of the hidden state after the last norm. ``grammar_ended``
+    says that the text that a grammar asks for is complete.
     """
 
     request_id: str
@@ -133,6 +180,9 @@ class Finished:
     error: str | None = None
     logprobs: tuple[float, ...] | None = None
     logprob_sum: float | None = None
+    tops: tuple[Top, ...] | None = None
+    embedding: tuple[float, ...] | None = None
+    grammar_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +204,7 @@ class Failed:
     error: EngineError
 
 
-Event = Started | TokenEvent | Finished | Migrated | Failed
+Event = Started | Scored | TokenEvent | Finished | Migrated | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,13 @@ class Segment(NamedTuple):
     plan: int
 
 
+class Constraint(NamedTuple):
+    """The grammar that the text follows, and the tokens that were generated under it."""
+
+    grammar: str
+    tokens: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A request that has not finished.
@@ -63,7 +70,7 @@ class SessionValue:
     then ``pending``, the text's last token. ``recent`` are the last tokens that
     the state has seen, for penalties, ``undecoded`` the bytes of an unfinished
     character. ``seq`` numbers the events sent, ``log_index`` the log's entries.
-    ``state`` None is the empty one.
+    ``constraint`` is one whose text has not ended. ``state`` None is the empty one.
     """
 
     id: str
@@ -78,6 +85,7 @@ class SessionValue:
     undecoded: bytes = b""
     progress: Progress | None = None
     state: StateBlock | None = None
+    constraint: Constraint | None = None
 
     @property
     def length(self) -> int:

@@ -47,7 +47,8 @@ class Keyed:
     """The request that came under a client's key, and how it ended, once it has.
 
     The session had ``first_seq`` events and ``length`` tokens before it;
-    ``is_append`` where it only fed tokens.
+    ``is_append`` where it only fed tokens. ``note`` is the request's, as long as
+    there is its session.
     """
 
     session: str
@@ -56,6 +57,7 @@ class Keyed:
     length: int
     finished: Finished | None
     is_append: bool
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

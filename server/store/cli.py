@@ -104,7 +104,7 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
     from model.tokenizer import Tokenizer, TokenizerError
     from server.engine.detokenizer import Detokenizer
     from server.engine.replay import replay
-    from server.engine.sessions import Session
+    from server.engine.session import Session
 
     try:
         tokenizer = Tokenizer.load(locate(model) / "tokenizer.json")

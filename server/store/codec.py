@@ -66,9 +66,17 @@ _BY_TAG = {tag: kind for kind, tag in _TAGS.items()}
 
 def pack_entry(entry: Entry, running: str | None) -> Sequence[object]:
     """``entry`` for `encode`; a token does without its request's id where that is ``running``."""
-    if isinstance(entry, TokenEvent) and entry.request_id == running:
-        return entry[1:]
+    if isinstance(entry, TokenEvent):
+        fields = pack_token(entry)
+        if entry.request_id == running:
+            return fields
+        return _TAGS[TokenEvent], (entry.request_id, *fields)
     return _TAGS[type(entry)], (entry if isinstance(entry, Finished) else tuple(entry))
+
+
+def pack_token(entry: TokenEvent) -> tuple[object, ...]:
+    """A token of the request that runs: most are without probabilities, and short."""
+    return entry[1:5] if entry[5] is None else entry[1:]
 
 
 def unpack_entry(data: Any, running: str | None) -> Entry:
@@ -76,7 +84,7 @@ def unpack_entry(data: Any, running: str | None) -> Entry:
     if not isinstance(data, list):
         raise Malformed(f"an entry must be a list: {data!r}")
     if len(data) != 2:
-        return TokenEvent(running or "", *data)
+        return _token(running or "", data)
     tag, fields = data
     if tag not in _BY_TAG:
         raise Malformed(f"no entry is called {tag!r}")
@@ -88,7 +96,7 @@ def pack_entries(entries: Sequence[Entry], running: str | None) -> bytes:
     packed: list[object] = []
     for entry in entries:
         if type(entry) is TokenEvent and entry.request_id == running:
-            packed.append(entry[1:])
+            packed.append(pack_token(entry))
         else:
             packed.append(pack_entry(entry, running))
             running = running_after(entry, running)
@@ -121,6 +129,12 @@ def running_after(entry: Entry, running: str | None) -> str | None:
     return running
 
 
+def _token(request_id: str, fields: list[Any]) -> TokenEvent:
+    if len(fields) == 4:
+        return TokenEvent(request_id, *fields)
+    return build(TokenEvent, [request_id, *fields])
+
+
 def _plain(value: object) -> object:
     """What orjson does not know by itself."""
     if isinstance(value, tuple):
@@ -140,6 +154,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return _ints
     if origin is tuple and args[-1:] == (Ellipsis,):
         return lambda data: tuple(map(_reader(args[0]), _typed(data, list)))
+    if origin is tuple:
+        return lambda data: _pair(data, args)
     if origin in (typing.Union, types.UnionType):
         (inner,) = (arg for arg in args if arg is not type(None))
         return lambda data: None if data is None else _reader(inner)(data)
@@ -200,6 +216,12 @@ def _ints(data: Any) -> tuple[int, ...]:
     if not set(map(type, _typed(data, list))) <= {int}:
         raise Malformed("not a list of integers")
     return tuple(data)
+
+
+def _pair(data: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(_typed(data, list)) != len(kinds):
+        raise Malformed(f"{data!r} has not {len(kinds)} elements")
+    return tuple(_reader(kind)(at) for kind, at in zip(kinds, data, strict=True))
 
 
 def _one_of(data: Any, choices: tuple[Any, ...]) -> Any:

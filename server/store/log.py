@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewound, Saved
-from server.store.codec import decode_json, encode, pack_entry, running_after, unpack_entry
+from server.store.codec import (
+    decode_json,
+    encode,
+    pack_entry,
+    pack_token,
+    running_after,
+    unpack_entry,
+)
 from server.store.database import Database
 from server.store.errors import StoreLost
 from server.store.heads import Head
@@ -293,7 +300,7 @@ def _packed(steps: Sequence[Step]) -> bytes | None:
     for head, entry, kept in steps:
         now = running.get(head, head.running) if running else head.running
         if type(entry) is TokenEvent and entry.request_id == now:
-            rows.append((head.key, entry[1:]))
+            rows.append((head.key, pack_token(entry)))
         elif not isinstance(entry, Saved):
             packed = pack_entry(entry, now)
             rows.append((head.key, packed) if kept is None else (head.key, packed, kept))

@@ -60,6 +60,7 @@ class _Kept:
     is_away: bool = False
     num_dropped: int = 0
     num_tokens: int = 0
+    num_noted_bytes: int = 0
     entries: list[Entry] = field(default_factory=list)
     snapshots: list[_Snapshot] = field(default_factory=list)
 
@@ -103,7 +104,8 @@ class _Kept:
     def num_bytes(self) -> int:
         """About what the session takes up; a state that several share counts for each."""
         states = (each.value.state for each in self.snapshots)
-        return ENTRY_BYTES * self.num_tokens + sum(state.data.nbytes for state in states if state)
+        num_bytes = ENTRY_BYTES * self.num_tokens + self.num_noted_bytes
+        return num_bytes + sum(state.data.nbytes for state in states if state)
 
 
 class MemoryStore:
@@ -130,6 +132,7 @@ class MemoryStore:
         self._sessions: dict[str, _Kept] = {}
         self._keys: dict[tuple[str, str], Keyed] = {}
         self._open_keys: dict[str, tuple[str, str]] = {}
+        self._noted: dict[str, list[tuple[str, str]]] = {}
         self._now_s = 0.0
         self._num_saved = self._num_saved_bytes = 0
         self._next_bound_bytes = max_state_bytes
@@ -191,19 +194,19 @@ class MemoryStore:
         due = now_s - self._retention_s
         for id, kept in list(self._sessions.items()):
             if kept.is_away and kept.used_s <= due and kept.running is None:
-                del self._sessions[id]
+                self._delete(id)
 
     def close(self) -> None:
         """See `server.store.base.Store.close`."""
         self._sessions.clear()
         self._keys.clear()
+        self._noted.clear()
 
     # Records
 
     def _apply(self, id: str, entry: Entry) -> None:
         if isinstance(entry, Deleted):
-            self._sessions.pop(id, None)
-            self._open_keys.pop(id, None)
+            self._delete(id)
             return
         if isinstance(entry, Opened):
             new = entry.value
@@ -224,12 +227,23 @@ class MemoryStore:
         """Keys outlive their sessions: what was done is not done again."""
         request = entry.request
         self._keys.pop(name, None)
+        is_append, note = request.sampling is None, request.note
         self._keys[name] = Keyed(
-            id, request.request_id, entry.seq, entry.length, None, request.sampling is None
+            id, request.request_id, entry.seq, entry.length, None, is_append, note
         )
         self._open_keys[id] = name
+        if note is not None:
+            self._noted.setdefault(id, []).append(name)
+            self._sessions[id].num_noted_bytes += len(note)
         if len(self._keys) > MAX_KEYS:
             del self._keys[next(iter(self._keys))]
+
+    def _delete(self, id: str) -> None:
+        self._sessions.pop(id, None)
+        self._open_keys.pop(id, None)
+        for name in self._noted.pop(id, ()):
+            if name in self._keys:
+                self._keys[name] = replace(self._keys[name], note=None)
 
     def _end_key(self, id: str, entry: Finished) -> None:
         name = self._open_keys.pop(id, None)

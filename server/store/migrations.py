@@ -80,6 +80,10 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX request_key_session ON request_key (session);
     CREATE INDEX request_key_gone ON request_key (gone_s) WHERE gone_s IS NOT NULL;
     """,
+    """
+    -- What came with the request to be kept beside its key, for as long as its session.
+    ALTER TABLE request_key ADD COLUMN note TEXT;
+    """,
 )
 
 

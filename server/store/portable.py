@@ -19,7 +19,9 @@ from server.store.errors import ImportRefused, SnapshotBroken
 from server.store.files import Chunk
 from server.store.state_file import check_identity, check_sum, checksum, labels, pack, unpack
 
-FORMAT = "everstream-session-1"
+FORMAT = "everstream-session-2"
+#: Those that can be read: in the first one a session had no constraint.
+FORMATS = ("everstream-session-1", FORMAT)
 #: Bytes beside the state: much of a text that the state has not seen yet has room in them.
 MAX_ABOUT_BYTES = 16 << 20
 _MAX_UNDECODED_BYTES = 16
@@ -40,7 +42,8 @@ def import_session(
 ) -> SessionValue:
     """The session of a file that `export_session` has made with the same ``key``.
 
-    With ``trust_unsigned`` the signature may be another one. Its id and owner are
+    With ``trust_unsigned`` the signature may be another one, unless the session's
+    text is under a grammar. Its id and owner are
     those that it had: the caller gives it new ones. Raises `ImportRefused`, and
     `SnapshotMismatch` where it belongs to another model than ``identity``.
     """
@@ -48,13 +51,16 @@ def import_session(
         raise ImportRefused("the file is too large to be a session of this model")
     try:
         about, state = unpack(data)
-        if about.get("format") != FORMAT:
+        if about.get("format") not in FORMATS:
             raise ImportRefused(f"the file's format is not {FORMAT}")
-        if not trust_unsigned:
-            _check_signature(about, state, key)
+        is_ours = _is_signed(about, state, key)
+        if not is_ours and not trust_unsigned:
+            raise ImportRefused("the file is not signed with this server's key")
         check_sum({name: text for name, text in about.items() if name != "signature"}, state)
         check_identity(about, identity)
         value = decode_value(about.get("value", ""))
+        if value.constraint is not None and not is_ours:
+            raise ImportRefused("a session under a grammar must be signed")
     except (Malformed, SnapshotBroken) as error:
         raise ImportRefused(f"the file is not a session of everstream: {error}") from error
     if not _is_possible(value, state.nbytes, identity.state_bytes):
@@ -71,20 +77,21 @@ def _signature(about: Mapping[str, str], data: Chunk, key: bytes) -> str:
     return mac.hexdigest()
 
 
-def _check_signature(about: Mapping[str, str], data: Chunk, key: bytes) -> None:
+def _is_signed(about: Mapping[str, str], data: Chunk, key: bytes) -> bool:
     given = about.get("signature", "").encode()
-    if not hmac.compare_digest(_signature(about, data, key).encode(), given):
-        raise ImportRefused("the file is not signed with this server's key")
+    return hmac.compare_digest(_signature(about, data, key).encode(), given)
 
 
 def _is_possible(value: SessionValue, num_bytes: int, state_bytes: int) -> bool:
     """Whether an engine could have been at ``value``; its tokens are left to the caller."""
     tokens = [token for segment in value.debt for token in segment.tokens]
     pending = () if value.pending is None else (value.pending,)
+    constrained = () if value.constraint is None else value.constraint.tokens
     return (
         num_bytes == (state_bytes if value.position else 0)
         and min(value.epoch, value.position, value.seq, value.log_index) >= 0
-        and min((*tokens, *pending, *value.recent), default=0) >= 0
+        and min((*tokens, *pending, *value.recent, *constrained), default=0) >= 0
+        and len(constrained) <= value.length
         and all(
             segment.tokens and (not segment.plan or segment.plan >= len(segment.tokens))
             for segment in value.debt

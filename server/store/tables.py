@@ -67,7 +67,8 @@ class Tables:
         self._execute("DELETE FROM session WHERE key = ?", (key,))
         self._execute("DELETE FROM segment WHERE session = ?", (key,))
         self._execute("DELETE FROM snapshot WHERE session = ?", (key,))
-        self._execute("UPDATE request_key SET gone_s = ? WHERE session = ?", (now_s, key))
+        query = "UPDATE request_key SET gone_s = ?, note = NULL WHERE session = ?"
+        self._execute(query, (now_s, key))
 
     def touch(self, key: int, now_s: float) -> None:
         """The session has been used."""
@@ -189,12 +190,14 @@ class Tables:
         """A request came under its client's key."""
         request = entry.request
         self._execute(
-            "INSERT OR REPLACE INTO request_key VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
+            "INSERT OR REPLACE INTO request_key VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
             (
                 *(head.owner, request.key, head.key, head.id, request.request_id),
-                *(entry.seq, entry.length, request.sampling is None),
+                *(entry.seq, entry.length, request.sampling is None, request.note),
             ),
         )
+        if request.note is not None:
+            self.grow(head.key, len(request.note))
 
     def end_key(self, head: Head, entry: Finished) -> None:
         """The session's request has ended, whatever it is called by now."""
@@ -210,12 +213,12 @@ class Tables:
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
         query = (
-            "SELECT session_id, request_id, first_seq, length, finished, is_append "
+            "SELECT session_id, request_id, first_seq, length, finished, is_append, note "
             "FROM request_key WHERE owner = ? AND key = ?"
         )
-        for session, request, seq, length, finished, is_append in self._execute(
+        for session, request, seq, length, finished, is_append, note in self._execute(
             query, (owner, key)
         ):
             ended = None if finished is None else build(Finished, decode_json(finished))
-            return Keyed(session, request, seq, length, ended, bool(is_append))
+            return Keyed(session, request, seq, length, ended, bool(is_append), note)
         return None

@@ -9,6 +9,7 @@ import pytest
 from model.ops.cpu.runtime import Runtime, built
 from server.engine.engine import Engine
 from tests.fakes import FakeRuntime
+from tests.server.engine.grammars import EOS, VOCAB_SIZE, FakeMatchers
 from tests.tiny import check_books, drain, tiny_engine, tiny_runtime
 
 needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
@@ -24,6 +25,11 @@ def backend(request: pytest.FixtureRequest) -> Runtime | None:
 def runtime() -> FakeRuntime | None:
     """Stands in for the native runtime; None for torch."""
     return None
+
+
+@pytest.fixture
+def matchers() -> FakeMatchers:
+    return FakeMatchers(VOCAB_SIZE, EOS)
 
 
 @pytest.fixture

@@ -6,11 +6,10 @@ text, so what comes next is worked out from the beginning, without a state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from model.tokenizer import Tokenizer
-from server.engine.detokenizer import Detokenizer, StopStrings
+from server.engine.detokenizer import StopStrings
 from server.engine.errors import CapacityExhausted, EngineError, SessionAttached
 from server.engine.types import (
     Event,
@@ -18,68 +17,12 @@ from server.engine.types import (
     Finished,
     Migrated,
     Request,
-    SamplingParams,
+    Scored,
     Started,
     TokenEvent,
     Usage,
 )
-from tests.fakes import Hashed
-
-
-class Text:
-    """A session's text, and what is worked out from the whole of it as it grows."""
-
-    def __init__(self, tokenizer: Tokenizer, owner: str, keep: bool) -> None:
-        self.owner, self.keep = owner, keep
-        self.tokens: list[int] = []
-        self.seq = self.epoch = 0
-        self.running: str | None = None
-        self._tokenizer = tokenizer
-        self._drawn: list[bool] = []  # by the model; the others were in prompts
-        self._hashes = [Hashed()]
-        self._detokenizer = Detokenizer(tokenizer)
-
-    @property
-    def hashed(self) -> Hashed:
-        return self._hashes[-1]
-
-    def prompt(self, tokens: Sequence[int]) -> None:
-        """Tokens that a client has sent; they end what was generated before them."""
-        for token in tokens:
-            self._add(token, drawn=False)
-            self._detokenizer = Detokenizer(self._tokenizer)
-
-    def draw(self, params: SamplingParams) -> tuple[int, str]:
-        """The token that must come next, and the text that it completes."""
-        token = self.hashed.token(params, self._tokenizer.vocab_size)
-        self._add(token, drawn=True)
-        return token, self._detokenizer.push(token)
-
-    def cut(self, length: int) -> None:
-        assert length <= len(self.tokens)
-        tokens, drawn = self.tokens[:length], self._drawn[:length]
-        self.tokens, self._drawn, self._hashes = [], [], [Hashed()]
-        self._replay(tokens, drawn)
-
-    def copy(self, length: int, keep: bool = True) -> Text:
-        """A session with this text and a history of its own."""
-        text = Text(self._tokenizer, self.owner, keep)
-        text._replay(self.tokens[:length], self._drawn[:length])
-        return text
-
-    def _replay(self, tokens: list[int], drawn: list[bool]) -> None:
-        self._detokenizer = Detokenizer(self._tokenizer)
-        for token, by_model in zip(tokens, drawn, strict=True):
-            if by_model:
-                self._add(token, drawn=True)
-                self._detokenizer.push(token)
-            else:
-                self.prompt([token])
-
-    def _add(self, token: int, drawn: bool) -> None:
-        self.tokens.append(token)
-        self._drawn.append(drawn)
-        self._hashes.append(self.hashed.after([token]))
+from tests.server.engine.texts import Text
 
 
 @dataclass
@@ -93,6 +36,10 @@ class Work:
     started: bool = False
     cancelled: bool = False
     has_reader: bool = True
+    scored: bool = False
+    restored: bool = False
+    grammar_ended: bool = False
+    first_scored: int | None = None
     stops: StopStrings = field(default_factory=lambda: StopStrings(()))
 
 
@@ -113,19 +60,25 @@ class Expectation:
             text = self.texts[request.session]
             assert text.running is None
         work = Work(request, text, len(text.tokens))
-        if not text.tokens and (request.start or not request.tokens):
-            text.prompt([self._bos])
-        text.prompt(request.tokens)
+        start = [self._bos] if not text.tokens and (request.start or not request.tokens) else []
+        text.begin(request, [*start, *request.tokens])
         if request.sampling is not None:
             work.stops = StopStrings(request.sampling.stop)
         text.running = request.request_id
         self.works[request.request_id] = work
-        for index in range(1, request.num_choices):
-            assert request.sampling is not None
-            params = replace(request.sampling, seed=request.sampling.seed + index)
-            choice = replace(request, request_id=request.ids[index], sampling=params)
+        for index, id in enumerate(request.ids[1:], 1):
             copy = text.copy(len(text.tokens), keep=False)
-            self.works[choice.request_id] = Work(choice, copy, len(text.tokens))
+            choice = replace(request, request_id=id, score=bool(request.continuations))
+            if request.sampling is not None:
+                params = replace(request.sampling, seed=request.sampling.seed + index)
+                choice = replace(choice, sampling=params)
+            else:
+                copy.prompt(request.continuations[index])
+            self.works[id] = Work(choice, copy, len(text.tokens))
+        if request.continuations:
+            work.first_scored = len(text.tokens)
+            work.request = replace(request, score=True)
+            text.prompt(request.continuations[0])
 
     def attach(self, text: Text, name: str) -> None:
         """What runs on ``text``, if anything, has a new reader and name."""
@@ -141,7 +94,7 @@ class Expectation:
         assert (text.running is None) == (name is None)
         if name is not None and text.running is not None:
             work = self.works[name] = self.works.pop(text.running)
-            text.running, work.has_reader = name, False
+            text.running, work.has_reader, work.restored = name, False, True
 
     def take(self, event: Event) -> None:
         """Checks one event of the engine."""
@@ -149,6 +102,8 @@ class Expectation:
             self._fail(event)
         elif isinstance(event, Started):
             self._start(event)
+        elif isinstance(event, Scored):
+            self._score(self.works[event.request_id], event)
         elif isinstance(event, TokenEvent):
             self._draw(self.works[event.request_id], event)
         elif isinstance(event, Finished):
@@ -174,13 +129,25 @@ class Expectation:
     def _draw(self, work: Work, event: TokenEvent) -> None:
         text, params = work.text, work.request.sampling
         assert work.started and params is not None
-        assert event.position == len(text.tokens)
-        token, completed = text.draw(params)
-        assert event.token_id == token
-        assert event.text == work.stops.push(completed)[0]
-        text.seq += 1
-        assert event.seq == text.seq
+        assert work.scored or not work.request.score or work.restored
+        assert not work.grammar_ended
+        wanted, work.grammar_ended = text.draw(event.request_id, params)
+        assert event == wanted._replace(text=work.stops.push(wanted.text)[0])
         work.num_generated += 1
+
+    def _score(self, work: Work, event: Scored) -> None:
+        assert work.request.score
+        assert not work.scored
+        assert not work.num_generated
+        work.scored = True
+        logprobs, tops = work.text.scores(work.length, work.request.num_top)
+        assert event.token_ids == tuple(work.text.tokens[work.length :])
+        assert event.logprobs == (*([None] if self._is_first(work) else []), *logprobs)
+        assert event.tops == (*([()] if self._is_first(work) else []), *tops)
+
+    @staticmethod
+    def _is_first(work: Work) -> bool:
+        return work.length == 0 and bool(work.text.tokens)
 
     def _finish(self, work: Work, event: Finished) -> None:
         text, params = work.text, work.request.sampling
@@ -198,11 +165,25 @@ class Expectation:
             text.cut(event.position)
         elif params is None:
             assert event.finish_reason is None
+            self._read(work, event)
+        elif event.finish_reason == "stop":
+            assert work.grammar_ended or params.stop
         elif event.finish_reason == "length":
             assert work.num_generated == params.max_tokens
         assert event.position == len(text.tokens)
         assert event.usage.completion_tokens == work.num_generated
         assert event.usage.prompt_tokens == event.position - work.length - work.num_generated
+        assert event.grammar_ended == work.grammar_ended
         text.running = None
         if not text.keep:
             self.texts = {id: other for id, other in self.texts.items() if other is not text}
+
+    def _read(self, work: Work, event: Finished) -> None:
+        """What is known of a text that was only fed."""
+        request, text = work.request, work.text
+        start = work.length if work.first_scored is None else work.first_scored
+        logprobs, tops = text.scores(start, request.num_top)
+        is_scored = request.score and not work.restored
+        assert event.logprobs == (logprobs if is_scored else None)
+        assert event.tops == (tops if is_scored and request.num_top else None)
+        assert event.embedding == (text.embedding() if request.embed else None)

@@ -13,7 +13,7 @@ from model.tokenizer import Tokenizer
 from server.engine.detokenizer import Detokenizer
 from server.engine.replay import replay
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.sessions import Session
+from server.engine.session import Session
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import (
     Accepted,
@@ -99,4 +99,4 @@ def settled(
         progress = replace(progress, request=replace(progress.request, request_id=""))
     counts = (value.length, value.epoch, value.seq, value.log_index)
     state = feed(value.state, unseen(value))
-    return (state, recent(value), *counts, value.undecoded, progress)
+    return (state, recent(value), *counts, value.undecoded, progress, value.constraint)

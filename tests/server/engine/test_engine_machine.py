@@ -7,67 +7,39 @@ other readers. Two machines: prompts are cut anywhere, or on a grid.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
-import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from server.engine.engine import Engine
 from server.engine.errors import (
     CapacityExhausted,
     InternalFailure,
-    QueueFull,
     SessionAttached,
     SessionBusy,
-    SessionNotFound,
 )
 from server.engine.runner import Runner
-from server.engine.types import Request
-from server.engine.value import StateBlock
-from tests.fakes import FakeRuntime, Hashed, OnGrid
-from tests.server.engine.expectation import Expectation, Text
-from tests.server.engine.ledger import Ledger, rebuilt, settled
-from tests.tiny import check_books, request, tiny_engine, tiny_tokenizer
+from tests.fakes import OnGrid
+from tests.server.engine.ledger import rebuilt, settled
+from tests.server.engine.machine import RUNNING, Commanded, asked, hashed
+from tests.server.engine.texts import Text
+from tests.tiny import check_books, request
 
-R = TypeVar("R")
-SLOTS, ASLEEP, RUNNING, WAITING = 3, 2, 2, 2
+GRAMMARS = st.sampled_from([None, "3", "40"])
+#: What a request also wants to know: fields of it, and of its sampling.
+READINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "score": st.just(True),
+        "num_top": st.integers(0, 2),
+        "top_logprobs": st.integers(0, 2),
+    },
+)
 
 
-class EngineMachine(RuleBasedStateMachine):
+class EngineMachine(Commanded):
     """What clients and a store do to an engine, beside what they may expect."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokenizer = tiny_tokenizer()
-        self.ids, self.names = itertools.count(1), itertools.count(1)
-        self.now = 0.0
-        self.ledger = Ledger()
-        self.expected = Expectation(self.tokenizer, bos=0)
-        self.engine = self.make_engine()
-
-    def wrap(self, runner: Runner) -> Runner:
-        return runner
-
-    def make_engine(self) -> Engine:
-        return tiny_engine(
-            wrap=self.wrap,
-            runtime=FakeRuntime(self.tokenizer.vocab_size),
-            max_sessions=SLOTS,
-            max_asleep=ASLEEP,
-            max_running=RUNNING,
-            max_waiting=WAITING,
-            session_ttl_s=50.0,
-            new_id=lambda: f"session-{next(self.ids)}",
-            can_evict=True,
-            save_interval=20,
-            max_detached_tokens=6,
-            max_prefixes=3,
-        )
 
     # Requests
 
@@ -78,26 +50,81 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 9),
         owner=st.sampled_from(["ann", "bob"]),
         stop=st.sampled_from([(), ("e",), ("th", "s ")]),
+        grammar=GRAMMARS,
+        reading=READINGS,
     )
     def generate(
-        self, length: int, max_tokens: int, keep: bool, seed: int, owner: str, stop: tuple[str, ...]
+        self,
+        length: int,
+        max_tokens: int,
+        keep: bool,
+        seed: int,
+        owner: str,
+        stop: tuple[str, ...],
+        grammar: str | None,
+        reading: dict[str, object],
     ) -> None:
-        sampling = {"max_tokens": max_tokens, "seed": seed, "stop": stop}
-        self.submit(request(self.name(), [9] * length, None, keep, owner, **sampling))
+        sampling = {"max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar": grammar}
+        made = request(self.name(), [9] * length, None, keep, owner, **sampling)
+        self.submit(asked(made, reading))
 
-    @rule(length=st.integers(1, 60), num_choices=st.integers(2, 3))
-    def generate_choices(self, length: int, num_choices: int) -> None:
-        self.submit(replace(request(self.name(), [9] * length), num_choices=num_choices))
+    @rule(
+        length=st.integers(1, 60),
+        num_choices=st.integers(2, 3),
+        grammar=GRAMMARS,
+        reading=READINGS,
+    )
+    def generate_choices(
+        self, length: int, num_choices: int, grammar: str | None, reading: dict[str, object]
+    ) -> None:
+        made = asked(request(self.name(), [9] * length, grammar=grammar), reading)
+        self.submit(replace(made, num_choices=num_choices))
+
+    @rule(
+        length=st.integers(0, 150),
+        ends=st.lists(st.integers(0, 70), min_size=1, max_size=3),
+        num_top=st.integers(0, 2),
+    )
+    def compare(self, length: int, ends: list[int], num_top: int) -> None:
+        tokens = tuple((7,) * end for end in ends)
+        made = request(self.name(), [9] * length, generate=False)
+        self.submit(replace(made, continuations=tokens, num_top=num_top))
+
+    @rule(length=st.integers(1, 150))
+    def embed(self, length: int) -> None:
+        self.submit(replace(request(self.name(), [9] * length, generate=False), embed=True))
 
     @precondition(lambda self: self.kept())
-    @rule(data=st.data(), length=st.integers(0, 70), generate=st.booleans())
-    def go_on(self, data: st.DataObject, length: int, generate: bool) -> None:
+    @rule(
+        data=st.data(),
+        length=st.one_of(st.just(0), st.integers(0, 70)),
+        generate=st.booleans(),
+        grammar=GRAMMARS,
+        reading=READINGS,
+    )
+    def go_on(
+        self,
+        data: st.DataObject,
+        length: int,
+        generate: bool,
+        grammar: str | None,
+        reading: dict[str, object],
+    ) -> None:
         session = self.any_session(data)
         tokens = [8] * (length if generate else length + 1)
         owner = self.expected.texts[session].owner
-        self.submit(
-            request(self.name(), tokens, session, True, owner, generate, repetition_penalty=1.1)
-        )
+        sampling = {"repetition_penalty": 1.1, "grammar": grammar}
+        made = request(self.name(), tokens, session, True, owner, generate, **sampling)
+        self.submit(asked(made, reading))
+
+    @precondition(lambda self: self.kept())
+    @rule(data=st.data(), length=st.integers(0, 2), grammar=GRAMMARS, num_steps=st.integers(1, 20))
+    def turn(self, data: st.DataObject, length: int, grammar: str | None, num_steps: int) -> None:
+        """Perhaps under the grammar of the turn before, and perhaps to its end."""
+        session = self.any_session(data)
+        owner = self.expected.texts[session].owner
+        self.submit(request(self.name(), [8] * length, session, True, owner, grammar=grammar))
+        self.step(num_steps)
 
     @precondition(lambda self: self.kept())
     @rule(data=st.data())
@@ -180,7 +207,8 @@ class EngineMachine(RuleBasedStateMachine):
             length = at if past else len(text.tokens)
             for info in self.engine.fork(session, text.owner, num, self.now, then):
                 assert (info.position, info.seq, info.epoch) == (length, 0, 0)
-                self.expected.texts[info.session] = text.copy(length)
+                copy = self.expected.texts[info.session] = text.copy(length)
+                self.check_constraint(info.session, text if past else None, copy)
 
         self.on(session, call)
 
@@ -193,7 +221,10 @@ class EngineMachine(RuleBasedStateMachine):
         def call() -> None:
             past = self.ledger.past(session, at)
             info = self.engine.rewind(session, text.owner, past, self.now)
+            then = text.copy(at)
+            self.check_constraint(session, text, then)
             text.cut(at)
+            text.go_on_under(then.constraint)
             text.epoch += 1
             assert (info.position, info.seq, info.epoch) == (at, text.seq, text.epoch)
 
@@ -252,6 +283,7 @@ class EngineMachine(RuleBasedStateMachine):
                 value = self.engine.value(session.id, text.owner)
                 wanted = settled(value, hashed)
                 assert wanted[0] == text.hashed
+                assert value.constraint == text.constraint
                 pasts = list(self.ledger.pasts(session.id))
                 for past in (pasts[0], pasts[-1]):
                     assert settled(rebuilt(past, self.tokenizer), hashed) == wanted
@@ -272,104 +304,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.expire(self.now + 1e6)
         stats = self.engine.stats()
         assert stats.held_slots == stats.num_sessions == 0
-
-    # What the rules have in common
-
-    def read_on(self, session: str, text: Text) -> bool:
-        name = self.name()
-        self.engine.attach(session, text.owner, name, take_over=True)
-        self.expected.attach(text, name)
-        self.engine.unpark(name)
-        return True
-
-    def submit(self, req: Request) -> None:
-        try:
-            if req.session is None:
-                self.engine.submit(req, self.now)
-            elif not self.on(req.session, lambda: self.engine.submit(req, self.now) or True):
-                return
-        except CapacityExhausted:
-            self.check_full()
-        except QueueFull:
-            stats = self.engine.stats()
-            assert stats.num_running + stats.num_waiting >= RUNNING + WAITING
-        except SessionBusy:
-            assert req.session is not None
-            assert self.expected.texts[req.session].running is not None
-        else:
-            self.expected.submit(req)
-            self.commit()
-            if req.keep and req.session is None:  # the store knows its name before the client does
-                (session,) = self.ledger.entries.keys() - self.expected.texts.keys()
-                self.expected.texts[session] = self.expected.works[req.request_id].text
-
-    def on(self, session: str, call: Callable[[], R]) -> R | None:
-        """What ``call`` gives, with the session fetched first where it is away."""
-        self.commit()
-        try:
-            return call()
-        except SessionNotFound:
-            past = self.ledger.past(session)
-            try:
-                self.engine.restore(past, self.now)
-            except CapacityExhausted:
-                self.check_full()
-                return None
-            self.commit()
-            progress = rebuilt(past, self.tokenizer).progress
-            self.expected.restore(session, progress and progress.request.request_id)
-            return call()
-        except CapacityExhausted:
-            self.check_full()
-            return None
-
-    def finish(self) -> None:
-        """A request makes a step's worth of progress in each; none is left behind."""
-        self.step(5000)
-        assert not self.engine.has_work()
-
-    def step(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            if not self.engine.has_work():
-                self.engine.step(self.now)
-                break
-            events = self.engine.step(self.now)
-            self.commit()
-            for event in events:
-                self.expected.take(event)
-
-    def commit(self) -> None:
-        self.ledger.take(self.engine.take_records())
-
-    def lose_what_is_not_kept(self) -> None:
-        works, texts = self.expected.works, self.expected.texts
-        self.expected.works = {name: work for name, work in works.items() if work.text.keep}
-        self.expected.texts = {id: text for id, text in texts.items() if text.keep}
-        for work in self.expected.works.values():
-            work.started, work.has_reader = True, False
-
-    def check_full(self) -> None:
-        assert self.engine.stats().num_sessions == SLOTS + ASLEEP
-
-    def name(self) -> str:
-        return f"r{next(self.names)}"
-
-    def kept(self) -> list[str]:
-        return sorted(id for id, text in self.expected.texts.items() if text.keep)
-
-    def any_session(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(self.kept()))
-
-    def any_length(self, data: st.DataObject, session: str) -> int:
-        """One that the session's text has had since it was opened."""
-        self.commit()
-        opened = self.ledger.entries[session][0]
-        return data.draw(st.integers(opened.value.length, len(self.expected.texts[session].tokens)))  # type: ignore[union-attr]
-
-
-def hashed(state: StateBlock | None, unseen: Sequence[int]) -> Hashed:
-    start = () if state is None else state.data.view(np.int64)[:2].tolist()
-    return Hashed(*start).after(unseen)
 
 
 EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -112,12 +112,25 @@ def test_others_have_no_scores(engine: Engine) -> None:
     assert finished(solo(engine, request())).logprobs is None
 
 
-def test_scores_of_a_generation_are_refused(engine: Engine, session: str) -> None:
-    req = replace(request("r", PROMPT, session), score=True)
+def test_most_probable_tokens_stand_beside_the_scores(engine: Engine, session: str) -> None:
+    last = finished(solo(engine, replace(score(PROMPT, session), num_top=3)))
+    assert last.logprobs is not None
+    assert last.tops is not None
+    logits = tiny_checkpoint().model.parallel(torch.tensor([(0, *PROMPT[:-1])]))[0].float()
+    best = logits.log_softmax(dim=-1).topk(3, dim=-1)
+    for top, found, values, token, logprob in zip(
+        last.tops, best.indices.tolist(), best.values.tolist(), PROMPT, last.logprobs, strict=True
+    ):
+        assert [id for id, _ in top] == found
+        assert [value for _, value in top] == pytest.approx(values, abs=1e-4)
+        assert dict(top).get(token, logprob) == logprob
+
+
+@pytest.mark.parametrize("num_top", [-1, 21])
+def test_more_of_them_than_there_may_be_are_refused(engine: Engine, num_top: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        engine.submit(req, 0.0)
-    assert caught.value.param == "score"
-    assert engine.session_info(session, "me", 0.0).position == 0
+        engine.submit(replace(score(PROMPT, None), num_top=num_top), 0.0)
+    assert caught.value.param == "num_top"
 
 
 def test_scored_prompts_are_read_whole(make_engine: MakeEngine) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
-from server.engine.sessions import Session
+from server.engine.session import Session
 from server.engine.value import StateBlock
 from tests.fakes import FakeRuntime
 from tests.tiny import request, tiny_engine, tiny_tokenizer

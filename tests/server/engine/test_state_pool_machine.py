@@ -18,7 +18,8 @@ from model.state import StateLayout
 from server.engine.detokenizer import Detokenizer
 from server.engine.errors import SessionBusy, SessionNotFound
 from server.engine.live import Live
-from server.engine.sessions import Session, SessionTable
+from server.engine.session import Session
+from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
 from server.engine.types import Request
 from server.engine.value import SessionValue, StateBlock

@@ -19,7 +19,7 @@ from server.engine.value import (
     SessionValue,
     StateBlock,
 )
-from server.store.base import Identity
+from server.store.base import Identity, Store
 
 STATE_BYTES = 24
 IDENTITY = Identity("model-1", "tokenizer-1", "native", "float32", STATE_BYTES, "layout-1")
@@ -75,6 +75,8 @@ class Writer:
         entry = TokenEvent(
             self._request.request_id, seq, len(self.text), 100 + len(self.text), text
         )
+        if seq % 3 == 0:
+            entry = entry._replace(logprob=-0.1 * seq, top=((seq, -0.1 * seq), (7, -9.5)))
         self.text.append(entry.token_id)
         return self._counted(entry, position=len(self.text), seq=seq)
 
@@ -135,3 +137,9 @@ def text_after(length: int, entries: list[Entry]) -> list[int | None]:
                 assert len(text) >= entry.value.length
                 del text[entry.value.length :]
     return text
+
+
+def in_ticks(store: Store, records: list[Record]) -> None:
+    """Each record in a commit of its own."""
+    for record in records:
+        store.commit([record])

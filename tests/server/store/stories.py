@@ -14,7 +14,7 @@ from model.tokenizer import Tokenizer
 from server.engine.detokenizer import Detokenizer
 from server.engine.errors import SessionNotFound
 from server.engine.replay import replay
-from server.engine.sessions import Session
+from server.engine.session import Session
 from server.engine.types import Finished, FinishReason, TokenEvent
 from server.engine.value import Record, Rewound, Saved, StateBlock
 from server.store.base import Events, Store

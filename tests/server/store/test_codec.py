@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.engine.value import (
     Accepted,
+    Constraint,
     Deleted,
     Entry,
     Opened,
@@ -44,6 +45,10 @@ params = st.builds(
     stop=st.lists(names, max_size=3).map(tuple),
     stop_token_ids=tokens,
     ignore_eos=st.booleans(),
+    typical_p=finite,
+    logit_bias=st.lists(st.tuples(counts, finite), max_size=3).map(tuple),
+    top_logprobs=st.none() | counts,
+    grammar=st.none() | names,
 )
 requests = st.builds(
     Request,
@@ -54,7 +59,11 @@ requests = st.builds(
     session=st.none() | names,
     keep=st.booleans(),
     key=st.none() | names,
+    num_top=counts,
+    continuations=st.lists(tokens, max_size=2).map(tuple),
+    embed=st.booleans(),
 )
+tops = st.lists(st.tuples(counts, finite), max_size=3).map(tuple)
 values = st.builds(
     SessionValue,
     names,
@@ -68,8 +77,13 @@ values = st.builds(
     recent=tokens,
     undecoded=st.binary(max_size=4),
     progress=st.none() | st.builds(Progress, requests, counts, counts, names),
+    constraint=st.none() | st.builds(Constraint, names, tokens),
 )
-token_events = st.builds(TokenEvent, names, counts, counts, counts, names)
+token = (names, counts, counts, counts, names)
+token_events = st.one_of(
+    st.builds(TokenEvent, *token, st.none(), st.just(())),
+    st.builds(TokenEvent, *token, finite, tops),
+)
 entries = st.one_of(
     token_events,
     token_events,
@@ -84,6 +98,11 @@ entries = st.one_of(
         st.sampled_from(["stop", "length", "cancelled", "error", None]),
         st.builds(Usage, counts, counts),
         st.none() | names,
+        logprobs=st.none() | st.lists(finite, max_size=3).map(tuple),
+        logprob_sum=st.none() | finite,
+        tops=st.none() | st.lists(tops, max_size=3).map(tuple),
+        embedding=st.none() | st.lists(finite, max_size=3).map(tuple),
+        grammar_ended=st.booleans(),
     ),
     st.builds(Opened, values),
     st.builds(Saved, values, st.booleans()),
@@ -109,6 +128,22 @@ def test_a_token_costs_few_bytes() -> None:
         TokenEvent("a-long-request-id", n, 1000 + n, 500, " tok") for n in range(256)
     ]
     assert len(pack_entries(log, "a-long-request-id")) < 256 * 25
+
+
+def test_tokens_with_probabilities_stand_beside_those_without() -> None:
+    plain = TokenEvent("r", 1, 5, 500, " tok")
+    rich = TokenEvent("r", 2, 6, 501, "", -0.1, ((501, -0.1), (7, -2.30258509299404568)))
+    data = pack_entries([plain, rich, plain], "r")
+    assert unpack_entries(data, "r") == [plain, rich, plain]
+    assert data.count(b'[1,5,500," tok"]') == 2
+
+
+@pytest.mark.parametrize("wrong", [b"[[501]]", b'[[501,"x"]]', b"[501,-0.1]", b"null"])
+def test_probabilities_that_it_has_not_written_are_refused(wrong: bytes) -> None:
+    data = pack_entries([TokenEvent("r", 2, 6, 501, "", -0.1, ((501, -0.1),))], "r")
+    assert b"[[501,-0.1]]" in data
+    with pytest.raises(Malformed):
+        unpack_entries(data.replace(b"[[501,-0.1]]", wrong), "r")
 
 
 def test_fields_that_an_older_log_lacks_take_their_defaults() -> None:

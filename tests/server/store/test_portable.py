@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from server.engine.value import Segment, SessionValue, StateBlock
+from server.engine.value import Constraint, Segment, SessionValue, StateBlock
 from server.store.errors import ImportRefused
 from server.store.portable import MAX_ABOUT_BYTES, export_session, import_session
 from server.store.signing import signing_key
@@ -32,6 +32,7 @@ def exported(**changes: object) -> tuple[SessionValue, bytes]:
         pending=4,
         undecoded=b"\xc3",
         recent=(1, 2, 3),
+        constraint=Constraint("a grammar", (9, 4)),
     )
     value = replace(value, **changes)  # type: ignore[arg-type]
     return value, export_session(value, IDENTITY, KEY)
@@ -82,11 +83,18 @@ def test_any_bytes_are_refused(data: bytes) -> None:
 
 
 def test_another_key_must_be_trusted() -> None:
-    value, file = exported()
+    value, file = exported(constraint=None)
     with pytest.raises(ImportRefused, match="signed"):
         import_session(file, IDENTITY, b"another key")
     trusted = import_session(file, IDENTITY, b"another key", trust_unsigned=True)
     assert trusted.position == value.position
+
+
+def test_a_grammar_that_nobody_has_tried_is_not_trusted() -> None:
+    value, file = exported()
+    assert import_session(file, IDENTITY, KEY, trust_unsigned=True).constraint == value.constraint
+    with pytest.raises(ImportRefused, match="under a grammar"):
+        import_session(file, IDENTITY, b"another key", trust_unsigned=True)
 
 
 def test_a_file_that_is_too_large_is_not_read() -> None:
@@ -107,6 +115,8 @@ def test_a_file_that_is_too_large_is_not_read() -> None:
         {"debt": (Segment((), 0),)},
         {"debt": (Segment((1, 2, 3), 2),)},
         {"undecoded": b"x" * 100},
+        {"constraint": Constraint("a grammar", (9, -4))},
+        {"constraint": Constraint("a grammar", (9,) * 8)},
         {"state": StateBlock(block(3).data[:-1].copy())},
     ],
 )

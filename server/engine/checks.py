@@ -1,0 +1,63 @@
+"""Whether a request can be done at all, whatever runs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.engine.config import EngineConfig
+from server.engine.errors import InvalidRequest
+from server.engine.sampling import check_params
+from server.engine.types import Request
+
+#: As many of the most probable tokens as one may ask for.
+MAX_TOP = 20
+
+
+def check_request(request: Request, vocab_size: int, config: EngineConfig) -> None:
+    """Raises `InvalidRequest` that names the field at fault."""
+    params = request.sampling
+    if params is not None:
+        check_params(params, vocab_size)
+    elif not request.tokens and not request.continuations:
+        raise InvalidRequest("prompt: must not be empty where nothing is generated", "prompt")
+    check_tokens(request.tokens, vocab_size, "prompt")
+    for tokens in request.continuations:
+        check_tokens(tokens, vocab_size, "continuations")
+    passes = request.keep or request.session is not None
+    for is_wrong, field, rule in (
+        (
+            params is not None and params.grammar is not None and config.matchers is None,
+            "grammar",
+            "this server cannot follow one",
+        ),
+        (
+            not 0 <= request.num_top <= MAX_TOP,
+            "num_top",
+            f"must be in 0..{MAX_TOP}",
+        ),
+        (
+            request.num_choices > 1 and passes,
+            "n",
+            "must be 1 for a session that is kept; fork it",
+        ),
+        (
+            bool(request.continuations)
+            and (passes or params is not None or request.score or request.num_choices > 1),
+            "continuations",
+            "are only scored, on a session of their own",
+        ),
+        (
+            request.embed
+            and (passes or params is not None or request.score or request.continuations),
+            "embed",
+            "is all that can be asked of a text, on a session of its own",
+        ),
+    ):
+        if is_wrong:
+            raise InvalidRequest(f"{field}: {rule}", field)
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises `InvalidRequest` for an id that the model does not have."""
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise InvalidRequest(f"{param}: token ids must be in 0..{vocab_size - 1}", param)

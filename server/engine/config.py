@@ -1,0 +1,32 @@
+"""The limits of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.engine.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits, all fixed at start. ``new_id`` names sessions: unguessable in production.
+
+    ``max_asleep`` sessions fit beside the pool. With ``can_evict`` a store takes
+    those that have been idle for longest, or for ``session_ttl_s``; otherwise the
+    latter are deleted. A kept session is saved every ``save_interval`` tokens, and
+    parks ``max_detached_tokens`` after its client has left. ``matchers`` makes one
+    of a grammar's text, at its beginning; without it grammars are refused.
+    """
+
+    new_id: Callable[[], str]
+    max_running: int = 256
+    max_waiting: int = 1024
+    max_asleep: int = 0
+    session_ttl_s: float = 900.0
+    can_evict: bool = False
+    save_interval: int = 1024
+    max_detached_tokens: int = 4096
+    max_prefixes: int = 0
+    max_evicted_prefixes: int = 0
+    matchers: Callable[[str], Matcher] | None = None

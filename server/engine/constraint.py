@@ -1,0 +1,69 @@
+"""A grammar that a session's text follows, while the session is in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from server.engine.errors import EngineError
+from server.engine.matcher import Matcher
+from server.engine.value import Constraint
+
+Matchers = Callable[[str], Matcher]
+
+
+class OpenConstraint:
+    """The live form of a `Constraint`.
+
+    Its matcher is made when it is first needed, from the grammar and ``tokens``,
+    and may be let go at any time: what comes next is the same.
+    """
+
+    __slots__ = ("_matcher", "grammar", "tokens")
+
+    def __init__(self, grammar: str, tokens: Iterable[int] = ()) -> None:
+        self.grammar, self.tokens = grammar, list(tokens)
+        self._matcher: Matcher | None = None
+
+    @property
+    def value(self) -> Constraint:
+        return Constraint(self.grammar, tuple(self.tokens))
+
+    def allowed(self, matchers: Matchers, budget: int) -> npt.NDArray[np.uint32]:
+        """The mask of the tokens that may come, ``budget`` in all. Raises as the matcher does."""
+        return self._made(matchers).allowed(budget)
+
+    def accept(self, token: int, eos_token_id: int, matchers: Matchers) -> bool:
+        """Goes on by ``token``; says whether the text is complete. Raises as `allowed` does."""
+        if token == eos_token_id:
+            return True
+        matcher = self._made(matchers)
+        matcher.accept(token)
+        self.tokens.append(token)
+        return matcher.is_over()
+
+    def rest(self) -> None:
+        """Lets the matcher go, which takes memory."""
+        self._matcher = None
+
+    def copy(self) -> OpenConstraint:
+        """Another one at this place."""
+        other = OpenConstraint(self.grammar, self.tokens)
+        if self._matcher is not None:
+            other._matcher = self._matcher.copy()
+        return other
+
+    def _made(self, matchers: Matchers) -> Matcher:
+        if self._matcher is None:
+            matcher = matchers(self.grammar)
+            for token in self.tokens:
+                matcher.accept(token)
+            self._matcher = matcher
+        return self._matcher
+
+
+def no_matchers(grammar: str) -> Matcher:
+    """Stands for `Matchers` where there are none: a session can come from elsewhere."""
+    raise EngineError("this server cannot follow a grammar")

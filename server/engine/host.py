@@ -1,0 +1,177 @@
+"""What an engine is made of, and the sessions that it has: made, copied, sent away, taken back.
+
+`server.engine.engine` adds the requests that they run.
+"""
+
+from __future__ import annotations
+
+from model.config import ModelConfig
+from model.tokenizer import Tokenizer
+from server.engine.checks import check_tokens
+from server.engine.config import EngineConfig
+from server.engine.constraint import no_matchers
+from server.engine.errors import EngineError
+from server.engine.keeper import Keeper, KeepingConfig, info_of
+from server.engine.lifecycle import Phase
+from server.engine.live import Live
+from server.engine.prefix_cache import Evicted, PrefixCache
+from server.engine.prompts import Prompts
+from server.engine.round import Round
+from server.engine.runner import Runner
+from server.engine.scheduler import Scheduler
+from server.engine.session import Session
+from server.engine.sessions import SessionTable
+from server.engine.state_pool import StatePool
+from server.engine.types import Migrated, SessionInfo
+from server.engine.value import Past, Record, SessionValue, StateBlock
+
+
+class Host:
+    """The sessions of an engine. Owned by its thread."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        tokenizer: Tokenizer,
+        pool: StatePool,
+        runner: Runner,
+        config: EngineConfig,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._model_config, self._config = model_config, config
+        self._pool = pool
+        self._live: dict[str, Live] = {}
+        self._sessions = SessionTable(pool, config.max_asleep, config.session_ttl_s)
+        keeping = KeepingConfig(config.new_id, config.can_evict, config.save_interval)
+        self._keeper = Keeper(self._sessions, self._live, tokenizer, keeping)
+        self._scheduler: Scheduler[Live] = Scheduler(
+            runner.grid, config.max_running, config.max_waiting
+        )
+        self._prefixes = None
+        if config.max_prefixes:
+            self._prefixes = PrefixCache(config.max_prefixes, config.max_evicted_prefixes)
+        self._prompts = Prompts(self._sessions, self._prefixes, runner.grid)
+        self._round = Round(
+            runner,
+            self._scheduler,
+            self._sessions,
+            self._keeper,
+            self._prompts,
+            self._live,
+            model_config.eos_token_id,
+            config.matchers or no_matchers,
+        )
+
+    def create_session(self, owner: str, now: float) -> SessionInfo:
+        """A kept, empty session. Raises `CapacityExhausted`."""
+        self.expire(now)
+        return self._info(self._keeper.open(owner, True, now), now)
+
+    def session_info(self, session: str, owner: str, now: float) -> SessionInfo:
+        """Raises `SessionNotFound`."""
+        return self._info(self._sessions.find(session, owner), now)
+
+    def value(self, session: str, owner: str) -> SessionValue:
+        """The session now, with its own copy of the state. Raises `SessionNotFound`."""
+        return self._keeper.value(self._sessions.find(session, owner))
+
+    def fork(
+        self, session: str, owner: str, num: int, now: float, past: Past | None = None
+    ) -> list[SessionInfo]:
+        """Copies of a session, as it is or as it was in the ``past``; they share one state.
+
+        Raises `SessionNotFound`, `CapacityExhausted`, `InvalidRequest`.
+        """
+        found = self._sessions.find(session, owner)
+        copies = self._keeper.fork(past or Past(self._keeper.value(found)), owner, num, now)
+        return [self._info(copy, now) for copy in copies]
+
+    def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo:
+        """A new session that goes on from ``value``.
+
+        Raises `CapacityExhausted`, and `InvalidRequest` where it holds tokens that
+        the model does not have.
+        """
+        pending = () if value.pending is None else (value.pending,)
+        tokens = [*value.recent, *pending, *(t for part in value.debt for t in part.tokens)]
+        tokens += () if value.constraint is None else value.constraint.tokens
+        check_tokens(tokens, self._model_config.vocab_size, "session")
+        (session,) = self._keeper.fork(Past(value), owner, 1, now)
+        return self._info(session, now)
+
+    def rewind(self, session: str, owner: str, past: Past, now: float) -> SessionInfo:
+        """Puts the session back to its ``past``, in a new epoch.
+
+        Raises `SessionNotFound`, `InvalidRequest`, and `SessionBusy` while it runs
+        a request.
+        """
+        found = self._sessions.find(session, owner)
+        return self._info(self._keeper.rewind(found, past, now), now)
+
+    def restore(self, past: Past, now: float) -> SessionInfo:
+        """Takes a session back from a store; a request that had not finished is parked.
+
+        Without effect on one that is here. Raises `CapacityExhausted`.
+        """
+        if past.value.id in self._sessions:
+            return self._info(self._sessions.find(past.value.id, past.value.owner), now)
+        session, progress = self._keeper.restore(past, now)
+        if progress is not None:
+            live = session.live = self._round.live_of(progress, session)
+            live.phase, live.detached, live.started = Phase.PARKED, True, True
+            live.stop_scoring()  # those of its beginning are lost
+            self._live[progress.request.request_id] = live
+        return self._info(session, now)
+
+    def expire(self, now: float) -> None:
+        """Lets the idle sessions go whose time is over."""
+        self._keeper.expire(now)
+
+    def retire(self, max_sessions: int) -> int:
+        """Saves kept sessions and lets them go, those that run first; returns how many are left.
+
+        The readers of what they run get `Migrated`.
+        """
+        kept = sorted((s for s in self._sessions if s.keep), key=lambda s: s.live is None)
+        for session in kept[:max_sessions]:
+            if (live := session.live) is not None:
+                request_id = live.request.request_id
+                if not live.parked:
+                    self._round.park(live)
+                self._round.endings.cancelled.pop(live, None)
+                place = (session.epoch, session.seq, session.length)
+                self._round.events.append(Migrated(request_id, session.id, *place))
+            self._keeper.evict(session)
+        return max(0, len(kept) - max_sessions)
+
+    def discard_kept(self, error: EngineError) -> None:
+        """Forgets every kept session, as if the process had died: the store has not followed.
+
+        What it has of them is what they are. Readers see ``error``.
+        """
+        self._keeper.take_records()
+        for session in self._sessions:
+            if session.keep:
+                if session.live is not None:
+                    self._round.endings.fail(session.live, error)
+                self._sessions.close(session)
+
+    def take_records(self) -> list[Record]:
+        """What has happened to kept sessions since the last call, in order."""
+        return self._keeper.take_records()
+
+    def insert_prefix(self, owner: str, tokens: tuple[int, ...], block: StateBlock) -> None:
+        """Takes the state after ``tokens`` into the prefix cache."""
+        if self._prefixes is not None:
+            self._prefixes.insert(owner, tokens, block)
+
+    def take_evicted_prefixes(self) -> list[Evicted]:
+        """What the prefix cache has put out since the last call."""
+        return [] if self._prefixes is None else self._prefixes.take_evicted()
+
+    def next_expiry(self) -> float | None:
+        """When `expire` has something to do, on the clock of ``now``."""
+        return self._sessions.next_expiry()
+
+    def _info(self, session: Session, now: float) -> SessionInfo:
+        return info_of(session, self._pool.layout.num_bytes, now)

@@ -1,0 +1,33 @@
+"""What the engine needs of whatever reads a grammar: where its tokens may go on.
+
+The engine never looks inside. A session keeps the grammar's text and the tokens
+generated under it, from which a matcher can be built anew anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Matcher(Protocol):
+    """A place in the texts of one grammar. The engine's thread owns it."""
+
+    def allowed(self, budget: int) -> npt.NDArray[np.uint32]:
+        """Which tokens may come: bit ``i % 32`` of word ``i // 32`` for token ``i``.
+
+        Padded to whole words. The end-of-text token's bit is set exactly where the
+        text may end. At most ``budget`` tokens will come in all, so that it can see
+        to it that the text is complete by then.
+        """
+
+    def accept(self, token: int) -> None:
+        """Goes on by ``token``. Raises `EngineError` where it is not allowed."""
+
+    def is_over(self) -> bool:
+        """Whether nothing but the end may follow."""
+
+    def copy(self) -> Matcher:
+        """Another one at this place, that goes on by itself."""

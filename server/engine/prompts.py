@@ -1,0 +1,92 @@
+"""Prompts that are fed once for several requests: from the prefix cache, and to branches."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from server.engine.live import Live
+from server.engine.prefix_cache import PrefixCache, boundaries
+from server.engine.sampling import MAX_SEED
+from server.engine.sessions import SessionTable
+from server.engine.types import Request
+
+
+class Prompts:
+    """Takes what is known of a prompt from ``prefixes``, and leaves there what is worth it."""
+
+    def __init__(
+        self, sessions: SessionTable, prefixes: PrefixCache | None, grid: tuple[int, ...]
+    ) -> None:
+        self._sessions, self._prefixes, self._grid = sessions, prefixes, grid
+
+    def expect(self, live: Live, prompt: tuple[int, ...]) -> None:
+        """Notes where the prompt of an empty session will be worth keeping, or be copied."""
+        if live.alone:
+            live.prompt = prompt
+            return
+        if live.length:
+            return
+        if self._prefixes is not None:
+            live.cached_at = boundaries(len(prompt), self._grid)
+        copied_at = (len(prompt) - 1,) if live.request.num_choices > 1 else ()
+        places = {*live.cached_at, *copied_at}
+        live.boundaries = deque(sorted(place for place in places if place))
+        live.prompt = prompt if live.cached_at else ()
+
+    def skip_cached(self, live: Live) -> None:
+        """Takes the state of the longest prefix that is known, instead of feeding it."""
+        if self._prefixes is None or not live.cached_at:
+            return
+        hit = self._prefixes.lookup(live.owner, live.prompt)
+        if hit is None:
+            return
+        session = live.session
+        self._sessions.put(session, hit.block)
+        session.advance(live.prompt[: hit.num_tokens])
+        while live.boundaries and live.boundaries[0] <= session.position:
+            live.boundaries.popleft()
+        self._let_go(live)
+
+    def reach_boundary(self, live: Live) -> None:
+        """The prompt has been fed up to one of its boundaries, or beyond."""
+        session = live.session
+        place = live.boundaries.popleft()
+        if place == session.position and place in live.cached_at:
+            state = self._sessions.state_of(session)
+            assert state is not None and self._prefixes is not None
+            if self._sessions.is_finite(state):
+                self._prefixes.insert(live.owner, live.prompt[:place], state)
+        self._let_go(live)
+
+    def _let_go(self, live: Live) -> None:
+        if not live.boundaries:
+            live.prompt = ()
+
+
+def branches(request: Request) -> list[Request]:
+    """What is to be done once the prompt has been fed, by the session and by copies of it."""
+    if request.continuations:
+        return [
+            replace(
+                request,
+                request_id=id,
+                tokens=tokens,
+                continuations=(),
+                score=True,
+            )
+            for id, tokens in zip(request.ids, request.continuations, strict=True)
+        ]
+    params = request.sampling
+    assert params is not None, request
+    return [
+        replace(
+            request,
+            request_id=id,
+            tokens=(),
+            num_choices=1,
+            score=False,
+            sampling=replace(params, seed=(params.seed + index) & MAX_SEED),
+        )
+        for index, id in enumerate(request.ids)
+    ]

@@ -1,0 +1,94 @@
+"""A runtime without a model that also says how probable tokens are, and what it thinks of them.
+
+All of it hangs on every token before, as what `FakeRuntime` draws does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from server.engine.types import Top
+from tests.fakes import FakeDraw, FakeRuntime, Hashed
+
+
+def logprob_of(before: Hashed, token: int) -> float:
+    """That of ``token`` after the text of ``before``."""
+    return -(1 + (before.hash + 13 * token) % 97) / 16
+
+
+def top_of(before: Hashed, num: int) -> Top:
+    """The most probable ones there."""
+    ids = [(before.hash + n) % 256 for n in range(num)]
+    return tuple(sorted(((id, logprob_of(before, id)) for id in ids), key=lambda pair: -pair[1]))
+
+
+def hidden_of(after: Hashed) -> npt.NDArray[np.float64]:
+    """The last hidden state of the text's last token."""
+    return np.array([1.0, after.hash % 1000, after.count])
+
+
+class ReadingRuntime(FakeRuntime):
+    """`FakeRuntime`, and the rest of what the native runtime does."""
+
+    _last: list[tuple[Hashed, int, FakeDraw | None]]
+
+    def run(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slots: list[int],
+        positions: list[int],
+        tokens: list[Sequence[int]],
+        draws: list[FakeDraw | None],
+        *args: Any,
+    ) -> list[int]:
+        drawn = super().run(pool, slots, positions, tokens, draws, *args)
+        after = [_hashed(pool, slot) for slot in slots]
+        self._last = list(zip(after, drawn, draws, strict=True))
+        return drawn
+
+    def logprobs(self) -> list[float]:
+        return [
+            math.nan if draw is None or token < 0 else logprob_of(before, token)
+            for before, token, draw in self._last
+        ]
+
+    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+        return [
+            [] if draw is None else list(top_of(before, draw.params.top_logprobs or 0))
+            for before, _, draw in self._last
+        ]
+
+    def score_top(
+        self,
+        pool: npt.NDArray[np.uint8],
+        slot: int,
+        position: int,
+        tokens: Sequence[int],
+        following: int,
+        num_top: int,
+    ) -> tuple[list[float], list[list[tuple[int, float]]]]:
+        logprobs, tops = [], []
+        after = (*tokens[1:], following)
+        for index, (token, next_token) in enumerate(zip(tokens, after, strict=True)):
+            super().run(pool, [slot], [position + index], [[token]], [None])
+            logprobs.append(logprob_of(_hashed(pool, slot), next_token))
+            tops.append(list(top_of(_hashed(pool, slot), num_top)))
+        return logprobs, tops
+
+    def embed(
+        self, pool: npt.NDArray[np.uint8], slot: int, position: int, tokens: Sequence[int]
+    ) -> npt.NDArray[np.float64]:
+        total = np.zeros(3)
+        for index, token in enumerate(tokens):
+            super().run(pool, [slot], [position + index], [[token]], [None])
+            total += hidden_of(_hashed(pool, slot))
+        return total
+
+
+def _hashed(pool: npt.NDArray[np.uint8], slot: int) -> Hashed:
+    return Hashed(*pool[slot].view(np.int64)[:2].tolist())

@@ -1,0 +1,270 @@
+"""Nothing that happens to a session on the way changes what a grammar makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from server.engine.engine import Engine
+from server.engine.value import Constraint
+from tests.fakes import FakeRuntime
+from tests.server.engine.grammars import (
+    GRAMMAR,
+    LENGTH,
+    PROMPT,
+    SEED,
+    VOCAB_SIZE,
+    FakeMatchers,
+    constrained,
+    constraint,
+)
+from tests.server.engine.ledger import Ledger
+from tests.tiny import drain, finished, request, solo, tokens_of
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime(VOCAB_SIZE)
+
+
+@pytest.fixture
+def make(make_engine: MakeEngine, matchers: FakeMatchers) -> MakeEngine:
+    return lambda **config: make_engine(**{"matchers": matchers, **config})
+
+
+@pytest.fixture
+def whole(make: MakeEngine) -> list[int]:
+    """What the grammar makes of `PROMPT`, left alone: all that it may hold."""
+    events = solo(make(), constrained())
+    assert finished(events).finish_reason == "stop"
+    assert len(tokens_of(events)) == LENGTH
+    return tokens_of(events)
+
+
+def run(engine: Engine, num_steps: int) -> list[int]:
+    return tokens_of(event for _ in range(num_steps) for event in engine.step(0.0))
+
+
+PLACES = [1, 2, 15, 28, 29]
+
+
+def parked(engine: Engine, session: str) -> str:
+    engine.park("r")
+    for index in range(2):  # each needs the slot
+        solo(engine, request(f"other{index}", (5, 6)))
+    engine.unpark("r")
+    return session
+
+
+def left_alone(engine: Engine, session: str) -> str:
+    return session
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("away", [parked, left_alone])
+def test_rest_is_the_same_after_a_pause(
+    make: MakeEngine,
+    matchers: FakeMatchers,
+    whole: list[int],
+    place: int,
+    away: Callable[[Engine, str], str],
+) -> None:
+    engine = make(max_sessions=1, max_asleep=2)
+    engine.submit(replace(constrained(), keep=True), 0.0)
+    seen: list[int] = []
+    while len(seen) < place:
+        seen += run(engine, 1)
+    before = matchers.num_made
+    away(engine, "")
+    assert seen + tokens_of(drain(engine)["r"]) == whole
+    assert matchers.num_made == before + (away is parked)  # it went with the slot
+
+
+@pytest.mark.parametrize("grammar", ["700", "400"])
+def test_long_texts_that_make_room_for_each_other_are_the_same(
+    make: MakeEngine, grammar: str
+) -> None:
+    """Each is preempted in its turn."""
+    prompts = [(n, n + 1) for n in range(1, 4)]
+    options = {"grammar": grammar, "max_tokens": 600, "seed": 1}
+    alone = [tokens_of(solo(make(), constrained(prompt, **options))) for prompt in prompts]
+    engine = make(max_sessions=1, max_asleep=4)
+    for name, prompt in zip("abc", prompts, strict=True):
+        engine.submit(replace(constrained(prompt, **options), request_id=name), 0.0)
+    events = drain(engine)
+    assert [tokens_of(events[name]) for name in "abc"] == alone
+    assert engine.stats().preemptions_total > 0 or max(map(len, alone)) < 256
+
+
+@pytest.mark.parametrize("save_interval", [1, 4, 10**6])
+@pytest.mark.parametrize("place", PLACES)
+def test_rest_is_the_same_after_a_crash(
+    make: MakeEngine, whole: list[int], place: int, save_interval: int
+) -> None:
+    """From the log alone, and from a value and the end of the log."""
+    ledger, engine = Ledger(), make(save_interval=save_interval)
+    engine.submit(replace(constrained(), keep=True), 0.0)
+    seen: list[int] = []
+    while len(seen) < place:
+        seen += run(engine, 1)
+    ledger.take(engine.take_records())
+    (session,) = ledger.entries
+    for past in ledger.pasts(session):
+        heir = make()
+        heir.restore(past, 0.0)
+        assert constraint(heir, session) == Constraint(GRAMMAR, tuple(seen))
+        heir.unpark("r")
+        events = drain(heir)["r"]
+        assert seen + tokens_of(events) == whole
+        assert finished(events).grammar_ended
+    drain(engine)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rest_is_the_same_after_a_stay_in_the_store(
+    make: MakeEngine, whole: list[int], place: int
+) -> None:
+    """What runs is retired, and another engine goes on with it."""
+    ledger, engine, heir = Ledger(), make(can_evict=True), make()
+    engine.submit(replace(constrained(), keep=True), 0.0)
+    seen: list[int] = []
+    while len(seen) < place:
+        seen += run(engine, 1)
+    engine.retire(1)
+    drain(engine)
+    ledger.take(engine.take_records())
+    (session,) = ledger.entries
+    heir.restore(ledger.past(session), 0.0)
+    heir.unpark("r")
+    assert seen + tokens_of(drain(heir)["r"]) == whole
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_idle_session_comes_back_from_the_store_under_its_grammar(
+    make: MakeEngine, whole: list[int], place: int
+) -> None:
+    ledger, engine = Ledger(), make(max_sessions=2, can_evict=True)
+    session = finished(solo(engine, replace(constrained(max_tokens=place), keep=True))).session
+    assert session is not None
+    for _ in range(2):
+        engine.create_session("me", 1.0)
+    ledger.take(engine.take_records())
+    assert engine.restore(ledger.past(session), 2.0).position == 1 + len(PROMPT) + place
+    rest = tokens_of(solo(engine, request("s", (), session, max_tokens=60, seed=SEED), 2.0))
+    assert whole[:place] + rest == whole
+
+
+@pytest.mark.parametrize("save_interval", [3, 10**6])
+@pytest.mark.parametrize("way", ["fork", "rewind"])
+def test_rest_is_the_same_from_any_token_of_the_past(
+    make: MakeEngine, whole: list[int], way: str, save_interval: int
+) -> None:
+    ledger, engine = Ledger(), make(save_interval=save_interval)
+    session = finished(solo(engine, replace(constrained(), keep=True))).session
+    assert session is not None
+    ledger.take(engine.take_records())
+    start = 1 + len(PROMPT)
+    for place in range(LENGTH - 1, 0, -1):
+        past = ledger.past(session, start + place)
+        if way == "fork":
+            name = engine.fork(session, "me", 1, 0.0, past)[0].session
+        else:
+            name = engine.rewind(session, "me", past, 0.0).session
+        ledger.take(engine.take_records())
+        assert constraint(engine, name) == Constraint(GRAMMAR, tuple(whole[:place]))
+        if way == "fork":
+            rest = tokens_of(solo(engine, request("s", (), name, max_tokens=60, seed=SEED)))
+            assert whole[:place] + rest == whole
+            engine.delete_session(name, "me")
+    if way == "rewind":
+        heir = make()
+        heir.restore(ledger.past(session), 0.0)
+        for one in (engine, heir):
+            rest = tokens_of(solo(one, request("s", (), session, max_tokens=60, seed=SEED)))
+            assert whole[:1] + rest == whole
+
+
+def test_whole_text_of_the_past_is_free(make: MakeEngine) -> None:
+    ledger, engine = Ledger(), make()
+    session = finished(solo(engine, replace(constrained(), keep=True))).session
+    assert session is not None
+    solo(engine, request("s", (5, 6), session))
+    ledger.take(engine.take_records())
+    past = ledger.past(session, 1 + len(PROMPT) + LENGTH)
+    (copy,) = engine.fork(session, "me", 1, 0.0, past)
+    assert constraint(engine, copy.session) is None
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_fork_of_what_runs_goes_on_like_it(make: MakeEngine, whole: list[int], place: int) -> None:
+    engine = make()
+    engine.submit(replace(constrained(), keep=True), 0.0)
+    seen: list[int] = []
+    while len(seen) < place:
+        seen += run(engine, 1)
+    (session,) = (id for id, _ in engine.take_records()[:1])
+    (copy,) = engine.fork(session, "me", 1, 0.0)
+    engine.submit(request("s", (), copy.session, max_tokens=60, seed=SEED), 0.0)
+    events = drain(engine)
+    assert seen + tokens_of(events["r"]) == seen + tokens_of(events["s"]) == whole
+
+
+def test_session_goes_on_elsewhere_under_its_grammar(make: MakeEngine, whole: list[int]) -> None:
+    engine, other = make(), make()
+    session = finished(solo(engine, replace(constrained(max_tokens=9), keep=True))).session
+    assert session is not None
+    adopted = other.adopt(engine.value(session, "me"), "you", 0.0).session
+    again = request("s", (), adopted, owner="you", max_tokens=60, seed=SEED)
+    assert whole[:9] + tokens_of(solo(other, again)) == whole
+
+
+def test_session_under_a_grammar_that_nobody_here_reads_fails_alone(
+    make: MakeEngine, make_engine: MakeEngine
+) -> None:
+    engine, other = make(), make_engine()
+    session = finished(solo(engine, replace(constrained(max_tokens=9), keep=True))).session
+    assert session is not None
+    adopted = other.adopt(engine.value(session, "me"), "me", 0.0).session
+    other.submit(request("s", (), adopted), 0.0)
+    other.submit(request("peer"), 0.0)
+    events = drain(other)
+    assert finished(events["s"]).finish_reason == "error"
+    assert finished(events["peer"]).finish_reason == "length"
+
+
+def test_present_of_a_rewound_session_is_that_of_its_rewinding(make: MakeEngine) -> None:
+    """Also where a later request without text began at the same place, and was saved there."""
+    ledger, engine = Ledger(), make(max_sessions=1, can_evict=True)
+    session = finished(solo(engine, replace(constrained(max_tokens=9), keep=True))).session
+    assert session is not None
+    before = constraint(engine, session)
+    engine.submit(constrained((), session, grammar="3"), 0.0)
+    engine.cancel("r")
+    drain(engine)
+    assert constraint(engine, session) == Constraint("3")
+    ledger.take(engine.take_records())
+    past = next(ledger.pasts(session, 1 + len(PROMPT) + 9))
+    engine.retire(1)
+    ledger.take(engine.take_records())
+    engine.restore(ledger.past(session), 0.0)
+    engine.rewind(session, "me", past, 0.0)
+    ledger.take(engine.take_records())
+    assert constraint(engine, session) == before
+    for way in ledger.pasts(session):
+        heir = make()
+        heir.restore(way, 0.0)
+        assert constraint(heir, session) == before
+
+
+def test_within_its_prompt_a_session_of_the_past_was_under_no_grammar(make: MakeEngine) -> None:
+    ledger, engine = Ledger(), make()
+    session = finished(solo(engine, replace(constrained(), keep=True))).session
+    assert session is not None
+    ledger.take(engine.take_records())
+    for at, wanted in ((2, None), (1 + len(PROMPT), Constraint(GRAMMAR))):
+        (copy,) = engine.fork(session, "me", 1, 0.0, ledger.past(session, at))
+        assert constraint(engine, copy.session) == wanted

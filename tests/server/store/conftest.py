@@ -1,0 +1,38 @@
+"""Every kind of store, for the tests of what all of them promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.store.base import Store
+from server.store.memory_store import MemoryStore
+from server.store.sqlite_store import open_store
+from server.store.upkeep import Limits
+from tests.server.store.records import IDENTITY
+
+STORES = ("memory", "full", "relaxed")
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "memory":
+        made: Store = MemoryStore()
+    else:
+        made = open_store(tmp_path / "store", IDENTITY, request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=STORES)
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A store that keeps 1000 tokens of a log, and a session for an hour."""
+    if request.param == "memory":
+        made: Store = MemoryStore(max_log_tokens=1000, retention_s=3600)
+    else:
+        limits = Limits(max_log_tokens=1000, retention_s=3600)
+        made = open_store(tmp_path / "store", IDENTITY, request.param, limits=limits)
+    yield made
+    made.close()

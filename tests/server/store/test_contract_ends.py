@@ -1,0 +1,188 @@
+"""What every store promises of keys, lists, ends and limits: see `test_contract`."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.engine.errors import SessionNotFound
+from server.engine.value import Accepted
+from server.store.base import Store
+from server.store.errors import HistoryGone, StoreLost
+from server.store.memory_store import MemoryStore
+from tests.server.store.records import Writer, text_after
+
+
+class TestKeys:
+    def test_a_key_names_its_request(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(2, request_id="r0")])
+        store.commit([writer.accepted(key="k", request_id="r1"), writer.token()])
+        keyed = store.find_key("ann", "k")
+        assert keyed is not None
+        assert (keyed.session, keyed.request_id, keyed.first_seq) == ("s1", "r1", 3)
+        assert (keyed.length, keyed.finished, keyed.is_append) == (4, None, False)
+        store.commit([writer.finished()])
+        keyed = store.find_key("ann", "k")
+        assert keyed is not None
+        assert keyed.finished == writer.entries[-1]
+
+    def test_appending_is_told_from_generating(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), writer.accepted(key="k", feeds_only=True)])
+        store.commit([writer.finished(None)])
+        keyed = store.find_key("ann", "k")
+        assert keyed is not None
+        assert keyed.is_append
+        assert keyed.finished is not None
+
+    def test_is_its_owners_alone(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(1, key="k")])
+        assert store.find_key("bob", "k") is None
+        assert store.find_key("ann", "l") is None
+
+    def test_outlives_its_session(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(1, key="k"), writer.deleted()])
+        keyed = store.find_key("ann", "k")
+        assert keyed is not None
+        assert keyed.finished == writer.entries[-1]
+
+    def test_a_later_request_does_not_end_an_earlier_key(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(1, key="k", request_id="r1")])
+        ended = writer.entries[-1]
+        store.commit(writer.turn(1, request_id="r2"))
+        keyed = store.find_key("ann", "k")
+        assert keyed is not None
+        assert keyed.finished == ended
+
+
+class TestList:
+    def test_is_ordered_by_id_and_goes_on(self, store: Store) -> None:
+        for name in ("c", "a", "d", "b"):
+            store.commit([Writer(name).opened()])
+        store.commit([Writer("bb", "bob").opened()])
+        assert [each.id for each in store.list("ann", None, 3)] == ["a", "b", "c"]
+        assert [each.id for each in store.list("ann", "c", 3)] == ["d"]
+        assert [each.id for each in store.list(None, "b", 2)] == ["bb", "c"]
+
+    def test_shows_where_a_session_is(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), writer.accepted(), *writer.tokens(4)])
+        (listed,) = store.list("ann", None, 10)
+        assert (listed.id, listed.owner, listed.epoch) == ("s1", "ann", 0)
+        assert (listed.length, listed.seq, listed.unfinished) == (6, 4, True)
+        store.commit([writer.finished()])
+        (listed,) = store.list("ann", None, 10)
+        assert (listed.seq, listed.unfinished) == (5, False)
+
+    def test_counts_bytes_of_each_owner(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(5), writer.saved()])
+        store.maintain(0.0)
+        (listed,) = store.list("ann", None, 10)
+        assert listed.stored_bytes == store.stored_bytes("ann") > 0
+        assert store.stored_bytes("bob") == 0
+        store.commit([writer.deleted()])
+        assert store.stored_bytes("ann") == 0
+
+
+class TestUnfinished:
+    def test_is_what_has_no_end(self, store: Store) -> None:
+        running, ended, evicted = Writer("a"), Writer("b"), Writer("c", "bob")
+        for writer in (running, ended, evicted):
+            store.commit([writer.opened(), writer.accepted(), *writer.tokens(2)])
+        store.commit([ended.finished(), evicted.saved(evicted=True)])
+        store.maintain(0.0)
+        assert sorted(store.unfinished()) == [("a", "ann"), ("c", "bob")]
+
+
+class TestDelete:
+    def test_leaves_nothing(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(5), writer.saved()])
+        store.commit([writer.deleted()])
+        store.maintain(0.0)
+        with pytest.raises(SessionNotFound):
+            store.load("s1", "ann")
+        assert store.list(None, None, 10) == []
+        assert store.unfinished() == []
+
+    def test_twice_is_as_once(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened()])
+        store.commit([writer.deleted(), writer.deleted()])
+        store.commit([writer.deleted()])
+
+    def test_records_of_an_unknown_session_are_refused_whole(self, store: Store) -> None:
+        known, unknown = Writer("a"), Writer("b")
+        store.commit([known.opened(), known.accepted()])
+        unknown.opened()
+        with pytest.raises(StoreLost):
+            store.commit([known.token(), unknown.accepted()])
+        (listed,) = store.list(None, None, 10)
+        assert (listed.id, listed.seq) == ("a", 0)
+
+
+class TestLimits:
+    def test_an_old_log_is_cut_and_says_so(self, small: Store) -> None:
+        writer = Writer()
+        small.commit([writer.opened()])
+        for tick in range(20):
+            small.commit([*writer.turn(300), writer.saved()])
+            small.maintain(float(tick))
+        with pytest.raises(HistoryGone):
+            small.read("s1", "ann", 0, 10)
+        with pytest.raises(HistoryGone):
+            small.load("s1", "ann", 5)
+        loaded = small.load("s1", "ann")
+        assert (loaded.value.length, loaded.entries) == (len(writer.text), [])
+        last = writer.value.seq
+        assert [e.seq for e in small.read("s1", "ann", last - 5, 10)] == [
+            *range(last - 4, last + 1)
+        ]
+
+    def test_the_newest_values_lead_on_after_a_cut(self, small: Store) -> None:
+        writer = Writer()
+        small.commit([writer.opened()])
+        for tick in range(20):
+            small.commit([*writer.turn(100), writer.saved()])
+            small.maintain(float(tick))
+        at = len(writer.text) - 150
+        loaded = small.load("s1", "ann", at)
+        assert text_after(loaded.value.length, loaded.entries)[at - 1] == writer.text[at - 1]
+
+    def test_what_nobody_uses_expires(self, small: Store) -> None:
+        used, unused = Writer("used"), Writer("unused")
+        small.maintain(0.0)
+        for writer in (used, unused):
+            small.commit([writer.opened(), *writer.turn(2), writer.saved(evicted=True)])
+        small.maintain(3000.0)
+        small.load("used", "ann")
+        small.maintain(3500.0)
+        assert len(small.list(None, None, 10)) == 2
+        small.maintain(3700.0)
+        small.maintain(3701.0)
+        assert [each.id for each in small.list(None, None, 10)] == ["used"]
+
+    def test_what_the_engine_holds_or_has_not_ended_does_not_expire(self, small: Store) -> None:
+        held, running = Writer("held"), Writer("running")
+        small.maintain(0.0)
+        small.commit([held.opened(), *held.turn(2)])
+        small.commit([running.opened(), running.accepted(), running.saved(evicted=True)])
+        small.maintain(10_000.0)
+        small.maintain(20_000.0)
+        assert [each.id for each in small.list(None, None, 10)] == ["held", "running"]
+        assert isinstance(small.load("held", "ann").entries[0], Accepted)
+
+
+def test_old_states_of_memory_go_first() -> None:
+    store = MemoryStore(max_state_bytes=24 * 6)
+    evicted, live = Writer("evicted"), Writer("live")
+    store.commit([evicted.opened(), *evicted.turn(2), evicted.saved(evicted=True), live.opened()])
+    for _ in range(20):
+        store.commit([*live.turn(2), live.saved()])
+    assert store.load("evicted", "ann").value.length == 4
+    assert store.load("live", "ann").value.length == len(live.text)
+    assert store.stored_bytes("ann") < 24 * 9 + 100 * 200

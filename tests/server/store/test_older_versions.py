@@ -1,0 +1,95 @@
+"""What the first version has written is read: a store that it left in a crash, and an export.
+
+``version_1.json`` was made by that version: the session ``done`` has two turns, of
+which a rewind has taken back a part, ``runs`` is in the middle of one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from server.engine.types import SamplingParams, TokenEvent
+from server.store.check import problems
+from server.store.migrations import MIGRATIONS
+from server.store.portable import import_session
+from server.store.sqlite_store import SqliteStore, open_store
+from tests.server.store.records import IDENTITY, block, text_after
+
+OLD: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text("utf-8"))
+TEXTS = {
+    "done": [1, 2, 102, 103, 104, 105, 106, 1, 2],
+    "runs": [7, 8, 9, 103, 104, 105, 106, 107, 108],
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The store, as it was left."""
+    folder = tmp_path / "store"
+    for name, data in OLD["files"].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(bytes.fromhex(data))
+    connection = apsw.Connection(str(folder / "sessions.sqlite3"))
+    connection.execute("\n".join(OLD["sql"]))
+    connection.pragma("journal_mode", "WAL")
+    assert connection.pragma("user_version") == 1
+    connection.close()
+    return folder
+
+
+@pytest.fixture
+def store(path: Path) -> SqliteStore:
+    return open_store(path, IDENTITY)
+
+
+@pytest.mark.parametrize("session", TEXTS)
+@pytest.mark.parametrize("at", [None, 5, 0])
+def test_sessions_are_as_they_were(store: SqliteStore, session: str, at: int | None) -> None:
+    loaded = store.load(session, "ann", at)
+    found = text_after(loaded.value.length, loaded.entries)
+    wanted = TEXTS[session][:at]
+    assert all(a in (None, b) for a, b in zip(found, wanted, strict=False))
+    assert len(found) >= len(wanted)
+    if loaded.value.state is not None:
+        assert bytes(loaded.value.state.data) == bytes(block(loaded.value.position).data)
+    assert loaded.value.constraint is None
+    store.close()
+
+
+def test_what_ran_goes_on_as_it_was_asked_for(store: SqliteStore) -> None:
+    assert store.unfinished() == [("runs", "ann")]
+    progress = store.load("runs", "ann").value.progress
+    assert progress is not None
+    assert progress.request.sampling == SamplingParams()
+    events = store.read("runs", "ann", 0, 100)
+    assert [event.token_id for event in events if isinstance(event, TokenEvent)] == (
+        TEXTS["runs"][3:]
+    )
+    store.close()
+
+
+def test_work_under_a_key_is_known(store: SqliteStore) -> None:
+    found = store.find_key("ann", "ann-1")
+    assert found is not None
+    assert found.finished is not None
+    assert found.finished.usage.completion_tokens == 3
+    store.close()
+
+
+def test_store_is_whole_and_of_this_version_afterwards(path: Path) -> None:
+    open_store(path, IDENTITY).close()
+    assert list(problems(path)) == []
+    connection = apsw.Connection(str(path / "sessions.sqlite3"))
+    assert connection.pragma("user_version") == len(MIGRATIONS)
+    connection.close()
+
+
+def test_exported_session_can_be_imported() -> None:
+    value = import_session(bytes.fromhex(OLD["export"]), IDENTITY, b"key")
+    assert (value.position, value.pending, value.constraint) == (3, 6, None)
+    assert value.recent == (1, 2, 3)
