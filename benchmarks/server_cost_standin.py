@@ -17,6 +17,7 @@ from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
 from server.api.porter import Signing
+from server.api.service import make_service
 from server.config import ServerConfig
 from server.driver import Driver
 from server.engine.engine import Engine, EngineConfig
@@ -24,6 +25,7 @@ from server.engine.runner import NO_TOKEN, Draw, Feed
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 from server.metrics import Metrics
+from server.models import Models
 from server.serving import bind, serve
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
@@ -88,7 +90,8 @@ def main() -> int:
     config = ServerConfig.load(host=LOCAL, port=0, outbox_events=OUTBOX_EVENTS)
     driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
     identity = Identity("", "", "", "", 0, "")
-    app = create_app(driver, tokenizer, MODEL, config, "0.0.0", Signing(identity, b""))
+    service = make_service(driver, tokenizer, MODEL, config, Signing(identity, b""))
+    app = create_app(Models.only(service), config, "0.0.0")
     with bind(LOCAL, 0) as listener:
         print(listener.getsockname()[1], flush=True)
         return serve(app, config, listener)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,8 @@ from pydantic import (
 MIB = 1 << 20
 PREFIX = "EVERSTREAM_"
 BUNDLED_NAME = "everstream-stories"
+#: What a model may be called: it is the name of a folder of its store, too.
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -45,6 +47,17 @@ _VARIABLE_ONLY = frozenset(
 )
 
 
+class ModelSource(NamedTuple):
+    """A model to serve: a folder, or a hub id; None is the bundled one.
+
+    ``is_named`` where the operator gave the name, and it was not taken from the source.
+    """
+
+    name: str
+    source: str | None
+    is_named: bool = False
+
+
 class ConfigError(ValueError):
     """A setting that cannot be; the message names its flag and its variable."""
 
@@ -67,14 +80,17 @@ class ServerConfig(BaseModel):
     that are admitted and not yet running, ``outbox_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in.
     ``store`` is the folder of the durable sessions, or "memory"; `load` puts a
-    folder of the user's in the place of None, one for each model. ``sleep_memory``
+    folder of the user's in the place of None. ``model_dir`` is where models may
+    be loaded from at run time; None: they may not. Bounds of memory and of the
+    store are those of each model. ``sleep_memory``
     and ``prefix_cache`` are bytes of states outside the pool, ``store_memory`` bytes
     of what a store in memory keeps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str | None = None
+    model: tuple[ModelSource, ...] = (ModelSource(BUNDLED_NAME, None),)
+    model_dir: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     backend: Literal["auto", "native", "torch"] = "auto"
@@ -116,6 +132,7 @@ class ServerConfig(BaseModel):
     keys_file: Path | None = None
     allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    retire_timeout_s: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
 
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -129,6 +146,27 @@ class ServerConfig(BaseModel):
     @classmethod
     def _size(cls, value: object) -> object:
         return parse_bytes(value) if isinstance(value, str) else value
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _sources(cls, value: object) -> object:
+        """``name=source`` or ``source``, once or several times, with commas in a variable."""
+        if isinstance(value, str):
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
+            return value
+        return tuple(map(model_source, value))
+
+    @field_validator("model")
+    @classmethod
+    def _own_names(cls, value: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
+        if not value or not all(source.name for source in value):
+            raise ValueError("must name a model")
+        if len({source.name for source in value}) < len(value):
+            raise ValueError("two models have the same name; give them as NAME=PATH")
+        if sum(not source.is_named for source in value) > 1:
+            raise ValueError("of several models all but one must be given as NAME=PATH")
+        return value
 
     @field_validator("api_keys", "admin_keys", "allowed_origins", mode="before")
     @classmethod
@@ -173,18 +211,26 @@ class ServerConfig(BaseModel):
         variables = {name: environment.get(PREFIX + name.upper()) for name in cls.model_fields}
         given = {name: value for name, value in flags.items() if value is not None}
         chosen = {name: value for name, value in variables.items() if value is not None} | given
-        if "store" not in chosen:
-            state = environment.get("XDG_STATE_HOME") or "~/.local/state"
-            chosen["store"] = f"{state}/everstream/{model_name(chosen.get('model'))}"
         try:
-            return cls(**chosen)
+            config = cls(**chosen)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+        if config.store is not None:
+            return config
+        state = environment.get("XDG_STATE_HOME") or "~/.local/state"
+        unnamed = [source.name for source in config.model if not source.is_named]
+        return config.model_copy(update={"store": "/".join([state, "everstream", *unnamed])})
 
 
-def model_name(model: str | None) -> str:
-    """What clients call the model of a folder or a hub id, or the bundled one."""
-    return Path(model).name if model else BUNDLED_NAME
+def model_source(text: str) -> ModelSource:
+    """``NAME=SOURCE``, or a source alone, which is named by its last part.
+
+    A path with an equals sign before its first slash can be given as ``./a=b``.
+    """
+    name, equals, source = text.partition("=")
+    if equals and source and re.fullmatch(MODEL_NAME, name):
+        return ModelSource(name, source, is_named=True)
+    return ModelSource(Path(text).name, text)
 
 
 def flag_of(field: str) -> str:

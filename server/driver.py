@@ -12,35 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from server.engine.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
 from server.engine.prefix_cache import Evicted
-from server.engine.types import EngineStats, Event, Finished, Request, SessionInfo, TokenEvent
-from server.engine.value import Accepted, Past, Record, SessionValue, StateBlock
+from server.engine.types import EngineStats, Event, Request, SessionInfo
+from server.engine_thread import Clock, Command, EngineLike, EngineThread, Step
 from server.journal import Journal
-from server.mailbox import Mailbox
 from server.metrics import Metrics
 from server.readers import Readers, Sink
 from server.store.base import Store
 from server.store.errors import StoreFull
+from server.tenant import Tenant
 from server.tracing import OFF, Tracer
 
-logger = logging.getLogger("everstream.driver")
-
-MAX_COMMANDS = 4096
-MAX_UNDELIVERED = 16
 STALL_S = 5.0
 #: Sessions whose states are copied before the store has written them.
 RETIRED_AT_ONCE = 32
 
 R = TypeVar("R")
-Clock = Callable[[], float]
 
 
 class Draining(EngineError):
@@ -50,98 +42,6 @@ class Draining(EngineError):
 
     def __init__(self) -> None:
         super().__init__("the server is draining; try another one")
-
-
-Room = Literal["max_running", "max_sessions", "max_stored_bytes"]
-
-
-class TenantLimits(Protocol):
-    """What is kept for a tenant; None is no bound."""
-
-    @property
-    def max_sessions(self) -> int | None: ...
-    @property
-    def max_stored_bytes(self) -> int | None: ...
-
-
-class Tenant(Protocol):
-    """An owner with limits: see `server.api.tenants`."""
-
-    @property
-    def limits(self) -> TenantLimits: ...
-
-    def check_tokens(self) -> None: ...
-    def check_room(self, limit: Room, number: int, /) -> None: ...
-    def spend(self, num_tokens: int, /) -> None: ...
-
-
-class EngineLike(Protocol):
-    """What the driver needs of `server.engine.engine.Engine`; see there."""
-
-    def submit(self, request: Request, now: float) -> None: ...
-    def cancel(self, request_id: str) -> None: ...
-    def park(self, request_id: str) -> None: ...
-    def unpark(self, request_id: str) -> None: ...
-    def detach(self, request_id: str) -> None: ...
-    def attach(self, session: str, owner: str, request_id: str, take_over: bool) -> SessionInfo: ...
-    def go_on(self, session: str, owner: str) -> None: ...
-    def create_session(self, owner: str, now: float) -> SessionInfo: ...
-    def session_info(self, session: str, owner: str, now: float) -> SessionInfo: ...
-    def cancel_session(self, session: str, owner: str) -> None: ...
-    def delete_session(self, session: str, owner: str) -> None: ...
-    def value(self, session: str, owner: str) -> SessionValue: ...
-    def fork(
-        self, session: str, owner: str, num: int, now: float, past: Past | None = None
-    ) -> list[SessionInfo]: ...
-    def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo: ...
-    def rewind(self, session: str, owner: str, past: Past, now: float) -> SessionInfo: ...
-    def restore(self, past: Past, now: float) -> SessionInfo: ...
-    def retire(self, max_sessions: int) -> int: ...
-    def discard_kept(self, error: EngineError) -> None: ...
-    def insert_prefix(self, owner: str, tokens: tuple[int, ...], block: StateBlock) -> None: ...
-    def take_usage(self) -> dict[str, int]: ...
-    def num_running(self, owner: str) -> int: ...
-    def take_evicted_prefixes(self) -> list[Evicted]: ...
-    def take_records(self) -> list[Record]: ...
-    def step(self, now: float) -> list[Event]: ...
-    def has_work(self) -> bool: ...
-    def next_expiry(self) -> float | None: ...
-    def expire(self, now: float) -> None: ...
-    def stats(self) -> EngineStats: ...
-
-
-@dataclass(slots=True)
-class _Command:
-    """A call on the engine, and the future in the event loop that wants its result.
-
-    ``logged`` says that it counts only if the step's records do. ``arrived`` is
-    called with the result in the event loop, before any event that came after it,
-    unless nobody waits for it any more.
-    With a ``generation`` it begins a new one: nothing before it is in the same step.
-    """
-
-    call: Callable[[EngineLike, float], Any]
-    future: asyncio.Future[Any] | None
-    request_ids: tuple[str, ...] = ()
-    arrived: Callable[[Any], None] | None = None
-    result: Any = None
-    error: EngineError | None = None
-    logged: bool = False
-    generation: int | None = None
-
-
-@dataclass(slots=True)
-class _Step:
-    """What one turn of the engine's thread has made, and when it was done."""
-
-    commands: list[_Command]
-    events: list[Event]
-    records: list[Record]
-    generation: int
-    done_s: float
-    prefixes: list[Evicted] = field(default_factory=list)
-    usage: dict[str, int] = field(default_factory=dict)
-    lost: EngineError | None = None
 
 
 class Driver:
@@ -165,23 +65,25 @@ class Driver:
         self.died = asyncio.Event()
         self.durable = store.durable
         self.on_evicted_prefixes: Callable[[list[Evicted]], None] = lambda evicted: None
-        self._engine = engine
         self._tracer = tracer
         self._clock = clock
-        self._mailbox: Mailbox[_Command] = Mailbox(MAX_COMMANDS)
-        self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[Step] = deque()
         self._awaits_delivery = False
-        self._generation = 0
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._last_stats = engine.stats()
         self._journal = Journal(store, clock, self._pass_on, self._forget_kept, self._call_die)
+        self._thread = EngineThread(engine, clock, self._journal.add, self._call_die)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = Readers(metrics)
         self._held: dict[Sink, set[str]] = {}
         self._calls: set[asyncio.Future[Any]] = set()
-        self._draining = False
-        self._working_since: float | None = None
-        self._last_stats = engine.stats()
+        #: Why new work is refused, where it is.
+        self._refusal: Callable[[], EngineError] | None = None
+        self._retirement: Callable[[], EngineError] | None = None
+        self._users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -190,11 +92,11 @@ class Driver:
 
     async def stop(self, timeout_s: float = STALL_S) -> bool:
         """Ends the threads after what they are at; False if they did not end in time."""
-        self._mailbox.close()
-        await asyncio.to_thread(self._thread.join, timeout_s)
+        self._thread.close()
+        ended = await asyncio.to_thread(self._thread.join, timeout_s)
         closed = await asyncio.to_thread(self._journal.close, timeout_s)
         self._fail_all(InternalFailure("the server has stopped"))
-        return closed and not self._thread.is_alive()
+        return closed and ended
 
     # Work
 
@@ -299,7 +201,6 @@ class Driver:
 
     async def stats(self) -> EngineStats:
         """The engine's counts; the last known ones where it does not answer any more."""
-        self.metrics.store_works = self._journal.error is None
         if self.healthy:
             with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(STALL_S):
@@ -317,18 +218,23 @@ class Driver:
 
         ``work`` is refused while the server drains.
         """
-        if work and self._draining:
-            raise Draining
+        if work and self._refusal is not None:
+            raise self._refusal()
         if self.died.is_set():
             raise InternalFailure("the engine has stopped")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        if not self._mailbox.post(_Command(call, future, request_ids, arrived)):
+        if not self._thread.post(Command(call, future, request_ids, arrived)):
             raise QueueFull("too many commands wait for the engine")
         self._calls.add(future)
         try:
             return await future
         finally:
             self._calls.discard(future)
+
+    @property
+    def store_works(self) -> bool:
+        """Whether kept sessions can go on."""
+        return self._journal.error is None
 
     async def ask_store(self, ask: Callable[[Store], R]) -> R:
         """An answer of the store, after all that has been done before. Raises `EngineError`.
@@ -350,7 +256,7 @@ class Driver:
 
     def _tell(self, call: Callable[[EngineLike, float], object]) -> None:
         """A command that gives something back: it is never refused."""
-        self._mailbox.post(_Command(call, None), urgent=True)
+        self._thread.post(Command(call, None), urgent=True)
 
     # Life
 
@@ -360,22 +266,54 @@ class Driver:
         now = self._clock()
         stalled = any(
             since is not None and now - since > STALL_S
-            for since in (self._working_since, self._journal.working_since)
+            for since in (self._thread.working_since, self._journal.working_since)
         )
-        return self._thread.is_alive() and not self.died.is_set() and not stalled
+        return self._thread.alive and not self.died.is_set() and not stalled
 
     @property
     def ready(self) -> bool:
-        return self.healthy and not self._draining and self._journal.error is None
+        return self.healthy and self._refusal is None and self.store_works
 
     @property
     def takes_sockets(self) -> bool:
         """Whether a new socket is of use, be it for what nobody keeps."""
-        return self.healthy and not self._draining
+        return self.healthy and self._refusal is None
 
     def begin_drain(self) -> None:
         """Refuses new work from here on; what runs goes on."""
-        self._draining = True
+        self._refusal = Draining
+
+    def begin_retirement(self, refusal: Callable[[], EngineError]) -> None:
+        """Lets sessions rest as they are: see `check_retirement`.
+
+        What runs goes on and may still be read again, and requests of those who use the
+        driver by now are still taken.
+        """
+        self._retirement = refusal
+
+    def check_retirement(self) -> None:
+        """Raises what refuses new work on a session, where sessions go on no more."""
+        if self._retirement is not None:
+            raise self._retirement()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Held by those who may still ask for work."""
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
+    async def finished(self) -> None:
+        """Returns when nobody uses it, and nothing runs any more, whether it is read or not."""
+        ends = (self._unused, self._readers.idle, self._idle)
+        while not all(end.is_set() for end in ends):
+            for end in ends:
+                await end.wait()
 
     async def retire(self) -> None:
         """Saves all kept sessions, and tells the readers of those that run where they stand."""
@@ -399,11 +337,12 @@ class Driver:
         steps = [self._steps.popleft() for _ in range(len(self._steps))]
         if not steps:
             return
-        self._undelivered.release(len(steps))
+        self._thread.delivered(len(steps))
+        (self._idle.set if steps[-1].is_idle else self._idle.clear)()
         batches: dict[Sink, list[Event]] = {}
         for step in steps:
             if step.lost is not None:
-                _lose(step)
+                step.lose()
             for command in step.commands:
                 self._answer(command)
             self._readers.sort(step.events, step.done_s, batches)
@@ -419,7 +358,7 @@ class Driver:
             if not sink.put(events):
                 self.release(sink)
 
-    def _answer(self, command: _Command) -> None:
+    def _answer(self, command: Command) -> None:
         if command.error is not None:
             for request_id in command.request_ids:
                 self._readers.refuse(request_id, command.error)
@@ -440,7 +379,8 @@ class Driver:
 
     def _die(self) -> None:
         self.died.set()
-        self._mailbox.close()
+        self._thread.close()
+        self._idle.set()
         self._fail_all(InternalFailure("the engine has stopped"))
 
     def _fail_all(self, error: EngineError) -> None:
@@ -449,64 +389,9 @@ class Driver:
                 future.set_exception(error)
         self._readers.fail_all(error)
 
-    # The engine's thread
-
-    def _run(self) -> None:
-        try:
-            while (commands := self._mailbox.take(self._patience_s())) is not None:
-                self._turn(commands)
-        except BaseException:  # whatever it is, the thread is no more
-            logger.exception("the engine failed")
-            self._call_die()
-
-    def _patience_s(self) -> float | None:
-        """How long the thread may sleep if no command comes: for ever, unless there is work."""
-        if self._engine.has_work():
-            return 0.0
-        expiry = self._engine.next_expiry()
-        return None if expiry is None else max(0.0, expiry - self._clock())
-
-    def _turn(self, commands: list[_Command]) -> None:
-        now = self._working_since = self._clock()
-        step = self._new_step()
-        for command in commands:
-            if command.generation is not None:
-                self._hand_in(step)
-                self._generation = command.generation
-                step = self._new_step()
-            self._execute(command, now)
-            step.commands.append(command)
-            if made := self._engine.take_records():
-                command.logged = True
-                step.records += made
-        step.events = self._engine.step(now)
-        step.records += self._engine.take_records()
-        step.prefixes = self._engine.take_evicted_prefixes()
-        step.usage = self._engine.take_usage()
-        self._working_since = None
-        self._hand_in(step)
-
-    def _new_step(self) -> _Step:
-        return _Step([], [], self._engine.take_records(), self._generation, self._clock())
-
-    def _hand_in(self, step: _Step) -> None:
-        if step.commands or step.events or step.records or step.prefixes or step.usage:
-            self._undelivered.acquire()
-            step.done_s = self._clock()
-            self._journal.add(step)
-
-    def _execute(self, command: _Command, now: float) -> None:
-        try:
-            command.result = command.call(self._engine, now)
-        except EngineError as error:
-            command.error = error
-        except Exception:
-            logger.exception("a command failed")
-            command.error = InternalFailure("the engine could not do this")
-
     # The journal's thread, or the engine's where nothing has to be logged
 
-    def _pass_on(self, step: _Step) -> None:
+    def _pass_on(self, step: Step) -> None:
         assert self._loop is not None
         self._steps.append(step)
         if not self._awaits_delivery:  # else the delivery that is due finds this step too
@@ -515,22 +400,6 @@ class Driver:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _forget_kept(self, generation: int, error: EngineError) -> None:
-        command = _Command(lambda engine, now: engine.discard_kept(error), None)
+        command = Command(lambda engine, now: engine.discard_kept(error), None)
         command.generation = generation
-        self._mailbox.post(command, urgent=True)
-
-
-def _lose(step: _Step) -> None:
-    """Takes out of a step what has not been logged: nobody may see it."""
-    assert step.lost is not None
-    for command in step.commands:
-        if command.logged and command.error is None:
-            command.error = step.lost
-    lost = {_request_id(entry) for _, entry in step.records}
-    step.events = [event for event in step.events if event.request_id not in lost]
-
-
-def _request_id(entry: object) -> str | None:
-    if isinstance(entry, TokenEvent | Finished):
-        return entry.request_id
-    return entry.request.request_id if isinstance(entry, Accepted) else None
+        self._thread.post(command, urgent=True)

@@ -79,10 +79,6 @@ class Journal:
     def start(self) -> None:
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
     def close(self, timeout_s: float) -> bool:
         """Commits what waits and gives the store back; False if that took too long."""
         with self._changed:

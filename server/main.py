@@ -1,4 +1,4 @@
-"""The command line, and the only place where config, engine and app are put together.
+"""The command line.
 
 Heavy imports happen inside the commands, so that ``everstream --help`` is quick.
 """
@@ -10,7 +10,6 @@ import gc
 import json
 import secrets
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,18 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from server.commands import Commands
-from server.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from model.checkpoint import Checkpoint
-    from server.api.model_info import ModelInfo
-    from server.backend import Backend
     from server.config import ServerConfig
-
-BUNDLED_MODEL = Path(__file__).parent.parent / "model" / "bundled"
-DEFAULT_STATE_MEMORY_BYTES = 512 << 20
+    from server.models import Models
+    from server.tracing import Tracer
 
 app = typer.Typer(
     cls=Commands,
@@ -58,7 +52,15 @@ def main() -> None:
 
 @app.command()
 def serve(
-    model: Model = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Checkpoint folder or hub id, or NAME=PATH; repeat for more [the bundled one]."
+        ),
+    ] = None,
+    model_dir: Annotated[
+        Path | None, typer.Option(help="Folder from which models may be loaded at run time.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
     backend: Annotated[str | None, typer.Option(help="auto, native or torch [auto].")] = None,
@@ -90,6 +92,10 @@ def serve(
     ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get at the end [10].")
+    ] = None,
+    retire_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds that streams of a replaced model get [3600]."),
     ] = None,
     store: Annotated[
         str | None,
@@ -140,7 +146,8 @@ def serve(
 
     try:
         config = ServerConfig.load(
-            model=model,
+            model=tuple(model) if model else None,
+            model_dir=model_dir,
             host=host,
             port=port,
             backend=backend,
@@ -155,6 +162,7 @@ def serve(
             keys_file=keys_file,
             allowed_origins=tuple(allow_origin) if allow_origin else None,
             drain_timeout_s=drain_timeout,
+            retire_timeout_s=retire_timeout,
             store=store,
             durability=durability,
             store_size=store_size,
@@ -180,8 +188,8 @@ def serve(
         address = f"{config.host}:{config.port}"
         raise _fail(f"cannot listen on {address}: {error.strerror}") from error
     with listener:
-        fastapi_app, info, name = build_app(config, tracer)
-        _greet(config, info, name, listener.getsockname()[1])
+        fastapi_app, models = _build(config, tracer)
+        _greet(config, models, listener.getsockname()[1])
         gc.freeze()
         gc.enable()
         exit_code = serve_app(fastapi_app, config, listener)
@@ -207,6 +215,8 @@ def generate(
     dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
 ) -> None:
     """Generate in the terminal, without a server."""
+    from server.backend import open_backend
+    from server.build import load_model
     from server.engine.errors import EngineError
     from server.engine.types import SamplingParams
     from server.terminal import generate as run
@@ -227,7 +237,7 @@ def generate(
 
     try:
         with _clear_errors():
-            opened = open_model(load_model(model), backend, dtype, threads)
+            opened = open_backend(load_model(model), backend, dtype, threads)
         summary = run(opened, prompt, sampling, write)
     except EngineError as error:
         raise _fail(error) from error
@@ -242,117 +252,49 @@ def inspect(
     from rich.console import Console
 
     from server import inspection
+    from server.build import BUNDLED_MODEL
 
     with _clear_errors():
         inspection.inspect(model or str(BUNDLED_MODEL), Console())
 
 
-def build_app(config: ServerConfig, tracer: Tracer = OFF) -> tuple[FastAPI, ModelInfo, str]:
-    """Loads the model and puts engine, driver and application around it; names the backend."""
-    from model.state import StateLayout
+def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
+    """The application and its models; what cannot be served is a message and exit code 2."""
     from server.api.app import create_app
     from server.api.keys_file import KeysFileError
-    from server.driver import Driver
-    from server.engine.engine import EngineConfig
-    from server.metrics import Metrics
-    from server.storage import open_prefixes, open_storage
+    from server.build import build_models
+    from server.engine.errors import EngineError
+    from server.store.errors import StoreError
 
-    with _clear_errors():
-        checkpoint = load_model(config.model)
-        num_sessions = _num_sessions(checkpoint, config)
-        backend = open_model(checkpoint, config.backend, config.dtype, config.threads)
-        store, signing = open_storage(config, checkpoint, backend)
-    state_bytes = StateLayout.of(checkpoint.config).num_bytes
-    limits = EngineConfig(
-        new_id=lambda: f"sess_{secrets.token_hex(16)}",
-        max_waiting=config.max_waiting,
-        max_asleep=config.sleep_memory // state_bytes,
-        session_ttl_s=config.session_ttl_s,
-        can_evict=store.durable,
-        save_interval=config.save_interval_tokens,
-        max_detached_tokens=config.max_detached_tokens,
-        max_prefixes=config.prefix_cache // state_bytes,
-        max_evicted_prefixes=64 if config.prefix_disk else 0,
-    )
     try:
-        engine = backend.engine(num_sessions, limits)
-    except OSError as error:
-        raise _fail(f"--state-memory: {num_sessions} sessions: {error.strerror}") from error
-    info = _model_info(checkpoint, backend, config, num_sessions)
-    driver = Driver(engine, time.monotonic, Metrics(), store, tracer)
-    prefixes = open_prefixes(config, checkpoint, backend, driver)
-    try:
-        app = create_app(
-            driver, backend.tokenizer, info, config, _version(), signing, tracer, prefixes
-        )
+        models, builder = build_models(config, tracer)
+        return create_app(models, config, _version(), tracer, builder), models
     except KeysFileError as error:
         raise _fail(f"--keys-file: {error}") from error
-    return app, info, backend.name
+    except StoreError as error:
+        raise _fail(f"--store: {error.message}") from error
+    except EngineError as error:
+        raise _fail(error.message) from error
 
 
-def load_model(source: str | None) -> Checkpoint:
-    """The checkpoint of a folder or a hub id, or the bundled one. Raises what loading raises."""
-    from model.checkpoint import load_checkpoint
-
-    return load_checkpoint(source or BUNDLED_MODEL)
-
-
-def open_model(
-    checkpoint: Checkpoint, backend: BackendName, dtype: str, threads: int | None
-) -> Backend:
-    """See `server.backend.open_backend`."""
-    from server.backend import open_backend
-
-    return open_backend(checkpoint, backend, dtype, threads)
-
-
-def _num_sessions(checkpoint: Checkpoint, config: ServerConfig) -> int:
-    from model.state import StateLayout
-
-    state_bytes = StateLayout.of(checkpoint.config).num_bytes
-    memory = config.state_memory or DEFAULT_STATE_MEMORY_BYTES
-    num_sessions = config.max_sessions or memory // state_bytes
-    if num_sessions < 1:
-        raise _fail(f"--state-memory: one session takes {state_bytes} bytes")
-    return num_sessions
-
-
-def _model_info(
-    checkpoint: Checkpoint, backend: Backend, config: ServerConfig, num_sessions: int
-) -> ModelInfo:
-    from model.state import StateLayout, kv_cache_bytes_per_token
-    from model.weights import num_parameters
-    from server.api.model_info import ModelInfo
-    from server.config import model_name
-
-    return ModelInfo(
-        name=model_name(config.model),
-        digest=checkpoint.digest,
-        attention=checkpoint.config.attention,
-        dtype=backend.dtype,
-        parameters=num_parameters(checkpoint.config),
-        vocab_size=backend.config.vocab_size,
-        state_bytes_per_session=StateLayout.of(checkpoint.config).num_bytes,
-        kv_cache_bytes_per_token=kv_cache_bytes_per_token(checkpoint.config),
-        max_sessions=num_sessions,
-        created_s=int(time.time()),
-    )
-
-
-def _greet(config: ServerConfig, info: ModelInfo, backend: str, port: int) -> None:
+def _greet(config: ServerConfig, models: Models, port: int) -> None:
     """Says what runs, and prints a line that can be pasted to see tokens stream."""
     from server.inspection import format_bytes
 
-    where = "on torch" if backend == "torch" else "on the native runtime"
+    for version in models.versions:
+        info, backend = version.service.model, version.service.porter.identity.backend
+        where = "on torch" if backend == "torch" else "on the native runtime"
+        typer.echo(
+            f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters,"
+            f" {info.attention}, {info.dtype}, {where}.\n"
+            f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
+            " at token ten and at token ten million.\n"
+        )
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{host}:{port}"
     body = {"prompt": "Once upon a time", "max_tokens": 200, "temperature": 0.8, "stream": True}
     key = "-H 'Authorization: Bearer YOUR_KEY' " if config.wants_key else ""
     typer.echo(
-        f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters, {info.attention},"
-        f" {info.dtype}, {where}.\n"
-        f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
-        " at token ten and at token ten million.\n\n"
         f"Open {url}/ or paste:\n\n"
         f"  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json'"
         f" -d '{json.dumps(body)}'\n"
@@ -372,14 +314,11 @@ def _clear_errors() -> Iterator[None]:
     from model.config import ConfigError
     from model.tokenizer import TokenizerError
     from server.backend import BackendError
-    from server.store.errors import StoreError
 
     try:
         yield
     except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
         raise _fail(error) from error
-    except StoreError as error:
-        raise _fail(f"--store: {error.message}") from error
 
 
 def _fail(message: object) -> typer.Exit:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -43,116 +45,221 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
-    def family(self, name: str, help_text: str) -> HistogramMetricFamily:
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Adds its buckets to ``family`` under ``labels``."""
         names = [*(str(bound) for bound in self._bounds), "+Inf"]
         total = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip(names, self._counts, strict=True):
             total += count
             buckets.append((bound, total))
-        return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=self._sum)
+        family.add_metric(labels, buckets=buckets, sum_value=self._sum)
 
 
-class Metrics(Collector):
-    """The server's counters. `render` adds the engine's own numbers."""
+class Metrics:
+    """What one model's requests have been, over all its versions."""
 
     def __init__(self) -> None:
         self.ttft = Histogram(_TTFT_BOUNDS_S)
         self.inter_token = Histogram(_INTER_TOKEN_BOUNDS_S)
-        self.websockets = 0
-        self.store_works = True
-        self._finished: Counter[str] = Counter()
-        self._stats: EngineStats | None = None
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        self.finished: Counter[str] = Counter()
 
     def request_finished(self, event: Finished) -> None:
-        self._finished[event.finish_reason or "appended"] += 1
+        self.finished[event.finish_reason or "appended"] += 1
 
-    def render(self, stats: EngineStats) -> bytes:
-        """The exposition of all metrics with ``stats`` as the engine's side."""
-        self._stats = stats
-        return generate_latest(self._registry)
+
+class Scrape(NamedTuple):
+    """One model at one moment: ``engines`` are the counts of its versions, ended ones too."""
+
+    model: str
+    metrics: Metrics
+    engines: Sequence[EngineStats]
+    store_works: bool = True
+
+
+def render(scrapes: Sequence[Scrape], num_websockets: int) -> bytes:
+    """The exposition of all metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Page(scrapes, num_websockets))
+    return generate_latest(registry)
+
+
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def totals(*engines: EngineStats) -> EngineStats:
+    """The sum of the running totals alone: what counts of engines that are no more."""
+    counts = asdict(NO_STATS)
+    for stats in engines:
+        for name, number in asdict(stats).items():
+            if name.endswith("_total"):
+                counts[name] += number
+    return EngineStats(**counts)
+
+
+class _Page(Collector):
+    def __init__(self, scrapes: Sequence[Scrape], num_websockets: int) -> None:
+        self._scrapes, self._num_websockets = scrapes, num_websockets
 
     def collect(self) -> Iterator[Metric]:
-        yield self.ttft.family("everstream_ttft_seconds", "From submission to the first token")
-        yield self.inter_token.family(
-            "everstream_inter_token_seconds", "Between two tokens of a request"
+        yield self._histogram(
+            "everstream_ttft_seconds",
+            "From submission to the first token",
+            lambda metrics: metrics.ttft,
+        )
+        yield self._histogram(
+            "everstream_inter_token_seconds",
+            "Between two tokens of a request",
+            lambda metrics: metrics.inter_token,
         )
         requests = CounterMetricFamily(
-            "everstream_requests", "Requests that ended", labels=["finish_reason"]
+            "everstream_requests", "Requests that ended", labels=["model", "finish_reason"]
         )
-        for reason, count in sorted(self._finished.items()):
-            requests.add_metric([reason], count)
+        for scrape in self._scrapes:
+            for reason, count in sorted(scrape.metrics.finished.items()):
+                requests.add_metric([scrape.model, reason], count)
         yield requests
         yield GaugeMetricFamily(
-            "everstream_websockets", "Open WebSocket connections", self.websockets
+            "everstream_websockets", "Open WebSocket connections", self._num_websockets
         )
-        yield GaugeMetricFamily(
-            "everstream_store_works", "1 where kept sessions can go on", int(self.store_works)
+        works = GaugeMetricFamily(
+            "everstream_store_works", "1 where kept sessions can go on", labels=["model"]
         )
-        if self._stats is not None:
-            yield from _engine_families(self._stats)
+        for scrape in self._scrapes:
+            works.add_metric([scrape.model], int(scrape.store_works))
+        yield works
+        for kind, name, help_text, label, counts in _ENGINE:
+            family = kind(name, help_text, labels=["model", *([label] if label else [])])
+            for scrape in self._scrapes:
+                for value, of in counts.items():
+                    total = sum(of(stats) for stats in scrape.engines)
+                    family.add_metric([scrape.model, *([value] if label else [])], total)
+            yield family
+
+    def _histogram(
+        self, name: str, help_text: str, of: Callable[[Metrics], Histogram]
+    ) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(name, help_text, labels=["model"])
+        for scrape in self._scrapes:
+            of(scrape.metrics).add_to(family, [scrape.model])
+        return family
 
 
-def _engine_families(stats: EngineStats) -> Iterator[Metric]:
-    tokens = CounterMetricFamily("everstream_tokens", "Tokens computed", labels=["kind"])
-    tokens.add_metric(["prompt"], stats.prompt_tokens_total)
-    tokens.add_metric(["completion"], stats.completion_tokens_total)
-    yield tokens
-    slots = GaugeMetricFamily("everstream_slots", "Slots of the state pool", labels=["state"])
-    slots.add_metric(["held"], stats.held_slots)
-    slots.add_metric(["total"], stats.max_sessions)
-    yield slots
-    memory = GaugeMetricFamily("everstream_state_bytes", "Bytes of state", labels=["state"])
-    memory.add_metric(["held"], stats.held_slots * stats.state_bytes_per_session)
-    memory.add_metric(["total"], stats.max_sessions * stats.state_bytes_per_session)
-    yield memory
-    yield GaugeMetricFamily(
-        "everstream_sessions", "Sessions in memory, in a slot or asleep", stats.num_sessions
-    )
-    yield GaugeMetricFamily(
-        "everstream_asleep_sessions", "Sessions in memory without a slot", stats.num_asleep
-    )
-    yield GaugeMetricFamily(
-        "everstream_parked_requests", "Requests that rest until somebody reads", stats.num_parked
-    )
-    yield CounterMetricFamily(
+_Count = Callable[[EngineStats], int]
+_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+
+
+def _one(count: _Count) -> dict[str, _Count]:
+    return {"": count}
+
+
+#: Kind, name and help text of an engine's families, the label beside the model's and its values.
+_ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
+    (
+        CounterMetricFamily,
+        "everstream_tokens",
+        "Tokens computed",
+        "kind",
+        {
+            "prompt": lambda stats: stats.prompt_tokens_total,
+            "completion": lambda stats: stats.completion_tokens_total,
+        },
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_slots",
+        "Slots of the state pool",
+        "state",
+        {"held": lambda stats: stats.held_slots, "total": lambda stats: stats.max_sessions},
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_state_bytes",
+        "Bytes of state",
+        "state",
+        {
+            "held": lambda stats: stats.held_slots * stats.state_bytes_per_session,
+            "total": lambda stats: stats.max_sessions * stats.state_bytes_per_session,
+        },
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_sessions",
+        "Sessions in memory, in a slot or asleep",
+        "",
+        _one(lambda stats: stats.num_sessions),
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_asleep_sessions",
+        "Sessions in memory without a slot",
+        "",
+        _one(lambda stats: stats.num_asleep),
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_parked_requests",
+        "Requests that rest until somebody reads",
+        "",
+        _one(lambda stats: stats.num_parked),
+    ),
+    (
+        CounterMetricFamily,
         "everstream_evicted_sessions",
         "Sessions that left memory for the store",
-        stats.evicted_sessions_total,
-    )
-    yield CounterMetricFamily(
+        "",
+        _one(lambda stats: stats.evicted_sessions_total),
+    ),
+    (
+        CounterMetricFamily,
         "everstream_preemptions",
         "Times that a request made room for one that waited",
-        stats.preemptions_total,
-    )
-    yield from _prefix_families(stats)
-    yield GaugeMetricFamily(
-        "everstream_queue_requests", "Requests that wait for the engine", stats.num_waiting
-    )
-    yield GaugeMetricFamily(
-        "everstream_running_requests", "Requests that compute", stats.num_running
-    )
-    yield CounterMetricFamily(
-        "everstream_expired_sessions",
-        "Sessions whose idle time was over",
-        stats.expired_sessions_total,
-    )
-
-
-def _prefix_families(stats: EngineStats) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "everstream_prefix_entries", "States of prompts that are kept", stats.prefix_entries
-    )
-    lookups = CounterMetricFamily(
-        "everstream_prefix_lookups", "Prompts looked for among them", labels=["result"]
-    )
-    lookups.add_metric(["hit"], stats.prefix_hits_total)
-    lookups.add_metric(["miss"], stats.prefix_misses_total)
-    yield lookups
-    yield CounterMetricFamily(
+        "",
+        _one(lambda stats: stats.preemptions_total),
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_prefix_entries",
+        "States of prompts that are kept",
+        "",
+        _one(lambda stats: stats.prefix_entries),
+    ),
+    (
+        CounterMetricFamily,
+        "everstream_prefix_lookups",
+        "Prompts looked for among them",
+        "result",
+        {
+            "hit": lambda stats: stats.prefix_hits_total,
+            "miss": lambda stats: stats.prefix_misses_total,
+        },
+    ),
+    (
+        CounterMetricFamily,
         "everstream_prefix_saved_tokens",
         "Tokens of prompts that had not to be computed",
-        stats.prefix_saved_tokens_total,
-    )
+        "",
+        _one(lambda stats: stats.prefix_saved_tokens_total),
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_queue_requests",
+        "Requests that wait for the engine",
+        "",
+        _one(lambda stats: stats.num_waiting),
+    ),
+    (
+        GaugeMetricFamily,
+        "everstream_running_requests",
+        "Requests that compute",
+        "",
+        _one(lambda stats: stats.num_running),
+    ),
+    (
+        CounterMetricFamily,
+        "everstream_expired_sessions",
+        "Sessions whose idle time was over",
+        "",
+        _one(lambda stats: stats.expired_sessions_total),
+    ),
+)

@@ -4,7 +4,7 @@ On SIGTERM or SIGINT `/ready` turns red and new work is refused. Sessions that a
 store keeps are saved at the boundary of a token, and whoever reads one is told
 where to go on. Other requests go on up to the drain timeout and are cancelled
 then; sockets get 1012 after their last event; the process exits 0. A second signal
-cuts it short. If the engine's thread dies, or the store's, the process exits 1.
+cuts it short. If the thread of an engine dies, or of a store, the process exits 1.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from fastapi import FastAPI
 
 from server.api.keyring import Keyring
 from server.api.keys_file import KeysFileError
-from server.api.service import Service
+from server.api.sockets import Sockets
 from server.api.wellformed import MAX_HEAD_BYTES
 from server.config import ServerConfig
+from server.models import Models
 from server.protocol import HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger("everstream.serving")
@@ -95,7 +96,8 @@ class Server(uvicorn.Server):
             )
         )
         self.exit_code = 0
-        self._service: Service = app.state.service
+        self._models: Models = app.state.models
+        self._sockets: Sockets = app.state.sockets
         self._keyring: Keyring = app.state.keyring
         self._drain_timeout_s = config.drain_timeout_s
         self._stop = asyncio.Event()
@@ -130,7 +132,7 @@ class Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Until a signal or the engine's death. The date header is why it wakes each second."""
-        died = asyncio.ensure_future(self._service.driver.died.wait())
+        died = asyncio.ensure_future(self._models.died.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
         watched = {died, stopped}
         while not died.done() and not stopped.done():
@@ -138,25 +140,24 @@ class Server(uvicorn.Server):
             await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         for task in watched:
             task.cancel()
-        if self._service.driver.died.is_set():
+        if self._models.died.is_set():
             self.exit_code = 1
-            logger.error("the engine has died; leaving")
+            logger.error("an engine has died; leaving")
         else:
             await self._drain()
 
     async def _drain(self) -> None:
-        driver = self._service.driver
+        models = self._models
         logger.info("draining for up to %g s", self._drain_timeout_s)
-        driver.begin_drain()
+        models.begin_drain()
         deadline_s = time.monotonic() + self._drain_timeout_s
-        if driver.durable:
-            await self._ends(driver.retire(), deadline_s)
-        if not await self._ends(driver.drained(), deadline_s):
-            driver.cancel_all()
-            if not await self._ends(driver.drained(), time.monotonic() + CANCEL_TIMEOUT_S):
+        await self._ends(models.retire(), deadline_s)
+        if not await self._ends(models.drained(), deadline_s):
+            models.cancel_all()
+            if not await self._ends(models.drained(), time.monotonic() + CANCEL_TIMEOUT_S):
                 self.exit_code = 1
                 logger.error("the engine did not end its requests")
-        await self._service.close_streams(CLOSE_TIMEOUT_S)
+        await self._sockets.close(CLOSE_TIMEOUT_S)
 
     async def _ends(self, work: Coroutine[Any, Any, None], deadline_s: float) -> bool:
         """Whether ``work`` ends in time, and before somebody is in a hurry."""

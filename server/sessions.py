@@ -12,23 +12,42 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from server.driver import Driver, EngineLike
+from server.driver import Driver
 from server.engine.errors import EngineError, InvalidRequest, SessionNotFound
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Past, SessionValue
+from server.engine_thread import EngineLike
 from server.prefixes import PrefixTier
 from server.readers import Sink
 from server.store.base import Keyed, Listed
-from server.store.errors import HistoryGone
+from server.store.errors import HistoryGone, SnapshotMismatch
 
 logger = logging.getLogger("everstream.sessions")
 
 #: Events of a page that is read from the log.
 PAGE_EVENTS = 512
 
+#: After any event that a session can have.
+MAX_SEQ = 2**53
+
 NO_MORE = "what was done under this key is not in the log any more"
 
 R = TypeVar("R")
+
+
+#: Whose a session is in the store of another version of the model; it may block.
+Elsewhere = Callable[[str], str | None]
+
+
+class OtherVersion(SnapshotMismatch):
+    """The session was made by another version of its model."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the session belongs to another version of the model; it is kept, and goes on where "
+            "that version is served",
+            "session",
+        )
 
 
 class KeyInUse(EngineError):
@@ -64,8 +83,13 @@ class Resumed:
 class Sessions:
     """What the routes ask of sessions, beyond running a request."""
 
-    def __init__(self, driver: Driver, prefixes: PrefixTier | None = None) -> None:
-        self._driver, self._prefixes = driver, prefixes
+    def __init__(
+        self,
+        driver: Driver,
+        prefixes: PrefixTier | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._driver, self._prefixes, self._elsewhere = driver, prefixes, elsewhere
         self._fetching: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._keys: set[tuple[str, str]] = set()
 
@@ -78,6 +102,7 @@ class Sessions:
                 await self._prefixes.fetch(request)
             await self._driver.submit(request, sink)
             return
+        self._driver.check_retirement()
         session = request.session
         await self._with(session, request.owner, lambda: self._driver.submit(request, sink))
 
@@ -97,11 +122,11 @@ class Sessions:
         """Lets what ran when the server went down go on by itself, for a while."""
         for session, owner in await self._driver.ask_store(lambda store: store.unfinished()):
             try:
-                await self._go_on(session, owner)
+                await self.go_on(session, owner)
             except EngineError as error:  # no reason not to serve the others
                 logger.error("session %s does not go on: %s", session, error)
 
-    async def _go_on(self, session: str, owner: str) -> None:
+    async def go_on(self, session: str, owner: str) -> None:
         await self._call(session, owner, lambda engine, now: engine.go_on(session, owner))
 
     async def info(self, session: str, owner: str) -> SessionInfo:
@@ -123,6 +148,7 @@ class Sessions:
         """``num`` copies, as the session is, or as it was when its text had ``at`` tokens."""
         self._driver.check_store()
         await self._check_quota(owner, num)
+        self._driver.check_retirement()
         past = None if at is None else await self._past(session, owner, at)
         return await self._call(
             session,
@@ -133,6 +159,7 @@ class Sessions:
 
     async def rewind(self, session: str, owner: str, at: int) -> SessionInfo:
         """Cuts the session's text back to ``at`` tokens."""
+        self._driver.check_retirement()
         past = await self._past(session, owner, at)
         return await self._call(
             session, owner, lambda engine, now: engine.rewind(session, owner, past, now), work=True
@@ -222,7 +249,7 @@ class Sessions:
         found = await self._driver.ask_store(lambda store: store.find_key(owner, key))
         if found is not None and found.is_append and found.finished is None:
             # Where the server went down meanwhile it rests, and nobody can resume an append.
-            await self._go_on(found.session, owner)
+            await self.go_on(found.session, owner)
         return found
 
     async def submit_once(self, request: Request, sink: Sink) -> Keyed | None:
@@ -259,6 +286,21 @@ class Sessions:
         return Resumed(then, found.first_seq, None)
 
     # Fetching
+
+    async def has(self, session: str, owner: str) -> bool:
+        """Whether the store has it; it is not fetched. Raises `StoreError` where nobody knows."""
+        try:
+            await self._driver.ask_store(lambda store: store.read(session, owner, MAX_SEQ, 1))
+        except SessionNotFound:
+            return False
+        return True
+
+    async def check_elsewhere(self, session: str, owner: str) -> None:
+        """Raises `OtherVersion` where ``owner`` has the session in another version's store."""
+        if self._elsewhere is None:
+            return
+        if await asyncio.to_thread(self._elsewhere, session) == owner:
+            raise OtherVersion
 
     async def _past(self, session: str, owner: str, at: int) -> Past:
         if at < 0:
@@ -298,8 +340,13 @@ class Sessions:
             done.exception()  # those who waited have it
 
     async def _restore(self, session: str, owner: str) -> None:
-        loaded = await self._driver.ask_store(lambda store: store.load(session, owner))
+        try:
+            loaded = await self._driver.ask_store(lambda store: store.load(session, owner))
+        except SessionNotFound:
+            await self.check_elsewhere(session, owner)
+            raise
         past = Past(loaded.value, loaded.entries)
+        self._driver.check_retirement()
         await self._driver.call(lambda engine, now: engine.restore(past, now), work=True)
 
 

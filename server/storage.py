@@ -1,19 +1,32 @@
-"""Where kept sessions are stored, and what vouches for their states, by the configuration."""
+"""Where kept sessions are stored, and what vouches for their states, by the configuration.
+
+Each model has its store, in a place of its own: that given as a path alone has
+`ServerConfig.store` itself, and one with a name the folder ``models/NAME`` in it. The
+first version has that place; any other gets ``versions/DIGEST`` in it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import apsw
 
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
 from server.api.porter import Signing
 from server.backend import Backend
-from server.config import ServerConfig
+from server.config import ModelSource, ServerConfig
 from server.driver import Driver
+from server.engine.errors import EngineError
 from server.prefixes import PrefixTier
 from server.store.base import Identity, Store
+from server.store.check import identity_of as identity_in
+from server.store.check import open_for_reading
+from server.store.database import FILE_NAME
 from server.store.files import DiskFiles
 from server.store.lock import Waiting
 from server.store.memory_store import MemoryStore
@@ -25,46 +38,103 @@ from server.store.upkeep import Limits
 #: The value of ``store`` that stores nothing beyond the process.
 MEMORY = "memory"
 
+VERSIONS, MODELS = "versions", "models"
+
+
+class VersionInUse(EngineError):
+    """The store of this very version is still open: it has been replaced and has not ended."""
+
+    code = "model_in_use"
+
+    def __init__(self) -> None:
+        super().__init__("this version of the model still ends what it runs; try again later")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The folders of one version: ``base`` is the model's, ``path`` this version's."""
+
+    base: Path
+    path: Path
+
+    def owner_elsewhere(self, session: str) -> str | None:
+        """Whose ``session`` is in the store of another version. Blocks."""
+        for path in self._others():
+            try:
+                connection = open_for_reading(path)
+                try:
+                    query = "SELECT owner FROM session WHERE id = ?"
+                    for (owner,) in connection.execute(query, (session,)):
+                        return str(owner)
+                finally:
+                    connection.close(True)
+            except apsw.Error:  # it is no store, or of another format: nothing can be said of it
+                continue
+        return None
+
+    def _others(self) -> Iterator[Path]:
+        for path in (self.base, *sorted(self.base.glob(f"{VERSIONS}/*"))):
+            if path != self.path and (path / FILE_NAME).is_file():
+                yield path
+
+
+def home_of(
+    config: ServerConfig, source: ModelSource, digest: str, taken: Mapping[Path, str]
+) -> Home | None:
+    """Where the version with ``digest`` keeps its sessions; None: in memory.
+
+    ``taken`` are the folders that this process has open, and the digests of whose they
+    are. Raises `VersionInUse` where its own is among them.
+    """
+    if config.store in (None, MEMORY):
+        return None
+    root = Path(str(config.store)).expanduser()
+    base = root / MODELS / source.name if source.is_named else root
+    own = base / VERSIONS / digest[:16]
+    if not own.is_dir() and (taken.get(base) or _digest_in(base)) in (None, digest):
+        own = base
+    if own in taken:
+        raise VersionInUse
+    return Home(base, own)
+
 
 def open_storage(
-    config: ServerConfig, checkpoint: Checkpoint, backend: Backend
+    config: ServerConfig, checkpoint: Checkpoint, backend: Backend, home: Home | None
 ) -> tuple[Store, Signing]:
-    """The store that the configuration names, made if it is not there.
+    """The store at ``home``, made if it is not there, or one in memory.
 
     Raises `StoreError`, and `OSError` where the folder cannot be had.
     """
     identity = identity_of(checkpoint, backend)
     key = config.signing_key.encode() if config.signing_key else None
-    if config.store in (None, MEMORY):
+    if home is None:
         store = MemoryStore(
             max_state_bytes=config.store_memory, max_log_tokens=config.max_log_tokens
         )
         return store, Signing(identity, key or secrets.token_bytes(32))
-    folder = _folder(config)
     limits = Limits(
         retention_s=config.retention_s,
         max_log_tokens=config.max_log_tokens,
         max_bytes=config.store_size,
     )
     waiting = Waiting(lease_s=config.store_lease_s)
-    opened = open_store(folder, identity, config.durability, limits=limits, waiting=waiting)
-    return opened, Signing(identity, key or signing_key(folder))
+    opened = open_store(home.path, identity, config.durability, limits=limits, waiting=waiting)
+    return opened, Signing(identity, key or signing_key(home.path))
 
 
 def open_prefixes(
-    config: ServerConfig, checkpoint: Checkpoint, backend: Backend, driver: Driver
+    config: ServerConfig,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    driver: Driver,
+    home: Home | None,
 ) -> PrefixTier | None:
     """The prefix cache's files beside the store, where the configuration gives them room."""
-    if not config.prefix_disk or config.store in (None, MEMORY):
+    if not config.prefix_disk or home is None:
         return None
     identity = identity_of(checkpoint, backend)
-    files = PrefixFiles(_folder(config) / "prefixes", DiskFiles(), identity, config.prefix_disk)
+    files = PrefixFiles(home.path / "prefixes", DiskFiles(), identity, config.prefix_disk)
     return PrefixTier(driver, files, checkpoint.config.bos_token_id)
-
-
-def _folder(config: ServerConfig) -> Path:
-    assert config.store is not None
-    return Path(config.store).expanduser()
 
 
 def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
@@ -78,3 +148,21 @@ def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
         state_bytes=layout.num_bytes,
         layout=hashlib.sha256(repr(layout).encode()).hexdigest(),
     )
+
+
+def _digest_in(path: Path) -> str | None:
+    """The model whose states the store at ``path`` has got last; None where it has none."""
+    if not (path / FILE_NAME).is_file():
+        return None
+    try:
+        connection = open_for_reading(path)
+        try:
+            for (fields,) in connection.execute(
+                "SELECT fields FROM identity ORDER BY key DESC LIMIT 1"
+            ):
+                return identity_in(str(fields)).model
+        finally:
+            connection.close(True)
+    except apsw.Error:
+        pass
+    return None

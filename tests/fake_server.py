@@ -18,8 +18,8 @@ from server.driver import Driver
 from server.metrics import Metrics
 from server.serving import bind, serve
 from server.store.memory_store import MemoryStore
-from tests.fakes import MODEL, ByteTokenizer, FakeEngine
-from tests.server.harness import SIGNING
+from tests.fakes import MODEL, FakeEngine
+from tests.server.harness import only
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
     # What the page shows is a model's of the usual size.
     model = dataclasses.replace(MODEL, max_sessions=max_sessions, state_bytes_per_session=448_512)
     driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
-    app = create_app(driver, ByteTokenizer(), model, config, "0.0.0", SIGNING)
+    app = create_app(only(driver, config, model), config, "0.0.0")
     return serve(app, config, listener)
 
 

@@ -32,17 +32,38 @@ class UsageAnswer(BaseModel):
     total_tokens: int
 
 
+class LegacyLogprobsAnswer(BaseModel):
+    """OpenAI's: of each token its text, its log-probability, those of others, and its place."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class RankedLogprob(BaseModel):
+    """vLLM's; the rank is known of the most probable tokens alone."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class Choice(BaseModel):
-    """The text, of which there is one."""
+    """A text."""
 
     index: int
     text: str
-    logprobs: None
+    logprobs: LegacyLogprobsAnswer | None
     finish_reason: Literal["stop", "length", "cancelled"]
+    prompt_logprobs: list[dict[str, RankedLogprob] | None] | SkipJsonSchema[None] = None
 
 
 class Completion(BaseModel):
-    """OpenAI's ``text_completion``, with the session, the seed and the position."""
+    """OpenAI's ``text_completion``, with the session, the seed and the position.
+
+    ``position`` is null where there are several prompts, ``seed`` where nothing is generated.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -51,8 +72,86 @@ class Completion(BaseModel):
     choices: list[Choice]
     usage: UsageAnswer
     session: str | None
-    seed: int
-    position: int
+    seed: int | None
+    position: int | None
+
+
+class EmbeddingAnswer(BaseModel):
+    """A unit vector, or its numbers of 32 bits in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens that were fed."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(BaseModel):
+    """A vector for each input."""
+
+    object: Literal["list"]
+    data: list[EmbeddingAnswer]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ScoreAnswer(BaseModel):
+    """How likely a continuation is; ``top_logprobs`` has pairs of an id and its value."""
+
+    object: Literal["score"]
+    index: int
+    logprob: float
+    num_tokens: int
+    is_greedy: bool
+    tokens: list[int]
+    token_logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]] | None
+
+
+class Scores(BaseModel):
+    """How likely each continuation is."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[ScoreAnswer]
+    usage: UsageAnswer
+
+
+class Tokenized(BaseModel):
+    """Token ids; ``max_model_len`` is what one request may have."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(BaseModel):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """What `tokenizer_config.json` says elsewhere."""
+
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str | None
+    bos_token_id: int
+    eos_token: str | None
+    eos_token_id: int
+    pad_token: str | None
+    unk_token: str | None
+    additional_special_tokens: list[str]
+    add_bos_token: bool
+    chat_template: str | None
 
 
 class SessionCreated(BaseModel):
@@ -81,6 +180,7 @@ class ListedSession(BaseModel):
     """A session in a list."""
 
     session: str
+    model: str
     epoch: str
     position: int
     seq: int
@@ -145,7 +245,7 @@ class ModelAnswer(BaseModel):
 
 
 class ModelList(BaseModel):
-    """OpenAI's list of models; there is one."""
+    """OpenAI's list of models, the default one first."""
 
     object: Literal["list"]
     data: list[ModelAnswer]

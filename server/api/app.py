@@ -2,71 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 
-from server.api import admin, http, pages, session_routes
+from server.api import admin, admin_models, asyncapi, http, model_routes, pages, session_routes
 from server.api.auth import AuthMiddleware
-from server.api.describe import KEY_ERRORS, REF
+from server.api.describe import KEY_ERRORS
 from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
 from server.api.keyring import Keyring
 from server.api.limits import BodyLimit, ConnectionLimit
-from server.api.model_info import ModelInfo
-from server.api.porter import Porter, Signing
+from server.api.openai import chat, completions, embeddings, responses, score, tokens
+from server.api.openai.responses_socket import ResponsesEndpoint
+from server.api.openapi import openapi
 from server.api.refuse import error_response
-from server.api.schemas import Wire
-from server.api.service import Service
+from server.api.sockets import Sockets
 from server.api.traced import traced
-from server.api.translate import MAX_NAME_CHARS, Limits, TokenizerLike, Translator
+from server.api.translate import MAX_NAME_CHARS
 from server.api.websocket import StreamEndpoint
 from server.api.wellformed import WellFormed
 from server.config import ServerConfig
-from server.driver import Driver
 from server.engine.errors import EngineError, InternalFailure
-from server.prefixes import PrefixTier
-from server.sessions import Sessions
+from server.model_changes import Builder, ModelChanges
+from server.models import Models
 from server.tracing import OFF, Tracer
 
-ROUTERS = (http.router, session_routes.router, admin.router, pages.router)
+ROUTERS = (
+    http.router,
+    model_routes.router,
+    completions.router,
+    chat.router,
+    embeddings.router,
+    responses.router,
+    score.router,
+    tokens.router,
+    session_routes.router,
+    admin.router,
+    admin_models.router,
+    asyncapi.router,
+    pages.router,
+)
 
 
 def create_app(
-    driver: Driver,
-    tokenizer: TokenizerLike,
-    model: ModelInfo,
+    models: Models,
     config: ServerConfig,
     version: str,
-    signing: Signing,
     tracer: Tracer = OFF,
-    prefixes: PrefixTier | None = None,
+    builder: Builder | None = None,
 ) -> FastAPI:
-    """The ASGI application. Its lifespan starts and stops ``driver``.
+    """The ASGI application. Its lifespan starts and stops the models.
 
-    ``app.state.service`` is the `Service` that the routes use and that a drain
-    closes the sockets through.
+    ``builder`` loads models at run time; without it they stay as they are. Behind
+    ``app.state`` are `Models` as ``models``, the `Keyring`, the open `Sockets`, and
+    the `ModelChanges`, or None, as ``changes``. Raises `KeysFileError`.
     """
-    limits = Limits(config.max_prompt_tokens, config.max_tokens_limit)
-    sessions = Sessions(driver, prefixes)
-    service = Service(
-        driver,
-        sessions,
-        Porter(sessions, signing.identity, signing.key, config.trust_unsigned_state),
-        Translator(tokenizer, limits),
-        model,
-        outbox_events=config.outbox_events,
-        max_socket_requests=config.max_socket_requests,
-    )
     app = FastAPI(
         title="Everstream",
         version=version,
@@ -74,33 +71,37 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.service = service
+    app.state.models, app.state.sockets = models, Sockets()
     app.state.keyring = Keyring(config.api_keys, config.admin_keys, config.keys_file)
-    driver.tenants = app.state.keyring.tenants
-    app.state.continue_on_start = config.continue_on_start
+    models.limit(app.state.keyring.tenants)
+    app.state.changes = None
+    if builder is not None:
+        app.state.changes = ModelChanges(models, builder, config.model_dir, config.retire_timeout_s)
     for router in ROUTERS:
         app.include_router(router, responses=KEY_ERRORS if router is admin.router else None)
-    app.router.routes.append(WebSocketRoute("/v1/stream", StreamEndpoint(service)))
+    stream = StreamEndpoint(models, app.state.sockets)
+    app.router.routes.append(WebSocketRoute("/v1/stream", stream))
+    responses_socket = ResponsesEndpoint(models, app.state.sockets)
+    app.router.routes.append(WebSocketRoute("/v1/responses", responses_socket))
     app.mount("/static", pages.PageFiles(directory=pages.STATIC))
     _add_error_handlers(app)
-    _add_middleware(app, config, model.state_bytes_per_session)
+    _add_middleware(app, config, models)
     app.add_middleware(traced, tracer=tracer)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service: Service = app.state.service
-    driver = service.driver
-    await driver.start()
+    models: Models = app.state.models
+    changes: ModelChanges | None = app.state.changes
+    await models.start()
     try:
-        if app.state.continue_on_start:
-            await service.sessions.continue_unfinished()
         yield
     finally:
-        await driver.stop()
-        service.sessions.close()
+        if changes is not None:
+            await changes.close()
+        await models.stop()
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -147,10 +148,13 @@ def _methods_of(path: str) -> set[str]:
     }
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig, state_bytes: int) -> None:
+def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
     """The last one added is the first to see a request."""
-    # A session's file has its state, and a text that the state may still be owed.
-    import_bytes = config.max_body_bytes + state_bytes
+
+    def import_bytes() -> int:
+        """A session's file has its state, and a text that the state may still be owed."""
+        return config.max_body_bytes + models.max_state_bytes
+
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
@@ -172,41 +176,3 @@ def _add_middleware(app: FastAPI, config: ServerConfig, state_bytes: int) -> Non
             allow_headers=["authorization", "content-type"],
         )
     app.add_middleware(WellFormed)
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the bodies that the routes parse themselves, and our errors."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        _, definitions = models_json_schema(
-            [(body, "validation") for body in _bodies(document["paths"])],
-            ref_template=REF + "{model}",
-        )
-        schemas = document["components"]["schemas"]
-        schemas |= definitions["$defs"]
-        for theirs in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(theirs, None)
-        for operations in document["paths"].values():
-            for operation in operations.values():
-                operation["responses"].pop("422", None)  # what that is to FastAPI is a 400 here
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        if app.state.keyring.caller(None) is None:
-            document["security"] = [{"key": []}]
-        app.openapi_schema = document
-    return app.openapi_schema
-
-
-def _bodies(paths: dict[str, dict[str, Any]]) -> list[type[Wire]]:
-    """The models of the bodies that the routes parse themselves: see `body_schema`."""
-    known, bodies = {model.__name__: model for model in _kinds(Wire)}, set()
-    for operations in paths.values():
-        for operation in operations.values():
-            for content in operation.get("requestBody", {}).get("content", {}).values():
-                bodies.add(content["schema"].get("$ref", "").removeprefix(REF))
-    return [known[name] for name in sorted(bodies - {""})]
-
-
-def _kinds(model: type[Wire]) -> Iterator[type[Wire]]:
-    for kind in model.__subclasses__():
-        yield kind
-        yield from _kinds(kind)

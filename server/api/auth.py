@@ -51,6 +51,7 @@ class AuthMiddleware:
         state["caller"] = caller
         state["owner"] = None if caller is None else caller.tenant.name
         with ExitStack() as held:
+            state["held"] = held
             try:
                 self._check_origin(scope, headers)
                 if not _is_open(scope):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.api import answers
-from server.api.schemas import Wire
+from server.api.wire import Wire
 
 #: Where a document has its schemas.
 REF = "#/components/schemas/"
@@ -31,6 +31,7 @@ def _errors(*statuses: int) -> Responses:
 #: OpenAPI's description of what may go wrong on every route, on those that want a key, and in work.
 OPEN_ERRORS = _errors(400, 413, 431, 500)
 KEY_ERRORS = OPEN_ERRORS | _errors(401, 403, 429, 503)
+NOT_FOUND = _errors(404)
 ERRORS = KEY_ERRORS | _errors(404, 408, 409, 410, 507)
 
 

@@ -11,7 +11,7 @@ from server.api.frames import Work, error_frame, resumed_frame
 from server.api.queries import EventsQuery
 from server.api.refuse import error_response
 from server.api.service import Service
-from server.api.sse import WatchedAnswer, send_part, start_stream
+from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.errors import EngineError
 from server.engine.types import Event, Finished, Started, TokenEvent
 from server.sessions import Cursor, Resumed

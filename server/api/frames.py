@@ -17,6 +17,7 @@ from server.engine.types import (
     Finished,
     Migrated,
     Request,
+    Scored,
     SessionInfo,
     Started,
     TokenEvent,
@@ -50,6 +51,8 @@ class Work:
             return self.token(event)
         if isinstance(event, Started):
             return self._started(event)
+        if isinstance(event, Scored):  # nothing of a socket asks for it
+            return None
         if isinstance(event, Failed):
             return error_frame(self.request_id, event.error)
         if isinstance(event, Migrated):
@@ -58,13 +61,14 @@ class Work:
 
     def token(self, event: TokenEvent) -> bytes:
         """The frame for one token of this request."""
-        return b'%b,"seq":%d,"position":%d,"token_id":%d,"text":%b}' % (
+        frame = b'%b,"seq":%d,"position":%d,"token_id":%d,"text":%b}' % (
             self._before,
             event.seq,
             event.position,
             event.token_id,
             orjson.dumps(event.text),
         )
+        return frame if event.logprob is None else b"%b,%b" % (frame[:-1], _logprobs(event))
 
     def _started(self, event: Started) -> bytes | None:
         if self.request is None or self.request.sampling is None:
@@ -117,6 +121,12 @@ class Work:
             "usage": usage,
         }
         return encode({**frame, "error": event.error} if event.error is not None else frame)
+
+
+def _logprobs(event: TokenEvent) -> bytes:
+    """The fields that a token has more, where its request asked for them, and a brace."""
+    top = [{"token_id": token, "logprob": logprob} for token, logprob in event.top]
+    return encode({"logprob": event.logprob, "top_logprobs": top})[1:]
 
 
 def created_frame(request_id: str, info: SessionInfo, epoch_name: EpochName) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -81,7 +81,7 @@ class BodyLimit:
         app: ASGIApp,
         max_bytes: int,
         timeout_s: float = BODY_TIMEOUT_S,
-        of_paths: Mapping[str, int] | None = None,
+        of_paths: Mapping[str, Callable[[], int]] | None = None,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
@@ -93,7 +93,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "0")
-        max_bytes = self._of_paths.get(scope["path"], self._max_bytes)
+        of_path = self._of_paths.get(scope["path"])
+        max_bytes = self._max_bytes if of_path is None else of_path()
         if int(declared) > max_bytes:
             await refuse(scope, receive, send, BodyTooLarge(max_bytes))
             return

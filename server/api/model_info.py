@@ -11,7 +11,7 @@ class ModelInfo:
 
     ``kv_cache_bytes_per_token`` is what a softmax model of the same shape would
     cache for every token, in 16 bits: see `model.state.kv_cache_bytes_per_token`.
-    ``created_s`` is a Unix time.
+    ``created_s`` is a Unix time, ``bos_token_id`` begins every text.
     """
 
     name: str
@@ -24,3 +24,4 @@ class ModelInfo:
     kv_cache_bytes_per_token: int
     max_sessions: int
     created_s: int
+    bos_token_id: int = 0

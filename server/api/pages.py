@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -12,11 +13,14 @@ from starlette.types import Scope
 from server.api.errors import RouteNotFound
 
 STATIC = Path(__file__).parent.parent / "static"
+#: The JavaScript client, which the page uses as any other page would.
+CLIENT = Path(__file__).parent.parent.parent / "clients" / "javascript"
+CLIENT_PREFIX = "client/"
 
 PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; connect-src 'self' ws: wss:; "
-    "img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -38,7 +42,16 @@ async def docs() -> Response:
 
 
 class PageFiles(StaticFiles):
-    """Static files under the page's policy."""
+    """Static files under the page's policy, and the client's modules below ``client/``."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        if not path.startswith(CLIENT_PREFIX):
+            return super().lookup_path(path)
+        found = CLIENT / path.removeprefix(CLIENT_PREFIX)
+        # Modules alone: neither what was installed for their tests nor anything elsewhere.
+        if found.parent != CLIENT or found.suffix != ".js" or not found.is_file():
+            return "", None
+        return str(found), found.stat()
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -1,45 +1,49 @@
 """What may come over the wire, strictly: no unknown fields, no coercion, no NaN.
 
-Bodies are parsed from JSON bytes, so that Python's own idea of JSON never comes
-in. Null is accepted where OpenAI accepts it and means the default.
+They are parsed by `server.api.parse`. Null is accepted where OpenAI accepts it
+and means the default. The bodies of OpenAI's routes are beside these routes.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
+
+from server.api.formats import ResponseFormat
+from server.api.wire import Wire
 
 MAX_CHOICES = 128
 MAX_FORKS = 1024
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
 
-MAX_TOKEN_ID = 2**31 - 1
-
-
-def _in_range(ids: list[int]) -> list[int]:
-    """One look at all of them: a bound on each item takes ten times as long."""
-    if ids and not (min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):
-        raise PydanticCustomError("token_ids", "token ids must be in 0..2147483647")
-    return ids
-
-
-TokenIds = Annotated[list[int], Field(fail_fast=True), AfterValidator(_in_range)]
+#: Their range is checked where the vocabulary is known: see `server.api.translate`.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Epoch = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+ModelName = Annotated[str, StringConstraints(max_length=256)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
-class Wire(BaseModel):
-    """Base of all messages from a client."""
+def _few(biases: object) -> object:
+    """Before each is looked at, which would be reported one by one."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise PydanticCustomError("too_long", f"must have at most {MAX_BIASES} token ids")
+    return biases
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+Biases = Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES), BeforeValidator(_few)]
 
 
 class Sampling(Wire):
@@ -50,6 +54,7 @@ class Sampling(Wire):
     top_k: int | None = Field(None, ge=0, le=2**31 - 1)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -57,6 +62,9 @@ class Sampling(Wire):
     stop: Stop | Stops | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
+    logit_bias: Biases | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: ResponseFormat | None = None
 
 
 class Once(Wire):
@@ -74,24 +82,17 @@ class Continuation(Once):
 
 
 class StreamOptions(Wire):
-    """OpenAI's options of a stream."""
+    """OpenAI's options of a stream, and vLLM's: with ``continuous_usage_stats`` usage so far."""
 
     include_usage: bool | None = None
-
-
-class CompletionBody(Sampling, Continuation):
-    """`POST /v1/completions`."""
-
-    model: str | None = Field(None, max_length=256)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    user: str | None = Field(None, max_length=256)
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class CreateSessionBody(Wire):
-    """`POST /v1/sessions`."""
+    """`POST /v1/sessions`: of ``model``, or of the default one."""
+
+    model: ModelName | None = None
 
 
 class AppendBody(Once):
@@ -116,17 +117,19 @@ class RewindBody(Wire):
 
 
 class Create(Wire):
-    """Asks for a kept, empty session."""
+    """Asks for a kept, empty session of ``model``, or of the default one."""
 
     type: Literal["create"]
     request_id: RequestId
+    model: ModelName | None = None
 
 
 class Generate(Sampling, Continuation):
-    """Asks for tokens."""
+    """Asks for tokens of ``model``, or of the session's, or the default one."""
 
     type: Literal["generate"]
     request_id: RequestId
+    model: ModelName | None = None
 
 
 class Append(AppendBody):

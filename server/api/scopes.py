@@ -19,6 +19,13 @@ CLIENT_SCOPES: frozenset[Scope] = ALL_SCOPES - {"admin"}
 PATHS: tuple[tuple[str, frozenset[Scope]], ...] = (
     ("/v1/completions", frozenset({"generate"})),
     ("/v1/chat/completions", frozenset({"generate"})),
+    ("/v1/responses", frozenset({"generate"})),
+    ("/v1/responses/", frozenset({"sessions"})),
+    ("/v1/embeddings", frozenset({"generate"})),
+    ("/v1/score", frozenset({"generate"})),
+    ("/tokenize", frozenset({"generate", "read"})),
+    ("/detokenize", frozenset({"generate", "read"})),
+    ("/tokenizer_info", frozenset({"read"})),
     ("/v1/stream", frozenset({"generate"})),
     ("/v1/sessions", frozenset({"sessions"})),
     ("/v1/sessions/", frozenset({"sessions"})),
@@ -26,6 +33,7 @@ PATHS: tuple[tuple[str, frozenset[Scope]], ...] = (
     ("/v1/models/", frozenset({"read"})),
     ("/docs", frozenset({"read"})),
     ("/openapi.json", frozenset({"read"})),
+    ("/asyncapi.json", frozenset({"read"})),
     ("/metrics", frozenset({"metrics", "admin"})),
     ("/v1/admin/", frozenset({"admin"})),
 )

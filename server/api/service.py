@@ -1,38 +1,70 @@
-"""What every route needs, put together once by `server.api.app.create_app`."""
+"""What every route needs of one model, put together once for each version of it."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from model.chat_template import ChatTemplate
+from model.tokenizer import Tokenizer
 from server.api.model_info import ModelInfo
-from server.api.porter import Porter
-from server.api.translate import Translator
+from server.api.porter import Porter, Signing
+from server.api.translate import Limits, Translator
+from server.chat.renderer import Renderer
+from server.config import ServerConfig
+from server.constraints.compiler import Constraints
 from server.driver import Driver
-from server.sessions import Sessions
-
-if TYPE_CHECKING:
-    from server.api.websocket import Stream
+from server.prefixes import PrefixTier
+from server.sessions import Elsewhere, Sessions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Service:
-    """The parts behind the routes. ``streams`` are the open sockets, for the drain."""
+    """The parts behind the routes, of one version of one model."""
 
     driver: Driver
     sessions: Sessions
     porter: Porter
     translator: Translator
     model: ModelInfo
+    tokenizer: Tokenizer
     outbox_events: int
     max_socket_requests: int
-    streams: set[Stream] = field(default_factory=set)
+    chat_template: ChatTemplate = field(default_factory=ChatTemplate)
+    renderer: Renderer = field(default_factory=Renderer)
+    constraints: Constraints | None = None
 
-    async def close_streams(self, timeout_s: float) -> None:
-        """Ends every socket with 1012 after what its outbox holds, or gives up on it."""
-        streams = list(self.streams)
-        for stream in streams:
-            stream.close(1012, "the server is draining")
-        if streams:
-            await asyncio.wait([stream.ended for stream in streams], timeout=timeout_s)
+    async def close(self) -> None:
+        """After the driver has stopped: writes what is outstanding, ends what helps."""
+        await asyncio.to_thread(self.sessions.close)
+        await self.renderer.close()
+        if self.constraints is not None:
+            await self.constraints.close()
+
+
+def make_service(
+    driver: Driver,
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    config: ServerConfig,
+    signing: Signing,
+    prefixes: PrefixTier | None = None,
+    elsewhere: Elsewhere | None = None,
+    chat_template: ChatTemplate | None = None,
+    constraints: Constraints | None = None,
+) -> Service:
+    """The service around ``driver``. ``elsewhere`` knows the sessions of other versions."""
+    sessions = Sessions(driver, prefixes, elsewhere)
+    limits = Limits(config.max_prompt_tokens, config.max_tokens_limit)
+    return Service(
+        driver=driver,
+        sessions=sessions,
+        porter=Porter(sessions, signing.identity, signing.key, config.trust_unsigned_state),
+        translator=Translator(tokenizer, limits, constraints),
+        model=model,
+        tokenizer=tokenizer,
+        outbox_events=config.outbox_events,
+        max_socket_requests=config.max_socket_requests,
+        chat_template=chat_template or ChatTemplate(),
+        constraints=constraints,
+    )

@@ -14,13 +14,15 @@ from server.api.completion import appended_body
 from server.api.describe import ERRORS, EVENT_STREAM, answer_content, body_content, body_schema
 from server.api.events import EventsAnswer, cursor_of
 from server.api.http import json_answer
-from server.api.lookup import service_of
+from server.api.lookup import models_of, service_for, service_with
 from server.api.queries import EventsQuery, ListQuery
 from server.api.schemas import AppendBody, CreateSessionBody, ForkBody, RewindBody
 from server.api.service import Service
 from server.api.sse import JsonAnswer
 from server.api.translate import parse_body
 from server.engine.types import SessionInfo
+from server.store.base import Listed
+from server.store.errors import ImportRefused, SnapshotMismatch
 
 router = APIRouter(prefix="/v1/sessions")
 
@@ -41,35 +43,30 @@ def session_object(service: Service, info: SessionInfo) -> dict[str, Any]:
 )
 async def create_session(request: Request) -> Response:
     """A kept, empty session."""
-    service = service_of(request)
-    parse_body(CreateSessionBody, await request.body() or b"{}")
+    body = parse_body(CreateSessionBody, await request.body() or b"{}")
+    service = service_for(request, body.model)
     info = await service.sessions.create(request.state.owner)
     return json_answer(_created(service, info))
 
 
 @router.get("", response_model=answers.SessionList, responses=ERRORS)
 async def list_sessions(request: Request, query: Annotated[ListQuery, Query()]) -> Response:
-    """The caller's sessions by id, those that sleep too."""
-    service, limit = service_of(request), query.limit
-    found = await service.sessions.listed(request.state.owner, query.after, limit + 1)
-    data = [
-        {
-            "session": one.id,
-            "epoch": service.driver.epoch_name(one.epoch),
-            "position": one.length,
-            "seq": one.seq,
-            "busy": one.unfinished,
-            "stored_bytes": one.stored_bytes,
-        }
-        for one in found[:limit]
+    """The caller's sessions of all models by id, those that sleep too."""
+    owner, after, limit = request.state.owner, query.after, query.limit
+    found = [
+        (one, version.service)
+        for version in models_of(request).versions
+        for one in await version.service.sessions.listed(owner, after, limit + 1)
     ]
+    found.sort(key=lambda pair: pair[0].id)
+    data = [_listed(service, one) for one, service in found[:limit]]
     return json_answer({"object": "list", "data": data, "has_more": len(found) > limit})
 
 
 @router.get("/{session}", response_model=answers.SessionAnswer, responses=ERRORS)
 async def session_info(request: Request, session: str) -> Response:
     """Position, idle seconds and bytes of a session."""
-    service = service_of(request)
+    service = await service_with(request, session)
     info = await service.sessions.info(session, request.state.owner)
     return json_answer(session_object(service, info))
 
@@ -77,7 +74,8 @@ async def session_info(request: Request, session: str) -> Response:
 @router.delete("/{session}", response_model=answers.SessionDeleted, responses=ERRORS)
 async def delete_session(request: Request, session: str) -> Response:
     """Forget a session; what it runs is cancelled."""
-    await service_of(request).sessions.delete(session, request.state.owner)
+    service = await service_with(request, session)
+    await service.sessions.delete(session, request.state.owner)
     return json_answer({"session": session, "deleted": True})
 
 
@@ -89,7 +87,7 @@ async def delete_session(request: Request, session: str) -> Response:
 )
 async def append(request: Request, session: str) -> Response:
     """Feed text to a session without generating; with logprobs, how surprising it was."""
-    service = service_of(request)
+    service = await service_with(request, session)
     body = parse_body(AppendBody, await request.body(), service.translator.max_ids)
     request_id = f"app-{secrets.token_hex(16)}"
     work = await service.translator.append(request_id, request.state.owner, session, body)
@@ -104,7 +102,7 @@ async def append(request: Request, session: str) -> Response:
 )
 async def fork(request: Request, session: str) -> Response:
     """Copies of a session, as it is or as it was when it had ``at`` tokens."""
-    service = service_of(request)
+    service = await service_with(request, session)
     body = parse_body(ForkBody, await request.body() or b"{}")
     forks = await service.sessions.fork(session, request.state.owner, body.n or 1, body.at)
     return json_answer(
@@ -125,7 +123,7 @@ async def fork(request: Request, session: str) -> Response:
 )
 async def rewind(request: Request, session: str) -> Response:
     """Cut a session's text back to ``at`` tokens; its epoch is a new one."""
-    service = service_of(request)
+    service = await service_with(request, session)
     body = parse_body(RewindBody, await request.body())
     info = await service.sessions.rewind(session, request.state.owner, body.at)
     return json_answer(session_object(service, info))
@@ -134,7 +132,7 @@ async def rewind(request: Request, session: str) -> Response:
 @router.post("/{session}/cancel", response_model=answers.SessionAnswer, responses=ERRORS)
 async def cancel(request: Request, session: str) -> Response:
     """End what a session runs, also where nobody reads it."""
-    service, owner = service_of(request), request.state.owner
+    service, owner = await service_with(request, session), request.state.owner
     await service.sessions.cancel(session, owner)
     return json_answer(session_object(service, await service.sessions.info(session, owner)))
 
@@ -148,8 +146,8 @@ async def events(
 ) -> Response:
     """Server-sent events after a cursor, then those of what the session runs."""
     cursor = cursor_of(last_event_id, query)
-    owner = request.state.owner
-    return EventsAnswer(service_of(request), session, owner, cursor, query.take_over)
+    service, owner = await service_with(request, session), request.state.owner
+    return EventsAnswer(service, session, owner, cursor, query.take_over)
 
 
 @router.get(
@@ -159,7 +157,7 @@ async def events(
 )
 async def export(request: Request, session: str) -> Response:
     """The session as one signed file."""
-    service = service_of(request)
+    service = await service_with(request, session)
     data = await service.porter.export(session, request.state.owner)
     return Response(data, media_type=STATE_TYPE)
 
@@ -171,10 +169,33 @@ async def export(request: Request, session: str) -> Response:
     openapi_extra=body_content(STATE_TYPE, STATE_SCHEMA),
 )
 async def import_session(request: Request) -> Response:
-    """A new session from a file that this server, or one with the same key, has signed."""
-    service = service_of(request)
-    info = await service.porter.take(await request.body(), request.state.owner)
-    return json_answer(_created(service, info))
+    """A new session from a file that this server, or one with the same key, has signed.
+
+    It becomes one of the model that it belongs to.
+    """
+    data, refusal = await request.body(), None
+    for version in models_of(request).current.values():
+        service = service_for(request, version.name)
+        try:
+            info = await service.porter.take(data, request.state.owner)
+        except (SnapshotMismatch, ImportRefused) as error:  # perhaps it is another model's
+            refusal = refusal if isinstance(refusal, SnapshotMismatch) else error
+        else:
+            return json_answer(_created(service, info))
+    assert refusal is not None, "there is no model"
+    raise refusal
+
+
+def _listed(service: Service, one: Listed) -> dict[str, Any]:
+    return {
+        "session": one.id,
+        "model": service.model.name,
+        "epoch": service.driver.epoch_name(one.epoch),
+        "position": one.length,
+        "seq": one.seq,
+        "busy": one.unfinished,
+        "stored_bytes": one.stored_bytes,
+    }
 
 
 def _created(service: Service, info: SessionInfo) -> dict[str, Any]:

@@ -1,78 +1,89 @@
-"""The answer to a completion: it follows the client, and ends the work when the client leaves."""
+"""Answers made of the events of requests: one body of JSON, or server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.api.completion import DONE, CompletionWriter, ended, sse
+from server.api.completion import DONE, ended, sse
 from server.api.errors import error_object
 from server.api.refuse import error_response
 from server.api.service import Service
 from server.api.shortcut import Write, writer_of
+from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.errors import EngineError
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started, TokenEvent
-from server.outbox import ON_THEIR_WAY, Outbox
 from server.sessions import NO_MORE, KeyInUse, Resumed
 from server.store.base import Keyed
 from server.store.errors import HistoryGone
 
-# How long a reader that was too slow has to read the error that says so.
-GRACE_S = 1.0
+#: The last event of a request is one of these.
+ENDS = Finished | Failed | Migrated
 
-SSE_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-store",
-    "x-accel-buffering": "no",
-}
+#: Requests of one answer that are in the engine at once; the others follow as these end.
+AT_ONCE = 32
+
+#: What ends as soon as one of the answer's own requests does.
+PASSING = frozenset({"queue_full", "rate_limited", "capacity_exhausted"})
 
 
-class WatchedAnswer(Response):
-    """Answers with the events of an outbox; when the client leaves, it is released."""
+class Writer(Protocol):
+    """Writes the server-sent events for events of the engine, and what comes after the last."""
 
-    def __init__(self, service: Service) -> None:
-        super().__init__()
-        self._driver, self._sessions = service.driver, service.sessions
-        self._outbox: Outbox[Event] = Outbox(service.outbox_events, self._press, ON_THEIR_WAY)
-        self._feeding: asyncio.Task[None] | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = self._work(scope, receive, send)
-        try:
-            await _while_connected(work, receive, self._outbox.broken)
-        finally:
-            self._driver.release(self._outbox)
-            if self._feeding is not None:
-                self._feeding.cancel()
-                await asyncio.gather(self._feeding, return_exceptions=True)
-
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
-
-    def _press(self, full: bool) -> None:
-        """A client that does not keep up costs nothing: what it asked for parks."""
-        (self._driver.hold if full else self._driver.go_on)(self._outbox)
+    def chunks(self, event: Event, /) -> bytes: ...
+    def end(self) -> bytes: ...
 
 
 class RequestAnswer(WatchedAnswer):
-    """Submits ``request``; its work ends, or is detached, when the client leaves."""
+    """Submits ``requests``; their work ends, or is detached, when the client leaves.
 
-    def __init__(self, service: Service, request: Request) -> None:
+    One that has a key stands alone.
+    """
+
+    def __init__(self, service: Service, requests: Request | Sequence[Request]) -> None:
         super().__init__(service)
-        self._request = request
-        self._unended = set(request.ids)
+        self._requests = (requests,) if isinstance(requests, Request) else tuple(requests)
+        self._request = self._requests[0]
+        self._unended = {id for request in self._requests for id in request.ids}
+        self._live: Counter[str] = Counter()
+        self._room = asyncio.Semaphore(AT_ONCE)
 
     async def _submit(self) -> None:
         """Starts the work, or what repeats it where it has been done under the same key."""
-        if self._request.key is None:
-            await self._sessions.submit(self._request, self._outbox)
-        elif (found := await self._sessions.submit_once(self._request, self._outbox)) is not None:
+        first, *others = self._requests
+        if first.key is None:
+            await self._submit_one(first)
+        elif (found := await self._sessions.submit_once(first, self._outbox)) is not None:
             await self._repeat(found)
+        if others:
+            self._feeding = asyncio.create_task(self._submit_others(others))
+
+    async def _submit_one(self, request: Request) -> None:
+        await self._room.acquire()
+        self._live[request.request_id] = len(request.ids)
+        try:
+            await self._sessions.submit(request, self._outbox)
+        except EngineError:
+            del self._live[request.request_id]
+            raise
+
+    async def _submit_others(self, requests: Sequence[Request]) -> None:
+        """As there is room. Where the server or the tenant has none, one at a time fewer."""
+        for request in requests:
+            while True:
+                try:
+                    await self._submit_one(request)
+                    break
+                except EngineError as error:
+                    if error.code not in PASSING or not self._live:
+                        self._outbox.fail(error)
+                        return
 
     async def _repeat(self, found: Keyed) -> None:
         request, outbox = self._request, self._outbox
@@ -105,20 +116,32 @@ class RequestAnswer(WatchedAnswer):
             outbox.fail(error)
 
     def _is_end(self, events: Sequence[Event]) -> bool:
-        """Whether all choices have ended with ``events``."""
+        """Whether all choices of all requests have ended with ``events``."""
         for event in events:
-            if not isinstance(event, Started | TokenEvent):
+            if isinstance(event, ENDS):
                 self._unended.discard(event.request_id)
+                if len(self._requests) > 1:
+                    self._make_room(event.request_id.partition("/")[0])
         return not self._unended
+
+    def _make_room(self, request_id: str) -> None:
+        """One choice of a request has ended; with the last of them another can begin."""
+        self._live[request_id] -= 1
+        if self._live[request_id] <= 0:
+            del self._live[request_id]
+            self._room.release()
 
 
 class JsonAnswer(RequestAnswer):
     """The whole answer in one body. ``write`` makes it of all events, or raises `EngineError`."""
 
     def __init__(
-        self, service: Service, request: Request, write: Callable[[list[Event]], bytes]
+        self,
+        service: Service,
+        requests: Request | Sequence[Request],
+        write: Callable[[list[Event]], bytes],
     ) -> None:
-        super().__init__(service, request)
+        super().__init__(service, requests)
         self._write = write
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +159,7 @@ class JsonAnswer(RequestAnswer):
         collected: list[Event] = []
 
         def collect(events: Sequence[Event]) -> bool:
-            if not isinstance(events[-1], Started | TokenEvent):
+            if isinstance(events[-1], ENDS):
                 return False
             self._is_end(events)
             collected.extend(events)
@@ -155,8 +178,10 @@ class SseAnswer(RequestAnswer):
     Until the first event a failure is a plain HTTP error.
     """
 
-    def __init__(self, service: Service, request: Request, writer: CompletionWriter) -> None:
-        super().__init__(service, request)
+    def __init__(
+        self, service: Service, requests: Request | Sequence[Request], writer: Writer
+    ) -> None:
+        super().__init__(service, requests)
         self._writer = writer
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,17 +224,6 @@ class SseAnswer(RequestAnswer):
                 return
 
 
-async def start_stream(send: Send) -> None:
-    """The head of a stream of server-sent events."""
-    headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def send_part(send: Send, body: bytes) -> None:
-    """A piece of a body that goes on."""
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
 def _raise_if_failed(events: list[Event]) -> None:
     """Raises where a request failed before its first token."""
     for event in events:
@@ -221,31 +235,3 @@ def _raise_if_failed(events: list[Event]) -> None:
             and event.usage.completion_tokens == 0
         ):
             ended([event])
-
-
-async def _while_connected(
-    work: Coroutine[Any, Any, None], receive: Receive, broken: asyncio.Future[EngineError]
-) -> None:
-    """Runs ``work`` until it is done or the client has left.
-
-    After ``broken`` it gets `GRACE_S`: it may hang in a send to a client that does not read.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        watched: set[asyncio.Future[Any]] = {working, leaving, broken}
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        if broken.done() and not working.done() and not leaving.done():
-            await asyncio.wait({working, leaving}, timeout=GRACE_S)
-    finally:
-        pending = [task for task in (working, leaving) if not task.done()]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-    if working.done() and not working.cancelled():
-        working.result()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from typing import Any, Protocol
 
 from server.api.errors import invalid
-from server.api.schemas import (
-    MESSAGE_TYPES,
-    Append,
-    AppendBody,
-    Continuation,
-    Fork,
-    Generate,
-    Message,
-    Resume,
-    Sampling,
-)
-from server.engine.errors import InvalidRequest
+from server.api.formats import ResponseFormat
+from server.api.parse import MAX_NAME_CHARS as MAX_NAME_CHARS  # the routes have all from here
+from server.api.parse import parse_body as parse_body
+from server.api.parse import parse_message as parse_message
+from server.api.parse import request_id_of as request_id_of
+from server.api.schemas import AppendBody, Continuation, Sampling
 from server.engine.types import Request, SamplingParams, Usage
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048
 
-MAX_UNCHECKED_BYTES = 16 * 1024
-MAX_NAME_CHARS = 64
-MAX_IDS = 1 << 17
 
-Body = TypeVar("Body", bound=BaseModel)
+class Constraints(Protocol):
+    """What is needed of `server.constraints`."""
 
-_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
-_MESSAGE_FIELDS = frozenset(
-    name for message in (Generate, Append, Fork, Resume) for name in message.model_fields
-)
+    async def grammar(self, wanted: ResponseFormat | None, /) -> str | None: ...
 
 
 class TokenizerLike(Protocol):
@@ -66,6 +51,13 @@ class Choices:
     ranked: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """That the tokens of a prompt are scored; ``num_top`` others are named in place of each."""
+
+    num_top: int = 0
+
+
 ONE_CHOICE = Choices()
 
 
@@ -76,9 +68,11 @@ class Translator:
     empty; a prompt of token ids is taken as it is.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, limits: Limits) -> None:
+    def __init__(
+        self, tokenizer: TokenizerLike, limits: Limits, constraints: Constraints | None = None
+    ) -> None:
         self.max_ids = limits.max_prompt_tokens
-        self._tokenizer = tokenizer
+        self._tokenizer, self._constraints = tokenizer, constraints
         self._limits = limits
 
     async def generate(
@@ -88,23 +82,33 @@ class Translator:
         wanted: Continuation,
         sampling: Sampling,
         choices: Choices = ONE_CHOICE,
+        scoring: Scoring | None = None,
     ) -> Request:
-        """The request of a completion. Draws a seed where the client gave none."""
-        tokens = await self._tokens(wanted.prompt, "prompt")
+        """The request of a completion. Draws a seed where the client gave none.
+
+        With ``max_tokens`` 0 the prompt is only fed.
+        """
+        prompt = wanted.prompt
+        tokens = () if prompt is None else await self.tokens(prompt, "prompt")
         if wanted.idempotency_key is not None and wanted.session is None and not wanted.keep:
             raise invalid("idempotency_key", "needs a session that is kept")
         if not tokens and wanted.session is None:
             raise invalid("prompt", "must not be empty unless it continues a session")
+        params = None
+        if sampling.max_tokens != 0:
+            params = await self._sampling(sampling, choices.ranked)
         return Request(
             request_id=request_id,
             owner=owner,
             tokens=tokens,
-            sampling=self._sampling(sampling, choices.ranked),
+            sampling=params,
             session=wanted.session,
             keep=bool(wanted.keep),
             start=not isinstance(wanted.prompt, list),
             key=wanted.idempotency_key,
+            score=scoring is not None,
             num_choices=choices.num,
+            num_top=scoring.num_top if scoring is not None else 0,
         )
 
     async def append(self, request_id: str, owner: str, session: str, body: AppendBody) -> Request:
@@ -112,7 +116,8 @@ class Translator:
         if body.text is not None and body.tokens is not None:
             raise invalid("tokens", "give either text or tokens, not both")
         field = "text" if body.tokens is None else "tokens"
-        tokens = await self._tokens(body.text if body.tokens is None else body.tokens, field)
+        given = body.text if body.tokens is None else body.tokens
+        tokens = () if given is None else await self.tokens(given, field)
         if not tokens:
             raise invalid(field, "must not be empty")
         return Request(
@@ -127,84 +132,62 @@ class Translator:
             score=bool(body.logprobs),
         )
 
-    async def _tokens(self, prompt: str | Sequence[int] | None, field: str) -> tuple[int, ...]:
-        if prompt is None:
-            return ()
+    async def tokens(self, prompt: str | Sequence[int], field: str) -> tuple[int, ...]:
+        """The ids of ``prompt``, the value of ``field``, as they are fed."""
         ids = await self._encode(prompt) if isinstance(prompt, str) else prompt
         if len(ids) > self._limits.max_prompt_tokens:
             raise invalid(field, f"must have at most {self._limits.max_prompt_tokens} tokens")
-        if ids and max(ids) >= self._tokenizer.vocab_size:
-            raise invalid(field, f"token ids must be below {self._tokenizer.vocab_size}")
+        if not isinstance(prompt, str):
+            self.check_ids(ids, field)
         return tuple(ids)
+
+    def check_ids(self, ids: Sequence[int], field: str) -> None:
+        """Raises where one is not of the vocabulary; one look at all takes least time."""
+        if ids and not (min(ids) >= 0 and max(ids) < self._tokenizer.vocab_size):
+            raise invalid(field, f"token ids must be in 0..{self._tokenizer.vocab_size - 1}")
 
     async def _encode(self, text: str) -> list[int]:
         if len(text) <= MAX_INLINE_CHARS:
             return self._tokenizer.encode(text)
         return await asyncio.to_thread(self._tokenizer.encode, text)
 
-    def _sampling(self, wire: Sampling, logprob: bool) -> SamplingParams:
+    async def _grammar(self, wanted: ResponseFormat | None) -> str | None:
+        if wanted is None or wanted.type == "text":
+            return None
+        if self._constraints is None:
+            raise invalid("response_format", "this server keeps to no format")
+        return await self._constraints.grammar(wanted)
+
+    async def _sampling(self, wire: Sampling, logprob: bool) -> SamplingParams:
         if wire.max_tokens is not None and wire.max_tokens > self._limits.max_tokens:
             raise invalid("max_tokens", f"must be at most {self._limits.max_tokens}")
-        if any(id >= self._tokenizer.vocab_size for id in wire.stop_token_ids or ()):
-            raise invalid("stop_token_ids", f"must be below {self._tokenizer.vocab_size}")
-        given = wire.model_dump(include=set(Sampling.model_fields), exclude_none=True)
-        stop = given.pop("stop", ())
-        given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        given["stop_token_ids"] = tuple(given.pop("stop_token_ids", ()))
-        given.setdefault("seed", secrets.randbits(32))
-        return SamplingParams(**given, logprob=logprob)
+        self.check_ids(wire.stop_token_ids or (), "stop_token_ids")
+        biases = {int(id): bias for id, bias in (wire.logit_bias or {}).items()}
+        self.check_ids(tuple(biases), "logit_bias")
+        given: dict[str, Any] = {
+            name: value for name in _PLAIN if (value := getattr(wire, name)) is not None
+        }
+        given.setdefault("seed", drawn_seed())
+        stop = wire.stop or ()
+        return SamplingParams(
+            **given,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(wire.stop_token_ids or ()),
+            logit_bias=tuple(biases.items()),
+            grammar=await self._grammar(wire.response_format),
+            logprob=logprob,
+        )
 
 
-def parse_body(model: type[Body], body: bytes, max_ids: int = MAX_IDS) -> Body:
-    """A body as ``model``; raises `InvalidRequest` that names the first bad field.
-
-    A list of more than ``max_ids`` is refused before anything looks at its items.
-    """
-    if len(body) > MAX_UNCHECKED_BYTES:
-        _look_over(body, frozenset(model.model_fields), max_ids)
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise _first_problem(error) from None
+#: The fields that mean the same to the engine.
+_PLAIN = tuple(
+    sorted(set(Sampling.model_fields) - {"stop", "stop_token_ids", "logit_bias", "response_format"})
+)
 
 
-def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:
-    """A client's frame; like `parse_body`."""
-    if len(text) > MAX_UNCHECKED_BYTES:
-        _look_over(text, _MESSAGE_FIELDS, max_ids)
-    try:
-        return _MESSAGE.validate_json(text)
-    except ValidationError as error:
-        raise _first_problem(error, tagged=True) from None
-
-
-def _look_over(text: bytes | str, known: frozenset[str], max_ids: int) -> None:
-    """One look before pydantic's: it would report a hundred thousand of them one by one."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return  # pydantic says what is wrong
-    for name in value if isinstance(value, dict) else ():
-        if name not in known:
-            raise invalid(name[:MAX_NAME_CHARS], "extra inputs are not permitted")
-        if isinstance(value[name], list) and len(value[name]) > max_ids:
-            raise invalid(name, f"must have at most {max_ids} tokens")
-
-
-def request_id_of(text: str) -> str | None:
-    """The ``request_id`` of a frame that is not a message, to answer it by.
-
-    Read by Python's lenient parser: a NaN or a lone surrogate elsewhere in the
-    frame is no reason to leave its sender without an answer.
-    """
-    try:
-        frame = json.loads(text)
-        found = frame.get("request_id") if isinstance(frame, dict) else None
-        if isinstance(found, str) and len(found) <= 64 and found.encode():
-            return found
-    except (ValueError, RecursionError):  # no JSON, or an id that is no Unicode text
-        pass
-    return None
+def drawn_seed() -> int:
+    """A seed for a client that gave none; a number that JavaScript has, too."""
+    return secrets.randbits(32)
 
 
 def usage_object(usage: Usage) -> dict[str, int]:
@@ -214,29 +197,3 @@ def usage_object(usage: Usage) -> dict[str, int]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _first_problem(error: ValidationError, *, tagged: bool = False) -> InvalidRequest:
-    """The deepest of the first field's problems: in a union, that of the nearest type.
-
-    The value is not repeated: it may be long, and it is the client's secret.
-    """
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    first = _path(problems[0], tagged)[:1]
-    nearest: Any = max(
-        (problem for problem in problems if _path(problem, tagged)[:1] == first),
-        key=lambda problem: len(problem["loc"]),
-    )
-    message = nearest["msg"][0].lower() + nearest["msg"][1:]
-    message = message.replace("input should be ", "must be ").replace("input should ", "must ")
-    if nearest["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        return invalid("type", f"must be one of {', '.join(MESSAGE_TYPES)}")
-    if not first:
-        return InvalidRequest(f"the message is not a JSON object: {message}")
-    return invalid(str(first[0])[:MAX_NAME_CHARS], message)
-
-
-def _path(problem: Any, tagged: bool) -> tuple[int | str, ...]:
-    """Where a problem is, without the name of the message's type in front."""
-    loc: tuple[int | str, ...] = problem["loc"]
-    return loc[1:] if tagged else loc

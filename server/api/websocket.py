@@ -9,59 +9,51 @@ the outbox is empty and the client reads, tokens take the shortcut and wake nobo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from server.api import schemas
+from server.api import schemas, session_messages
 from server.api.auth import SUBPROTOCOL
 from server.api.errors import invalid
-from server.api.frames import Work, created_frame, error_frame, named_frame, resumed_frame
+from server.api.frames import Work, error_frame, named_frame, resumed_frame
 from server.api.keyring import Caller
 from server.api.scopes import MESSAGES
 from server.api.service import Service
 from server.api.shortcut import Write, writer_of
+from server.api.sockets import Sockets
+from server.api.stream_sender import Alive, Close, Sender
 from server.api.translate import parse_message, request_id_of
+from server.driver import Driver
 from server.engine.errors import EngineError, InvalidRequest, QueueFull
-from server.engine.types import Event, Request, Started, TokenEvent
+from server.engine.types import Event, Request
+from server.models import Models
 from server.outbox import ON_THEIR_WAY, Outbox, ReaderTooSlow
 from server.sessions import Cursor, KeyInUse, Resumed
 from server.store.base import Keyed
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Ends the socket after what was sent before it."""
-
-    code: int
-    reason: str
-
-
 class StreamEndpoint:
     """The ASGI application behind the route."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, models: Models, sockets: Sockets) -> None:
+        self._models, self._sockets = models, sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller: Caller = scope["state"]["caller"]
         offered = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
         await receive()
         await send({"type": "websocket.accept", "subprotocol": offered})
-        stream = Stream(self._service, caller, receive, send, writer_of(scope))
-        self._service.streams.add(stream)
-        self._service.driver.metrics.websockets += 1
+        stream = Stream(self._models, caller, receive, send, writer_of(scope))
+        self._sockets.add(stream)
         try:
-            if not self._service.driver.takes_sockets:
+            if not self._models.takes_sockets:
                 stream.close(1012, "the server is draining")
             await stream.run()
         finally:
-            self._service.driver.metrics.websockets -= 1
-            self._service.streams.discard(stream)
+            self._sockets.discard(stream)
             stream.ended.set_result(None)
 
 
@@ -69,37 +61,39 @@ class Stream:
     """One socket. ``ended`` is done when nothing more is sent on it."""
 
     def __init__(
-        self, service: Service, caller: Caller, receive: Receive, send: Send, write: Write
+        self, models: Models, caller: Caller, receive: Receive, send: Send, write: Write
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._service = service
-        self._driver, self._sessions = service.driver, service.sessions
+        self._models = models
+        self._used: set[Driver] = set()
+        self._max_ids = models.default.translator.max_ids
+        self._max_requests = models.default.max_socket_requests
         self._caller = caller
         self._owner = caller.tenant.name
         self._receive = receive
-        self._send = send
-        self._write = write
         self._outbox: Outbox[Event | bytes | Close] = Outbox(
-            service.outbox_events, self._press, ON_THEIR_WAY
+            models.default.outbox_events, self._press, ON_THEIR_WAY
         )
         self._resuming: set[asyncio.Task[None]] = set()
         self._prefix = secrets.token_hex(8)
         self._num_begun = 0
-        self._alive: dict[str, Work] = {}  # by the engine's names
+        self._alive: dict[str, Alive] = {}  # by the engine's names
+        self._sender = Sender(self._outbox, self._alive, self._end, send, write)
         self._ids: dict[str, str] = {}  # the engine's names by the client's
 
     async def run(self) -> None:
         """Serves the socket until either side closes it; then cancels what still runs."""
         reader = asyncio.create_task(self._read())
-        sender = asyncio.create_task(self._send_all())
+        sender = asyncio.create_task(self._sender.run())
         try:
             watched: set[asyncio.Future[Any]] = {reader, sender, self._outbox.broken}
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._driver.release(self._outbox)
+            for driver in self._used:
+                driver.release(self._outbox)
             await _stop(reader, sender, *self._resuming)
         if self._outbox.broken.done():
-            await self._send_close(_reason(self._outbox.broken.result()))
+            await self._sender.close(_reason(self._outbox.broken.result()))
 
     def close(self, code: int, reason: str) -> None:
         """Closes the socket after everything that waits in its outbox."""
@@ -107,7 +101,8 @@ class Stream:
 
     def _press(self, full: bool) -> None:
         """A client that does not keep up costs nothing: what it asked for parks."""
-        (self._driver.hold if full else self._driver.go_on)(self._outbox)
+        for driver in self._used:
+            (driver.hold if full else driver.go_on)(self._outbox)
 
     # Client to server
 
@@ -125,7 +120,7 @@ class Stream:
 
     async def _handle(self, text: str) -> None:
         try:
-            message = parse_message(text, self._service.translator.max_ids)
+            message = parse_message(text, self._max_ids)
         except InvalidRequest as error:
             self._outbox.put([error_frame(request_id_of(text), error)])
             return
@@ -140,76 +135,65 @@ class Stream:
         if isinstance(message, schemas.Cancel):
             # Without effect on what is not alive: its last frame was the answer.
             if (id := self._ids.get(message.request_id)) is not None:
-                self._driver.cancel(id)
+                self._alive[id].cancelled = True
+                self._alive[id].driver.cancel(id)
         elif isinstance(message, schemas.Detach):
             self._detach(message)
         elif isinstance(message, schemas.Resume):
             self._check_free(message.request_id)
-            cursor = Cursor(message.last_seq, message.epoch)
-            self._resume(message.request_id, message.session, cursor, bool(message.take_over))
+            await self._resume(message)
         elif isinstance(message, schemas.Generate | schemas.Append):
             await self._start(message)
+        elif isinstance(message, schemas.Create):
+            service = self._of_model(message.model)
+            with service.driver.use():
+                frame = await session_messages.create(service, message, self._owner)
+            self._outbox.put([frame])
         else:
-            self._outbox.put([await self._do(message)])
+            service = await self._models.holding(message.session, self._owner)
+            with service.driver.use():
+                frame = await session_messages.answer(service, message, self._owner)
+            self._outbox.put([frame])
 
-    async def _do(
-        self, message: schemas.Create | schemas.Delete | schemas.Fork | schemas.Rewind
-    ) -> bytes:
-        """The answer to a message that is about a session and runs nothing."""
-        sessions, owner, epoch_name = self._sessions, self._owner, self._driver.epoch_name
-        if isinstance(message, schemas.Create):
-            info = await sessions.create(owner)
-            return created_frame(message.request_id, info, epoch_name)
-        if isinstance(message, schemas.Delete):
-            await sessions.delete(message.session, owner)
-            return named_frame("deleted", message.request_id, session=message.session)
-        if isinstance(message, schemas.Fork):
-            forks = await sessions.fork(message.session, owner, message.n or 1, message.at)
-            return named_frame(
-                "forked",
-                message.request_id,
-                session=message.session,
-                sessions=[fork.session for fork in forks],
-                epoch=epoch_name(forks[0].epoch),
-                position=forks[0].position,
-            )
-        info = await sessions.rewind(message.session, owner, message.at)
-        return named_frame(
-            "rewound",
-            message.request_id,
-            session=message.session,
-            epoch=epoch_name(info.epoch),
-            seq=info.seq,
-            position=info.position,
-        )
+    def _of_model(self, name: str | None) -> Service:
+        return self._models.default if name is None else self._models.service(name)
+
+    async def _service_for(self, message: schemas.Generate | schemas.Append) -> Service:
+        """Where the message's session is, or its model."""
+        if message.session is None:
+            return self._of_model(message.model)
+        model = message.model if isinstance(message, schemas.Generate) else None
+        return await self._models.holding(message.session, self._owner, model)
 
     def _check_free(self, request_id: str) -> None:
         if request_id in self._ids:
             raise invalid("request_id", "names a live request of this socket")
-        if len(self._alive) >= self._service.max_socket_requests:
+        if len(self._alive) >= self._max_requests:
             raise QueueFull("too many requests on this socket")
 
     async def _start(self, message: schemas.Generate | schemas.Append) -> None:
         self._check_free(message.request_id)
-        request = await self._translate(message)
-        self._begin(request.request_id, message.request_id, request)
-        found: Keyed | None = None
-        try:
-            if request.key is None:
-                await self._sessions.submit(request, self._outbox)
-            else:
-                found = await self._sessions.submit_once(request, self._outbox)
-        except EngineError:
-            self._end(request.request_id)
-            raise
+        service = await self._service_for(message)
+        with service.driver.use():  # it may be replaced meanwhile
+            request = await self._translate(service, message)
+            self._begin(request.request_id, message.request_id, service, request)
+            found: Keyed | None = None
+            try:
+                if request.key is None:
+                    await service.sessions.submit(request, self._outbox)
+                else:
+                    found = await service.sessions.submit_once(request, self._outbox)
+            except EngineError:
+                self._end(request.request_id)
+                raise
         if found is not None:
-            self._repeat(request.request_id, found)
+            self._repeat(service, request.request_id, found)
 
-    def _repeat(self, id: str, found: Keyed) -> None:
+    def _repeat(self, service: Service, id: str, found: Keyed) -> None:
         """Answers again what has been done under the same key."""
         if not found.is_append:
             self._catch_up_beside(
-                id, lambda: self._sessions.again(self._owner, found, id, self._outbox)
+                id, lambda: service.sessions.again(self._owner, found, id, self._outbox)
             )
             return
         work = self._end(id)
@@ -222,17 +206,21 @@ class Stream:
         self._num_begun += 1
         return f"{self._prefix}-{self._num_begun}-{request_id}"
 
-    def _begin(self, id: str, request_id: str, request: Request | None) -> None:
+    def _begin(self, id: str, request_id: str, service: Service, request: Request | None) -> None:
+        self._used.add(service.driver)
         self._ids[request_id] = id
-        self._alive[id] = Work(request_id, request, self._driver.epoch_name)
+        work = Work(request_id, request, service.driver.epoch_name)
+        self._alive[id] = Alive(work, service)
 
     def _end(self, id: str) -> Work:
-        work = self._alive.pop(id)
+        work = self._alive.pop(id).work
         del self._ids[work.request_id]
         return work
 
-    async def _translate(self, message: schemas.Generate | schemas.Append) -> Request:
-        translator = self._service.translator
+    async def _translate(
+        self, service: Service, message: schemas.Generate | schemas.Append
+    ) -> Request:
+        translator = service.translator
         id = self._new_id(message.request_id)
         if isinstance(message, schemas.Append):
             return await translator.append(id, self._owner, message.session, message)
@@ -243,17 +231,20 @@ class Stream:
     def _detach(self, message: schemas.Detach) -> None:
         """Without effect on what is not alive, as a cancel is."""
         if (id := self._ids.get(message.request_id)) is not None:
+            driver = self._alive[id].driver
             self._end(id)
-            self._driver.detach(id)
+            driver.detach(id)
             self._outbox.put([named_frame("detached", message.request_id)])
 
-    def _resume(self, request_id: str, session: str, cursor: Cursor, take_over: bool) -> None:
-        id = self._new_id(request_id)
-        self._begin(id, request_id, None)
+    async def _resume(self, message: schemas.Resume) -> None:
+        service = await self._models.holding(message.session, self._owner)
+        cursor = Cursor(message.last_seq, message.epoch)
+        id = self._new_id(message.request_id)
+        self._begin(id, message.request_id, service, None)
         self._catch_up_beside(
             id,
-            lambda: self._sessions.resume(
-                session, self._owner, cursor, id, self._outbox, take_over
+            lambda: service.sessions.resume(
+                message.session, self._owner, cursor, id, self._outbox, bool(message.take_over)
             ),
         )
 
@@ -264,75 +255,37 @@ class Stream:
         task.add_done_callback(self._resuming.discard)
 
     async def _catch_up(self, id: str, resume: Callable[[], Awaitable[Resumed]]) -> None:
-        if (work := self._alive.get(id)) is None:  # detached before it began
+        if (alive := self._alive.get(id)) is None:  # detached before it began
             return
-        outbox = self._outbox
+        with alive.driver.use():
+            await self._send_missed(id, alive, resume)
+
+    async def _send_missed(
+        self, id: str, alive: Alive, resume: Callable[[], Awaitable[Resumed]]
+    ) -> None:
+        work, outbox, driver = alive.work, self._outbox, alive.driver
         try:
             resumed = await resume()
             if id not in self._alive:  # detached meanwhile, perhaps before it was attached
-                self._driver.detach(id)
+                driver.detach(id)
                 return
-            outbox.put([resumed_frame(work.request_id, resumed, self._driver.epoch_name)])
-            async for events in self._sessions.missed(self._owner, resumed, id):
+            if alive.cancelled:
+                driver.cancel(id)
+            outbox.put([resumed_frame(work.request_id, resumed, driver.epoch_name)])
+            async for events in alive.service.sessions.missed(self._owner, resumed, id):
                 await outbox.emptied()
                 if id not in self._alive:
                     return
                 outbox.put([frame for e in events if (frame := work.frame(e)) is not None])
             if resumed.info.busy:
-                self._driver.caught_up(id)
+                driver.caught_up(id)
             elif id in self._alive:
                 self._end(id)
         except EngineError as error:
-            self._driver.detach(id)
+            driver.detach(id)
             if id in self._alive:
                 self._end(id)
                 outbox.put([error_frame(work.request_id, error)])
-
-    # Server to client
-
-    async def _send_all(self) -> None:
-        with contextlib.suppress(OSError, EngineError):
-            while True:
-                frames: list[bytes] = []
-                for item in await self._outbox.take(self._send_now):
-                    if isinstance(item, Close):
-                        await self._send_frames(frames)
-                        await self._send_close(item)
-                        return
-                    if (frame := self._frame(item)) is not None:
-                        frames.append(frame)
-                await self._send_frames(frames)
-
-    def _send_now(self, items: Sequence[Event | bytes | Close]) -> bool:
-        """The shortcut for tokens, which are nearly all there is."""
-        frames = []
-        for item in items:
-            if not isinstance(item, TokenEvent):
-                return False
-            if (work := self._alive.get(item.request_id)) is not None:
-                frames.append(work.token(item))
-        return self._write(frames)
-
-    async def _send_frames(self, frames: list[bytes]) -> None:
-        if self._write(frames):
-            return
-        for frame in frames:
-            await self._send({"type": "websocket.send", "text": frame.decode()})
-
-    def _frame(self, item: Event | bytes) -> bytes | None:
-        if isinstance(item, bytes):
-            return item
-        work = self._alive.get(item.request_id)
-        if work is None:  # detached meanwhile
-            return None
-        if not isinstance(item, Started | TokenEvent):
-            self._end(item.request_id)
-        return work.frame(item)
-
-    async def _send_close(self, close: Close) -> None:
-        message = {"type": "websocket.close", "code": close.code, "reason": close.reason}
-        with contextlib.suppress(OSError, RuntimeError):  # the client may have closed first
-            await self._send(message)
 
 
 def _reason(error: EngineError) -> Close:

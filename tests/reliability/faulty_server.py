@@ -24,8 +24,8 @@ from server.metrics import Metrics
 from server.serving import bind, serve
 from server.store.base import Store
 from server.store.sqlite_store import open_store
-from tests.fakes import MODEL, ByteTokenizer, FakeEngine
-from tests.server.harness import SIGNING
+from tests.fakes import FakeEngine
+from tests.server.harness import SIGNING, only
 
 STEP_S = 0.005
 
@@ -94,7 +94,7 @@ def main() -> int:
     listener = bind(config.host, config.port)
     print(f"port {listener.getsockname()[1]}", flush=True)
     driver = Driver(engine, time.monotonic, Metrics(), store)
-    app = create_app(driver, ByteTokenizer(), MODEL, config, "0.0.0", SIGNING)
+    app = create_app(only(driver, config), config, "0.0.0")
     return serve(app, config, listener)
 
 

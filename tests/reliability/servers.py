@@ -173,13 +173,18 @@ class ServerProcess:
             connection.close()
 
     def gauges(self) -> dict[tuple[Any, ...], float]:
-        """The gauges and counters of `/metrics`: name and label values -> value."""
+        """The gauges and counters of `/metrics`: name and label values -> value.
+
+        Without the model's label: of several models' each is the sum.
+        """
         _, text = self.get("/metrics")
-        return {
-            (sample.name, *sample.labels.values()): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+        found: dict[tuple[Any, ...], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = [value for name, value in sample.labels.items() if name != "model"]
+                key = (sample.name, *labels)
+                found[key] = found.get(key, 0.0) + sample.value
+        return found
 
     # Inside
 

@@ -25,6 +25,7 @@ from server.storage import identity_of
 from server.store.base import Store
 from server.store.sqlite_store import open_store
 from tests.reliability.history import Event, History, Log, Reader, event_of_entry, event_of_frame
+from tests.server.harness import checked
 from tests.tiny import solo, tiny_checkpoint, tokens_of
 
 Frame = dict[str, Any]
@@ -141,7 +142,7 @@ class KeptStream:
 
     async def _read(self, socket: ClientConnection, owner: str) -> End:
         async for message in socket:
-            frame = json.loads(message)
+            frame = checked(message)
             self.frames.append(frame)
             if frame["type"] in ("started", "resumed"):
                 self._attach(frame, owner)
@@ -180,8 +181,7 @@ async def ask(socket: ClientConnection, **message: Any) -> None:
 async def answer(socket: ClientConnection) -> Frame:
     """The next frame. Raises `TimeoutError`."""
     async with asyncio.timeout(TIMEOUT_S):
-        frame: Frame = json.loads(await socket.recv())
-        return frame
+        return checked(await socket.recv())
 
 
 async def answer_of(socket: ClientConnection, *types: str) -> Frame:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from server.api.schemas import Append, CompletionBody, Generate
+from server.api.openai.bodies import CompletionBody
+from server.api.schemas import Append, Generate
 from server.engine.types import Request
 from tests.fakes import FakeEngine
 from tests.reliability.bystander import Bystander, bystander
@@ -29,14 +30,15 @@ NO_NUMBERS = (
 )
 NUMBERS = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "seed", "n"),
+    *("presence_penalty", "frequency_penalty", "seed", "n", "typical_p"),
+    *("logprobs", "top_logprobs", "prompt_logprobs"),
 )
-INTEGERS = ("max_tokens", "top_k", "seed", "n")
-FLAGS = ("ignore_eos", "keep", "stream")
+INTEGERS = ("max_tokens", "top_k", "seed", "n", "logprobs", "top_logprobs", "prompt_logprobs")
+FLAGS = ("ignore_eos", "keep", "stream", "echo")
 NO_FLAGS = ("0", "1", '"true"', '"false"', "[]", "{}", "NaN")
 
 RANGES = {
-    "max_tokens": ("-1", "0", "9223372036854775808", "18446744073709551616", "1000001"),
+    "max_tokens": ("-1", "9223372036854775808", "18446744073709551616", "1000001"),
     "temperature": ("-0.1", "2.1", "-1e308", "1e308"),
     "top_k": ("-1", "2147483648", "9223372036854775808"),
     "top_p": ("0", "-0.0", "1.1", "-1"),
@@ -55,7 +57,16 @@ RANGES = {
     "user": ("5", "{}", json.dumps("u" * 257)),
     "stream_options": ('{"include_usage": 1}', '{"other": true}', '{"include_usage": true}', "1"),
     "best_of": ("1000000000",),
-    "logprobs": ("1000000000",),
+    "logprobs": ("1000000000", "-1", "21"),
+    "top_logprobs": ("1000000000", "-1", "21"),
+    "prompt_logprobs": ("1000000000", "-1", "21"),
+    "typical_p": ("0", "1.1", "-1"),
+    "logit_bias": (
+        *("[]", "1", '"a"', '{"a": 1}', '{"-1": 1}', '{"257": 1}', '{"1": 101}', '{"1": -101}'),
+        *('{"1": NaN}', '{"1": true}', '{"1": "2"}', '{"99999999999": 1}', '{" 1": 1}'),
+        json.dumps({str(n): 1 for n in range(1025)}),
+    ),
+    "response_format": ('"json"', "[]", "{}", '{"type": 1}', '{"type": "json_schema"}', "true"),
 }
 CASES = [
     *((name, value) for name in NUMBERS for value in NO_NUMBERS),
@@ -185,7 +196,7 @@ async def test_stop_of_a_megabyte_and_more_is_refused_by_its_size() -> None:
 
 async def test_field_that_the_server_does_not_know_is_named() -> None:
     known = set(Generate.model_fields) | set(Append.model_fields) | set(CompletionBody.model_fields)
-    unknown = ("echo", "suffix", "logit_bias", "functions", "Prompt", "max_token", "prompt ")
+    unknown = ("min_length", "logit_biases", "functions", "Prompt", "max_token", "prompt ")
     assert not known & set(unknown)
     async with watched() as (server, _):
         for name in unknown:

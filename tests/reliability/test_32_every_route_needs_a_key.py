@@ -16,7 +16,16 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 #: All that the operator's probes and a page need before there is a key. Nothing else is open.
 OPEN = {"/", "/health", "/ready"}
 #: What the document does not name.
-BESIDE_THE_DOCUMENT = {"/docs", "/openapi.json", "/v1/stream", "/static", "/nothing", "//", "/v1/"}
+BESIDE_THE_DOCUMENT = {
+    "/docs",
+    "/openapi.json",
+    "/asyncapi.json",
+    "/v1/stream",
+    "/static",
+    "/nothing",
+    "//",
+    "/v1/",
+}
 WRONG_KEYS = (
     {},
     {"authorization": "Bearer wrong"},

@@ -30,10 +30,14 @@ OPEN = {"GET /health", "GET /ready"}
 #: whoever comes with a cursor of another server is told so, also of a session that is gone.
 LEFT_OUT = "positive_data_acceptance,allow_header_conformance,use_after_free"
 MAX_SESSIONS, MAX_TOKENS = 4096, 8
+MAX_ITEMS = 1024
 
 
 def closed(value: Any) -> Any:
-    """``value`` with objects that have no fields but those that are named."""
+    """``value`` with objects that have no fields but those that are named.
+
+    Longer lists than `MAX_ITEMS` are not tried: those of messages would be a body of 60 MB.
+    """
     if isinstance(value, list):
         return [closed(part) for part in value]
     if not isinstance(value, dict):
@@ -41,6 +45,8 @@ def closed(value: Any) -> Any:
     parts = {name: closed(part) for name, part in value.items()}
     if "properties" in parts and isinstance(parts.get("type"), str):
         parts.setdefault("additionalProperties", False)
+    if isinstance(bound := parts.get("maxItems"), int) and bound > MAX_ITEMS:
+        del parts["maxItems"]
     return parts
 
 

@@ -9,22 +9,32 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx
+from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
 
+from model.chat_template import ChatTemplate
+from model.tokenizer import Tokenizer
 from server.api.app import create_app
+from server.api.frame_models import AnyFrame
+from server.api.model_info import ModelInfo
 from server.api.porter import Signing
+from server.api.service import make_service
 from server.config import ServerConfig
+from server.constraints.compiler import Constraints
 from server.driver import Driver
 from server.engine.types import EngineStats, Request, SamplingParams
 from server.metrics import Metrics
+from server.models import Models
 from server.protocol import HttpProtocol
 from server.serving import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
 from server.store.base import Identity, Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL, STATE_BYTES, ByteTokenizer, FakeEngine
+
+_FRAME: TypeAdapter[AnyFrame] = TypeAdapter(AnyFrame)
 
 SIGNING = Signing(Identity(MODEL.digest, "t", "fake", "float32", STATE_BYTES, "l"), b"k" * 32)
 
@@ -106,6 +116,23 @@ class Running:
             writer.close()
 
 
+def only(
+    driver: Driver,
+    config: ServerConfig,
+    model: ModelInfo = MODEL,
+    chat_template: ChatTemplate | None = None,
+    constraints: Constraints | None = None,
+) -> Models:
+    """One model around a fake engine."""
+    tokenizer = cast(Tokenizer, ByteTokenizer())
+    service = make_service(
+        *(driver, tokenizer, model, config, SIGNING),
+        chat_template=chat_template,
+        constraints=constraints,
+    )
+    return Models.only(service, config.continue_on_start)
+
+
 @asynccontextmanager
 async def running(
     engine: FakeEngine | None = None,
@@ -113,13 +140,16 @@ async def running(
     user_timeout_ms: int = TCP_USER_TIMEOUT_MS,
     http_protocol: type[HttpProtocol] = HttpProtocol,
     store: Store | None = None,
+    chat_template: ChatTemplate | None = None,
+    constraints: Constraints | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     config = ServerConfig(**settings)
     listener = bind("127.0.0.1", 0, user_timeout_ms)
     port = listener.getsockname()[1]
     driver = Driver(engine or FakeEngine(), time.monotonic, Metrics(), store or MemoryStore())
-    app = create_app(driver, ByteTokenizer(), MODEL, config, "0.0.0", SIGNING)
+    models = only(driver, config, chat_template=chat_template, constraints=constraints)
+    app = create_app(models, config, "0.0.0")
     server = Server(app, config, ping_interval_s, http_protocol)
     done = asyncio.create_task(server.serve(sockets=[listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
@@ -135,7 +165,13 @@ async def send(socket: ClientConnection, **message: Any) -> None:
 
 
 async def receive(socket: ClientConnection) -> dict[str, Any]:
-    message: dict[str, Any] = json.loads(await socket.recv())
+    return checked(await socket.recv())
+
+
+def checked(data: str | bytes) -> dict[str, Any]:
+    """A frame of the server, which is as the AsyncAPI document says."""
+    _FRAME.validate_json(data)
+    message: dict[str, Any] = json.loads(data)
     return message
 
 

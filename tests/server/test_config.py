@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import typer
 
-from server.config import _VARIABLE_ONLY, ConfigError, ServerConfig, flag_of, parse_bytes
+from server.config import (
+    _VARIABLE_ONLY,
+    ConfigError,
+    ModelSource,
+    ServerConfig,
+    flag_of,
+    parse_bytes,
+)
 from server.main import app
 
 
@@ -115,3 +122,33 @@ def test_flags() -> None:
         "--max-sessions",
         "--session-ttl",
     ]
+
+
+def test_model_is_a_path_or_has_a_name_of_its_own() -> None:
+    assert ServerConfig().model == (ModelSource("everstream-stories", None),)
+    assert ServerConfig.load(model=("runs/mine",)).model == (ModelSource("mine", "runs/mine"),)
+    assert ServerConfig.load(model=("runs/mine", "b=runs/other")).model == (
+        ModelSource("mine", "runs/mine"),
+        ModelSource("b", "runs/other", is_named=True),
+    )
+    assert ServerConfig.load(model=("./lr=3",)).model == (ModelSource("lr=3", "./lr=3"),)
+    variable = {"EVERSTREAM_MODEL": "a=x, b=owner/name"}
+    assert [source.name for source in ServerConfig.load(variable).model] == ["a", "b"]
+
+
+@pytest.mark.parametrize("models", [("a=x", "a=y"), ("x/a", "y/b"), ("x/a", "a=y"), ("",), ","])
+def test_models_that_cannot_be_told_apart_are_refused(models: object) -> None:
+    with pytest.raises(ConfigError, match="--model"):
+        ServerConfig.load(model=models)
+
+
+def test_store_is_a_folder_of_the_unnamed_model_or_of_all() -> None:
+    home = {"XDG_STATE_HOME": "/state"}
+    for models, store in (
+        (None, "/state/everstream/everstream-stories"),
+        (("x/mine",), "/state/everstream/mine"),
+        (("b=y", "x/mine"), "/state/everstream/mine"),
+        (("a=x",), "/state/everstream"),
+    ):
+        assert ServerConfig.load(home, model=models).store == store
+    assert ServerConfig.load(home, store="/there").store == "/there"

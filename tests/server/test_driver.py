@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from server.driver import MAX_COMMANDS, STALL_S, Draining
+from server.driver import STALL_S, Draining
 from server.engine.errors import (
     CapacityExhausted,
     InternalFailure,
@@ -19,6 +19,8 @@ from server.engine.types import (
     Started,
     TokenEvent,
 )
+from server.engine_thread import MAX_COMMANDS
+from server.metrics import Scrape, render
 from server.outbox import Outbox, ReaderTooSlow
 from tests.fakes import FakeEngine
 from tests.server.driving import collect, create, driving, info, request, settled
@@ -236,9 +238,9 @@ async def test_latencies_are_measured_on_the_given_clock() -> None:
         outbox: Outbox[Event] = Outbox(100)
         await driver.submit(request(max_tokens=3), outbox)
         await collect(outbox)
-        text = driver.metrics.render(await driver.stats()).decode()
-    assert "everstream_ttft_seconds_sum 0.25\n" in text
-    assert "everstream_inter_token_seconds_sum 0.5\n" in text
-    assert 'everstream_inter_token_seconds_bucket{le="0.25"} 2.0\n' in text
-    assert 'everstream_inter_token_seconds_bucket{le="0.1"} 0.0\n' in text
-    assert 'everstream_requests_total{finish_reason="length"} 1.0\n' in text
+        text = render([Scrape("m", driver.metrics, [await driver.stats()])], 0).decode()
+    assert 'everstream_ttft_seconds_sum{model="m"} 0.25\n' in text
+    assert 'everstream_inter_token_seconds_sum{model="m"} 0.5\n' in text
+    assert 'everstream_inter_token_seconds_bucket{le="0.25",model="m"} 2.0\n' in text
+    assert 'everstream_inter_token_seconds_bucket{le="0.1",model="m"} 0.0\n' in text
+    assert 'everstream_requests_total{finish_reason="length",model="m"} 1.0\n' in text

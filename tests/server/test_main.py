@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from model.checkpoint import save_checkpoint
-from server.main import BUNDLED_MODEL, app
+from server.build import BUNDLED_MODEL
+from server.main import app
 from tests.tiny import tiny_checkpoint
 
 

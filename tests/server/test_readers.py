@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from server.engine.errors import InternalFailure, SessionAttached
 from server.engine.types import (
-    EngineStats,
     Event,
     Failed,
     Finished,
@@ -10,11 +9,9 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
-from server.metrics import Metrics
+from server.metrics import Metrics, Scrape, render
 from server.outbox import Outbox
 from server.readers import Readers, Sink
-
-STATS = EngineStats(1, 0, 0, 0, 0, 1, 0, 0, 0)
 
 
 def token(request_id: str, seq: int = 1) -> TokenEvent:
@@ -75,11 +72,11 @@ async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
     readers.sort([token("a")], 0.5, {})
     readers.sort([token("a", 2), token("b")], 1.0, {})
     readers.sort([token("a", 3), token("b", 2)], 1.5, {})
-    text = metrics.render(STATS).decode()
-    assert "everstream_ttft_seconds_count 2.0\n" in text
-    assert "everstream_ttft_seconds_sum 1.5\n" in text
-    assert "everstream_inter_token_seconds_count 3.0\n" in text
-    assert "everstream_inter_token_seconds_sum 1.5\n" in text
+    text = render([Scrape("m", metrics, [])], 0).decode()
+    assert 'everstream_ttft_seconds_count{model="m"} 2.0\n' in text
+    assert 'everstream_ttft_seconds_sum{model="m"} 1.5\n' in text
+    assert 'everstream_inter_token_seconds_count{model="m"} 3.0\n' in text
+    assert 'everstream_inter_token_seconds_sum{model="m"} 1.5\n' in text
 
 
 async def test_events_of_a_reader_that_is_behind_are_held_back_in_order() -> None:

@@ -13,19 +13,24 @@ from tests.server.harness import Running, receive, running
 
 SAMPLING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "seed"),
-    *("stop", "stop_token_ids", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "seed", "typical_p", "top_logprobs"),
+    *("stop", "stop_token_ids", "ignore_eos", "logit_bias", "response_format"),
 )
-NUMBERS = SAMPLING[:9]
+NUMBERS = SAMPLING[:11]
 NOT_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "true", '"3"', "[]", "{}", "9" * 5000)
 
 BAD_VALUES = [
     *((name, value) for name in NUMBERS for value in NOT_NUMBERS),
-    *(("max_tokens", value) for value in ("-1", "0", "9223372036854775808", "1.5", "1000001")),
+    *(("max_tokens", value) for value in ("-1", "9223372036854775808", "1.5", "1000001")),
     *(("temperature", value) for value in ("-0.1", "2.1")),
     *(("top_k", value) for value in ("-1", "1.5", "99999999999")),
     *(("top_p", value) for value in ("0", "1.1", "-1")),
     *(("min_p", value) for value in ("-0.1", "1.1")),
+    *(("typical_p", value) for value in ("0", "1.1")),
+    *(("top_logprobs", value) for value in ("-1", "21", "1.5")),
+    *(("logit_bias", value) for value in ("[]", "1", '{"a": 1}', '{"257": 1}', '{"1": "1"}')),
+    *(("logit_bias", value) for value in ('{"-1": 1}', '{"1": 101}', '{"1": NaN}', '{"1": true}')),
+    *(("response_format", value) for value in ('"json"', "[]", "{}", '{"type": "yaml"}')),
     *(("repetition_penalty", value) for value in ("0", "-1", "11")),
     *(("presence_penalty", value) for value in ("-2.1", "2.1")),
     *(("frequency_penalty", value) for value in ("-2.1", "2.1")),
@@ -56,15 +61,17 @@ BAD_VALUES = [
     *(("idempotency_key", value) for value in ('""', "5", "[]", json.dumps("k" * 129))),
     ("idempotency_key", '"needs a kept session"'),
     ("logprobs", "true"),
-    ("logprobs", "1"),
+    ("logprobs", "21"),
+    ("echo", "1"),
+    ("suffix", '"x"'),
     ("unknown", "null"),
     ("k" * 100_000, "null"),
 ]
 
 BAD_PROMPTS = (
     *("1", "true", "{}", '""', "[]", "null", "[-1]", "[257]", "[2147483648]", "[1.5]", "[true]"),
-    *('["a"]', "[[1]]", '["1"]', f"[{'9' * 5000}]", json.dumps([65] * 33_000), "[NaN]"),
-    json.dumps("a" * 40_000),
+    *('["a", 1]', "[[257]]", '["1", ""]', "[[[1]]]", "[[]]", f"[{'9' * 5000}]", "[NaN]"),
+    *(json.dumps([65] * 33_000), json.dumps("a" * 40_000)),
 )
 
 NOT_OBJECTS = (
@@ -129,6 +136,9 @@ BAD_FRAMES: list[tuple[str, str, dict[str, Any]]] = [
     ("rewind", "session", {"session": 5, "at": 0}),
     ("generate", "idempotency_key", {"prompt": "hi", "idempotency_key": "k" * 129}),
     ("generate", "n", {"prompt": "hi", "n": 2}),
+    ("generate", "max_tokens", {"prompt": "hi", "max_tokens": 0}),
+    ("generate", "prompt", {"prompt": ["hi", "you"]}),
+    ("generate", "echo", {"prompt": "hi", "echo": True}),
     ("generate", "take_over", {"prompt": "hi", "take_over": True}),
 ]
 

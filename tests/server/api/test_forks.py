@@ -141,7 +141,9 @@ async def test_list_has_every_session_with_its_figures_page_by_page(server: Runn
     assert (whole["object"], whole["has_more"]) == ("list", False)
     assert [one["session"] for one in whole["data"]] == sessions
     for one in whole["data"]:
-        assert one.keys() == {"session", "epoch", "position", "seq", "busy", "stored_bytes"}
+        assert one.keys() == {
+            *("session", "model", "epoch", "position", "seq", "busy", "stored_bytes")
+        }
         assert one["busy"] == (one["session"] == running_one)
         assert one["stored_bytes"] > 0
     first = whole["data"][0]

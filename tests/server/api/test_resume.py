@@ -259,6 +259,15 @@ async def test_resume_that_is_detached_at_once_leaves_the_session_to_itself(
     await post(server, session, "cancel")
 
 
+async def test_resume_that_is_cancelled_at_once_ends_what_runs(server: Running) -> None:
+    session = await left(server)
+    async with server.socket() as socket:
+        await send(socket, type="resume", request_id="r", session=session, last_seq=0)
+        await send(socket, type="cancel", request_id="r")
+        last = (await receive_until(socket, "finished"))[-1]
+    assert last["finish_reason"] == "cancelled"
+
+
 async def test_detach_of_an_unkept_request_cancels_it(server: Running) -> None:
     async with server.socket() as socket:
         await send(socket, type="generate", request_id="a", prompt="hi", max_tokens=10**6)

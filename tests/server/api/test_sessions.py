@@ -116,18 +116,18 @@ async def test_metrics_count_what_happened(server: Running) -> None:
     async with server.socket():
         text = (await server.http.get("/metrics")).text
     for line in (
-        "everstream_ttft_seconds_count 1.0",
-        "everstream_inter_token_seconds_count 2.0",
-        'everstream_tokens_total{kind="prompt"} 2.0',
-        'everstream_tokens_total{kind="completion"} 3.0',
-        "everstream_sessions 1.0",
-        'everstream_slots{state="held"} 1.0',
-        f'everstream_slots{{state="total"}} {MODEL.max_sessions}.0',
-        "everstream_queue_requests 0.0",
-        "everstream_running_requests 0.0",
-        f'everstream_state_bytes{{state="held"}} {STATE_BYTES}.0',
-        'everstream_requests_total{finish_reason="length"} 1.0',
+        'everstream_ttft_seconds_count{model="fake"} 1.0',
+        'everstream_inter_token_seconds_count{model="fake"} 2.0',
+        'everstream_tokens_total{kind="prompt",model="fake"} 2.0',
+        'everstream_tokens_total{kind="completion",model="fake"} 3.0',
+        'everstream_sessions{model="fake"} 1.0',
+        'everstream_slots{model="fake",state="held"} 1.0',
+        f'everstream_slots{{model="fake",state="total"}} {MODEL.max_sessions}.0',
+        'everstream_queue_requests{model="fake"} 0.0',
+        'everstream_running_requests{model="fake"} 0.0',
+        f'everstream_state_bytes{{model="fake",state="held"}} {STATE_BYTES}.0',
+        'everstream_requests_total{finish_reason="length",model="fake"} 1.0',
         "everstream_websockets 1.0",
-        "everstream_expired_sessions_total 0.0",
+        'everstream_expired_sessions_total{model="fake"} 0.0',
     ):
         assert line in text.splitlines()

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from server.api.completion import CompletionWriter
 from server.api.keyring import Keyring
-from server.api.porter import Porter
+from server.api.openai.completion_writer import CompletionWriter
 from server.api.service import Service
 from server.api.shortcut import EXTENSION, writer_of
+from server.api.sockets import Sockets
 from server.api.sse import SseAnswer
-from server.api.translate import Limits, Translator
 from server.api.websocket import StreamEndpoint
+from server.config import ServerConfig
 from server.driver import Driver
 from server.engine.types import Event, Request, SamplingParams, TokenEvent
 from server.metrics import Metrics
-from server.sessions import Sessions
+from server.models import Models
 from server.store.memory_store import MemoryStore
-from tests.fakes import MODEL, ByteTokenizer, FakeEngine
-from tests.server.harness import SIGNING
+from tests.fakes import FakeEngine
+from tests.server.harness import only
 
 NUM_TOKENS = 200
 
@@ -76,10 +76,8 @@ class Peer:
 async def serving() -> AsyncIterator[Service]:
     driver = Driver(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
     await driver.start()
-    sessions = Sessions(driver)
-    porter = Porter(sessions, SIGNING.identity, SIGNING.key)
-    translator = Translator(ByteTokenizer(), Limits(100, 1000))
-    yield Service(driver, sessions, porter, translator, MODEL, 1000, max_socket_requests=4)
+    config = ServerConfig(max_prompt_tokens=100, max_tokens_limit=1000)
+    yield only(driver, config).default
     await driver.stop()
 
 
@@ -87,7 +85,7 @@ class Writer(CompletionWriter):
     """Writes the numbers of tokens alone."""
 
     def __init__(self, request: Request) -> None:
-        super().__init__(request, "fake", 0)
+        super().__init__((request,), "fake", 0)
 
     def chunks(self, event: Event) -> bytes:
         return b'"seq":%d ' % event.seq if isinstance(event, TokenEvent) else b""
@@ -109,7 +107,8 @@ async def stream_frames(peer: Peer, scope: dict[str, Any]) -> None:
         message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": NUM_TOKENS}
         peer.tell(type="websocket.connect")
         peer.tell(type="websocket.receive", text=json.dumps(message))
-        served = asyncio.create_task(StreamEndpoint(service)(scope, peer.receive, peer.send))
+        endpoint = StreamEndpoint(Models.only(service), Sockets())
+        served = asyncio.create_task(endpoint(scope, peer.receive, peer.send))
         await peer.ended.wait()
         peer.tell(type="websocket.disconnect")
         await served

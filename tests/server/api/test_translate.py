@@ -4,12 +4,15 @@ import time
 
 import pytest
 
-from server import driver, outbox, sessions
+from server import driver, model_changes, outbox, sessions, storage
 from server.api import errors as api_errors
 from server.api import scopes, tenants
 from server.api.errors import OUTCOMES, error_object, outcome
-from server.api.schemas import AppendBody, CompletionBody
+from server.api.openai import response_turns, responses_reading
+from server.api.openai.bodies import CompletionBody
+from server.api.schemas import AppendBody, Continuation
 from server.api.translate import (
+    ONE_CHOICE,
     Choices,
     Limits,
     Translator,
@@ -19,13 +22,16 @@ from server.api.translate import (
 )
 from server.engine import errors
 from server.engine.errors import EngineError, InvalidRequest
-from server.engine.types import SamplingParams
+from server.engine.types import Request, SamplingParams
 from server.store import errors as store_errors
-from server.store.errors import StoreInUse, StoreTooNew
+from server.store.errors import StoreTooNew
 from tests.fakes import ByteTokenizer
 
 #: All that have errors, but for what only an operator sees.
-MODULES = (errors, api_errors, store_errors, driver, outbox, scopes, sessions, tenants)
+MODULES = (
+    *(errors, api_errors, store_errors, driver, outbox, scopes, sessions, tenants),
+    *(model_changes, response_turns, responses_reading, storage),
+)
 
 TRANSLATOR = Translator(ByteTokenizer(), Limits(max_prompt_tokens=100, max_tokens=1000))
 
@@ -34,38 +40,48 @@ def body(text: str) -> CompletionBody:
     return parse_body(CompletionBody, text.encode())
 
 
+async def generated(
+    text: str, choices: Choices = ONE_CHOICE, translator: Translator = TRANSLATOR
+) -> Request:
+    """The request of a completion's body that has one prompt."""
+    wire = body(text)
+    fields = wire.model_dump(include=set(Continuation.model_fields))
+    return await translator.generate("r", "me", Continuation(**fields), wire, choices)
+
+
 async def test_what_is_not_given_has_the_engine_s_default() -> None:
-    wire = body('{"prompt": "hi", "seed": 5}')
-    request = await TRANSLATOR.generate("r", "me", wire, wire)
+    request = await generated('{"prompt": "hi", "seed": 5}')
     assert request.sampling == SamplingParams(seed=5)
     assert (request.tokens, request.session, request.keep) == ((104, 105), None, False)
 
 
 async def test_everything_given_arrives() -> None:
-    wire = body(
+    request = await generated(
         '{"prompt": [1, 2], "session": "s", "keep": true, "max_tokens": 9, "temperature": 0,'
         '"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,'
-        '"presence_penalty": -2, "frequency_penalty": 0.25, "seed": 7,'
+        '"presence_penalty": -2, "frequency_penalty": 0.25, "seed": 7, "typical_p": 0.9,'
+        '"logit_bias": {"5": -100, "0": 1.5}, "top_logprobs": 3,'
         '"stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": true}'
     )
-    request = await TRANSLATOR.generate("r", "me", wire, wire)
     assert request.sampling == SamplingParams(
-        0, 3, 0.5, 0.1, 1.5, -2, 0.25, 7, 9, ("a", "b"), (4,), ignore_eos=True
+        *(0, 3, 0.5, 0.1, 1.5, -2, 0.25, 7, 9, ("a", "b"), (4,)),
+        ignore_eos=True,
+        typical_p=0.9,
+        logit_bias=((5, -100), (0, 1.5)),
+        top_logprobs=3,
     )
     assert (request.tokens, request.session, request.keep) == ((1, 2), "s", True)
 
 
 async def test_text_starts_a_session_and_token_ids_are_taken_as_they_are() -> None:
-    text, ids = body('{"prompt": "hi"}'), body('{"prompt": [104]}')
-    assert (await TRANSLATOR.generate("r", "me", text, text)).start
-    assert not (await TRANSLATOR.generate("r", "me", ids, ids)).start
+    assert (await generated('{"prompt": "hi"}')).start
+    assert not (await generated('{"prompt": [104]}')).start
     fed = parse_body(AppendBody, b'{"text": "hi"}')
     assert (await TRANSLATOR.append("r", "me", "s", fed)).start
 
 
 async def test_drawn_seeds_differ_and_survive_javascript() -> None:
-    wire = body('{"prompt": "hi"}')
-    requests = [await TRANSLATOR.generate("r", "me", wire, wire) for _ in range(20)]
+    requests = [await generated('{"prompt": "hi"}') for _ in range(20)]
     seeds = {request.sampling.seed for request in requests if request.sampling}
     assert len(seeds) > 15
     assert max(seeds) < 2**53
@@ -73,8 +89,8 @@ async def test_drawn_seeds_differ_and_survive_javascript() -> None:
 
 async def test_long_text_is_encoded_all_the_same() -> None:
     translator = Translator(ByteTokenizer(), Limits(10**6, 10))
-    wire = body('{"prompt": "' + "a" * 100_000 + '"}')
-    assert len((await translator.generate("r", "me", wire, wire)).tokens) == 100_000
+    text = '{"prompt": "' + "a" * 100_000 + '"}'
+    assert len((await generated(text, translator=translator)).tokens) == 100_000
 
 
 @pytest.mark.parametrize(
@@ -97,9 +113,9 @@ def test_a_megabyte_of_mistakes_is_refused_in_no_time(text: str) -> None:
 
 
 async def test_key_choices_and_scores_arrive() -> None:
-    wire = body('{"prompt": "hi", "keep": true, "idempotency_key": "k"}')
-    assert (await TRANSLATOR.generate("r", "me", wire, wire)).key == "k"
-    assert (await TRANSLATOR.generate("r", "me", wire, wire, Choices(3))).ids == ("r", "r/1", "r/2")
+    text = '{"prompt": "hi", "keep": true, "idempotency_key": "k"}'
+    assert (await generated(text)).key == "k"
+    assert (await generated(text, Choices(3))).ids == ("r", "r/1", "r/2")
     fed = parse_body(AppendBody, b'{"text": "hi", "logprobs": true, "idempotency_key": "k"}')
     request = await TRANSLATOR.append("r", "me", "s", fed)
     assert (request.key, request.score, request.keep) == ("k", True, True)
@@ -110,17 +126,16 @@ async def test_key_choices_and_scores_arrive() -> None:
 
 async def test_key_wants_a_session_that_is_kept() -> None:
     for more in ('"keep": true', '"session": "s"'):
-        wire = body(f'{{"prompt": "hi", "idempotency_key": "k", {more}}}')
-        assert (await TRANSLATOR.generate("r", "me", wire, wire)).key == "k"
-    wire = body('{"prompt": "hi", "idempotency_key": "k", "keep": false}')
+        found = await generated(f'{{"prompt": "hi", "idempotency_key": "k", {more}}}')
+        assert found.key == "k"
     with pytest.raises(InvalidRequest, match="idempotency_key"):
-        await TRANSLATOR.generate("r", "me", wire, wire)
+        await generated('{"prompt": "hi", "idempotency_key": "k", "keep": false}')
 
 
 def test_every_error_that_a_client_can_see_has_a_row_in_the_table() -> None:
     found = [kind for module in MODULES for kind in vars(module).values()]
     kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, EngineError)]
-    at_start = {errors.EngineError.code, StoreInUse.code, StoreTooNew.code}
+    at_start = {errors.EngineError.code, StoreTooNew.code}
     codes = {kind.code for kind in kinds} - at_start
     assert len(codes) >= 20
     assert codes == OUTCOMES.keys()

@@ -1,0 +1,127 @@
+"""What may come to the routes for text and tokens: completions, embeddings, scores, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, cast
+
+from pydantic import Discriminator, Field, JsonValue, Tag
+
+from server.api.openai.chat_messages import Messages, Tools
+from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS, Refusal
+from server.api.schemas import (
+    MAX_CHOICES,
+    Once,
+    Sampling,
+    SessionId,
+    StreamOptions,
+    TokenIds,
+    TopLogprobs,
+)
+from server.api.wire import Wire
+
+#: Prompts of one request, inputs of one, and continuations of one context.
+MAX_PROMPTS = 256
+
+ModelName = Annotated[str, Field(max_length=256)]
+User = Annotated[str, Field(max_length=256)]
+
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+IdLists = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+
+
+def kind_of_prompt(value: object) -> str:
+    """Which of OpenAI's four kinds a prompt is of, by its first item."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    if isinstance(first, str):
+        return "texts"
+    return "batch" if isinstance(first, list) else "ids"
+
+
+#: A text, several, token ids, or several lists of them.
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[IdLists, Tag("batch")],
+    Discriminator(kind_of_prompt),
+]
+
+
+def prompts_in(prompt: Sequence[object] | str) -> list[str | list[int]]:
+    """Each of them by itself."""
+    if kind_of_prompt(prompt) in ("texts", "batch"):
+        return list(cast("Sequence[str | list[int]]", prompt))
+    return [cast("str | list[int]", prompt)]
+
+
+#: One text, or its token ids.
+OnePrompt = Annotated[
+    Annotated[str, Tag("text")] | Annotated[TokenIds, Tag("ids")],
+    Discriminator(lambda value: "ids" if isinstance(value, list) else "text"),
+]
+
+
+class CompletionBody(Sampling, Once):
+    """`POST /v1/completions`."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = COMPLETIONS
+
+    model: ModelName | None = None
+    prompt: Prompt | None = None
+    max_tokens: int | None = Field(None, ge=0, le=2**53)
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    session: SessionId | None = None
+    keep: bool | None = None
+    user: User | None = None
+
+
+class EmbeddingsBody(Wire):
+    """`POST /v1/embeddings`."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = EMBEDDINGS
+
+    model: ModelName | None = None
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    user: User | None = None
+
+
+class ScoreBody(Wire):
+    """`POST /v1/score`: how likely each of ``continuations`` is after ``prompt``."""
+
+    model: ModelName | None = None
+    prompt: OnePrompt
+    continuations: Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+    top: TopLogprobs | None = None
+    user: User | None = None
+
+
+class TokenizeBody(Wire):
+    """`POST /tokenize`: a text, or messages as `POST /v1/chat/completions` renders them."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    add_special_tokens: bool | None = None
+    allow_special: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Wire):
+    """`POST /detokenize`."""
+
+    model: ModelName | None = None
+    tokens: TokenIds

@@ -1,0 +1,228 @@
+"""OpenAI's ``chat.completion``, whole or in chunks, from the events of its request."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from server.api.completion import DONE, ended, sse, total_usage
+from server.api.errors import error_object
+from server.api.openai.logprobs import TokenNames, finite
+from server.api.openai.tools import Arguments, CallBegins, CallReader, Piece, Text
+from server.api.translate import usage_object
+from server.engine.errors import EngineError
+from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an answer has beside the text. ``logprobs`` need ``names``."""
+
+    usage: bool = False
+    usage_so_far: bool = False
+    may_call: bool = False
+    logprobs: bool = False
+    names: TokenNames | None = None
+
+
+class Choice:
+    """One answer while it comes."""
+
+    def __init__(self, index: int, may_call: bool, max_tokens: int) -> None:
+        self.index, self._max_tokens = index, max_tokens
+        self.has_begun = False
+        self.end: Finished | None = None
+        self.content: list[str] = []
+        self.calls: list[Json] = []
+        self.logprobs: list[Json] = []
+        self._reader = CallReader() if may_call else None
+
+    def push(self, text: str, is_end: bool = False) -> list[Json]:
+        """The deltas that ``text`` comes to, which are also kept."""
+        if self._reader is None:
+            pieces: list[Piece] = [Text(text)] if text else []
+        else:
+            pieces = self._reader.push(text)
+            pieces += self._reader.end() if is_end else []
+        return [self._take(piece) for piece in pieces]
+
+    @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's word for why it ended; calls that were cut short are none."""
+        if self.end is None or self._reader is None or self.end.finish_reason != "stop":
+            return None if self.end is None else self.end.finish_reason
+        if self._reader.is_complete:
+            return "tool_calls"
+        # The grammar lets any text end: one that has all its tokens was cut all the same.
+        return "length" if self.end.usage.completion_tokens == self._max_tokens else "stop"
+
+    def message(self) -> Json:
+        """The whole of it."""
+        content = "".join(self.content)
+        said = content if content or not self.calls else None
+        message: Json = {"role": "assistant", "content": said, "refusal": None}
+        if self.calls:
+            message["tool_calls"] = [_joined(call) for call in self.calls]
+        return message
+
+    def _take(self, piece: Piece) -> Json:
+        if isinstance(piece, Text):
+            self.content.append(piece.text)
+            return {"content": piece.text}
+        if isinstance(piece, CallBegins):
+            call = {"id": f"call_{secrets.token_hex(12)}", "type": "function", "name": piece.name}
+            self.calls.append({**call, "arguments": []})
+            function = {"name": piece.name, "arguments": ""}
+            named = {"id": call["id"], "type": "function", "function": function}
+            return {"tool_calls": [{"index": piece.index, **named}]}
+        assert isinstance(piece, Arguments), piece
+        self.calls[piece.index]["arguments"].append(piece.text)
+        more = {"arguments": piece.text}
+        return {"tool_calls": [{"index": piece.index, "function": more}]}
+
+
+class ChatWriter:
+    """Writes the answer to ``request``. ``created_s`` is a Unix time, ``digest`` the model's."""
+
+    def __init__(
+        self, request: Request, model: str, digest: str, created_s: int, wanted: Wanted
+    ) -> None:
+        assert request.sampling is not None
+        self._wanted = wanted
+        self._num_prompt, self._num_generated = len(request.tokens), 0
+        self._choices = {
+            id: Choice(index, wanted.may_call, request.sampling.max_tokens)
+            for index, id in enumerate(request.ids)
+        }
+        self._head: Json = {
+            "id": request.request_id,
+            "object": "chat.completion",
+            "created": created_s,
+            "model": model,
+            "system_fingerprint": f"fp_{digest[:12]}",
+            "seed": request.sampling.seed,
+        }
+        self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
+        self._is_plain = not (wanted.may_call or wanted.logprobs or wanted.usage_so_far)
+        self._around = {id: self._cut(choice) for id, choice in self._choices.items()}
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        """The JSON answer; raises the `EngineError` that a choice ended by."""
+        for event in events:
+            choice = self._choices[event.request_id]
+            if isinstance(event, TokenEvent):
+                choice.push(event.text)
+                choice.logprobs += self._logprobs(event)
+            elif not isinstance(event, Started | Scored):
+                choice.end = ended([event])
+                choice.push(choice.end.text, is_end=True)
+        choices = [
+            {
+                "index": choice.index,
+                "message": choice.message(),
+                "logprobs": self._shown(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in self._choices.values()
+        ]
+        usage = usage_object(total_usage(self._ends()))
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage})
+
+    def chunks(self, event: Event) -> bytes:
+        """The server-sent events for one event of the engine."""
+        choice = self._choices[event.request_id]
+        if isinstance(event, TokenEvent):
+            if self._is_plain and choice.has_begun:
+                before, after = self._around[event.request_id]
+                return b"%b%b%b" % (before, orjson.dumps(event.text), after)
+            self._num_generated += 1
+            return self._begun(choice) + self._token(choice, event)
+        if isinstance(event, Started | Scored):
+            return b""
+        try:
+            choice.end = ended([event])
+        except EngineError as error:
+            return sse({"error": error_object(error)})
+        deltas = choice.push(choice.end.text, is_end=True)
+        parts = [self._chunk(choice, delta) for delta in deltas]
+        last = self._chunk(choice, {}, finish_reason=choice.finish_reason)
+        return self._begun(choice) + b"".join(parts) + last
+
+    def end(self) -> bytes:
+        """What comes after the last event of all choices."""
+        ends = self._ends()
+        if not self._wanted.usage or len(ends) < len(self._choices):
+            return DONE
+        usage = usage_object(total_usage(ends))
+        return sse({**self._chunk_head, "choices": [], "usage": usage}) + DONE
+
+    def _ends(self) -> list[Finished]:
+        return [choice.end for choice in self._choices.values() if choice.end is not None]
+
+    def _begun(self, choice: Choice) -> bytes:
+        """The first chunk of a choice says whose words follow."""
+        if choice.has_begun:
+            return b""
+        choice.has_begun = True
+        content = None if self._wanted.may_call else ""
+        return self._chunk(choice, {"role": "assistant", "content": content, "refusal": None})
+
+    def _token(self, choice: Choice, event: TokenEvent) -> bytes:
+        """At least one chunk, so that a client sees each token; the first has its logprobs."""
+        deltas = choice.push(event.text) or [{} if self._wanted.may_call else {"content": ""}]
+        logprobs = [self._shown(self._logprobs(event)), *(None for _ in deltas[1:])]
+        return b"".join(
+            self._chunk(choice, delta, shown) for delta, shown in zip(deltas, logprobs, strict=True)
+        )
+
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: Json,
+        logprobs: Json | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        shown = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk: Json = {**self._chunk_head, "choices": [shown]}
+        if self._wanted.usage_so_far:
+            chunk["usage"] = usage_object(Usage(self._num_prompt, self._num_generated))
+        elif self._wanted.usage:
+            chunk["usage"] = None
+        return sse(chunk)
+
+    def _cut(self, choice: Choice) -> tuple[bytes, bytes]:
+        """A token's chunk around its text: the rest is the same for all."""
+        before, _, after = self._chunk(choice, {"content": "TEXT"}).rpartition(b'"TEXT"')
+        return before, after
+
+    def _logprobs(self, event: TokenEvent) -> list[Json]:
+        """Those of a token; a special one is no part of the content."""
+        names = self._wanted.names
+        if not self._wanted.logprobs or names is None or not names.data(event.token_id):
+            return []
+        tops = [_entry(names, id, logprob) for id, logprob in event.top]
+        return [{**_entry(names, event.token_id, event.logprob), "top_logprobs": tops}]
+
+    def _shown(self, logprobs: list[Json]) -> Json | None:
+        return {"content": logprobs, "refusal": None} if self._wanted.logprobs else None
+
+
+def _entry(names: TokenNames, id: int, logprob: float | None) -> Json:
+    data = names.data(id)
+    return {"token": names[id], "logprob": finite(logprob), "bytes": list(data) if data else None}
+
+
+def _joined(call: Json) -> Json:
+    function = {"name": call["name"], "arguments": "".join(call["arguments"])}
+    return {"id": call["id"], "type": call["type"], "function": function}

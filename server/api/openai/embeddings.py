@@ -1,0 +1,82 @@
+"""`POST /v1/embeddings`: the mean of the last hidden states, with the length 1.
+
+The hidden states are those after the final norm, of all tokens that are fed, the
+start token of a text included.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import secrets
+import struct
+from collections.abc import Sequence
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from server.api import answers
+from server.api.completion import ended
+from server.api.describe import ERRORS, body_schema
+from server.api.errors import invalid
+from server.api.lookup import service_for
+from server.api.openai.bodies import EmbeddingsBody, prompts_in
+from server.api.sse import JsonAnswer
+from server.api.translate import parse_body
+from server.engine.errors import InternalFailure
+from server.engine.types import Event, Finished
+from server.engine.types import Request as Work
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/embeddings",
+    response_model=answers.Embeddings,
+    responses=ERRORS,
+    openapi_extra=body_schema(EmbeddingsBody),
+)
+async def embed(request: Request) -> Response:
+    """A vector for each input."""
+    body = parse_body(EmbeddingsBody, await request.body())
+    service = service_for(request, body.model)
+    id, works = f"embd-{secrets.token_hex(16)}", []
+    for index, text in enumerate(prompts_in(body.input)):
+        tokens = await service.translator.tokens(text, "input")
+        if not tokens:
+            raise invalid("input", "must not be empty")
+        start = isinstance(text, str)
+        name = f"{id}-{index}"
+        works.append(
+            Work(name, request.state.owner, tokens, sampling=None, start=start, embed=True)
+        )
+    if not works:
+        raise invalid("input", "must not be empty")
+    model, as_text = service.model.name, body.encoding_format == "base64"
+    return JsonAnswer(service, works, lambda events: _whole(events, works, model, as_text))
+
+
+def _whole(events: list[Event], works: Sequence[Work], model: str, as_text: bool) -> bytes:
+    """The answer; raises the `EngineError` that one of the requests ended by."""
+    last = {event.request_id: event for event in events}
+    ends = [ended([last[work.request_id]]) for work in works]
+    data = [
+        {"object": "embedding", "index": index, "embedding": _vector(end, as_text)}
+        for index, end in enumerate(ends)
+    ]
+    num_tokens = sum(end.usage.prompt_tokens for end in ends)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _vector(end: Finished, as_text: bool) -> list[float] | str:
+    """The unit vector; as text, little-endian numbers of 32 bits in base64."""
+    if end.embedding is None:
+        raise InternalFailure("the request was cancelled")
+    length = math.hypot(*end.embedding)
+    if not length > 0:
+        raise InternalFailure("the mean of the hidden states has no direction")
+    unit = [value / length for value in end.embedding]
+    if not as_text:
+        return unit
+    return base64.b64encode(struct.pack(f"<{len(unit)}f", *unit)).decode()

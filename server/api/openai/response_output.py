@@ -1,0 +1,184 @@
+"""The output items of a response, and the events that make them, from the model's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.api.openai.response_note import Json, Note
+from server.api.openai.tools import Arguments, CallBegins, CallReader, Piece, Text
+
+#: Takes the type of an event and its fields.
+Emit = Callable[[str, Json], None]
+
+
+@dataclass(slots=True)
+class Message:
+    """A message of the assistant's while it is written."""
+
+    id: str
+    index: int
+    emit: Emit
+    status: str = "in_progress"
+    _texts: list[str] = field(default_factory=list)
+    _logprobs: list[Json] = field(default_factory=list)
+
+    def begin(self) -> None:
+        item = {**self.item(), "content": []}
+        self.emit("response.output_item.added", {"output_index": self.index, "item": item})
+        self.emit("response.content_part.added", {**self._place, "part": _part("", [])})
+
+    def push(self, text: str, logprobs: list[Json]) -> None:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        shown = [_without_bytes(entry) for entry in logprobs]
+        fields = {**self._place, "delta": text, "logprobs": shown}
+        self.emit("response.output_text.delta", fields)
+
+    def end(self, status: str) -> None:
+        self.status = status
+        item = self.item()
+        part = item["content"][0]
+        shown = [_without_bytes(entry) for entry in self._logprobs]
+        done = {**self._place, "text": part["text"], "logprobs": shown}
+        self.emit("response.output_text.done", done)
+        self.emit("response.content_part.done", {**self._place, "part": part})
+        self.emit("response.output_item.done", {"output_index": self.index, "item": item})
+
+    def item(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "message",
+            "status": self.status,
+            "role": "assistant",
+            "content": [_part("".join(self._texts), self._logprobs)],
+        }
+
+    @property
+    def _place(self) -> Json:
+        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
+
+
+@dataclass(slots=True)
+class FunctionCall:
+    """A call of one of the client's functions while it is written."""
+
+    id: str
+    call_id: str
+    name: str
+    index: int
+    emit: Emit
+    status: str = "in_progress"
+    _arguments: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        fields = {"output_index": self.index, "item": self.item()}
+        self.emit("response.output_item.added", fields)
+
+    def push(self, arguments: str) -> None:
+        self._arguments.append(arguments)
+        self.emit("response.function_call_arguments.delta", {**self._place, "delta": arguments})
+
+    def end(self, status: str) -> None:
+        self.status = status
+        item = self.item()
+        done = {**self._place, "name": self.name, "arguments": item["arguments"]}
+        self.emit("response.function_call_arguments.done", done)
+        self.emit("response.output_item.done", {"output_index": self.index, "item": item})
+
+    def item(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": "".join(self._arguments),
+        }
+
+    @property
+    def _place(self) -> Json:
+        return {"item_id": self.id, "output_index": self.index}
+
+
+class Output:
+    """All items of one response, in order; at most the last is being written."""
+
+    def __init__(self, note: Note, emit: Emit) -> None:
+        self._note, self._emit = note, emit
+        self._calls = CallReader() if note.may_call else None
+        self._items: list[Message | FunctionCall] = []
+        self._unshown: list[Json] = []
+
+    def push(self, text: str, logprobs: list[Json]) -> None:
+        """More of the model's text; logprobs of what shows none come with the next that does."""
+        self._unshown += logprobs
+        if not text:
+            return
+        pieces = [Text(text)] if self._calls is None else self._calls.push(text)
+        for piece in pieces:
+            self._write(piece)
+
+    def end(self, status: str) -> None:
+        """Nothing more comes; an answer without a word is an empty message."""
+        for piece in () if self._calls is None else self._calls.end():
+            self._write(piece)
+        if not self._items:
+            self._begin_message()
+        if (writing := self._writing) is not None:
+            writing.end(status)
+
+    def _write(self, piece: Piece) -> None:
+        match piece:
+            case Text(text):
+                message = self._writing
+                if not isinstance(message, Message):
+                    message = self._begin_message()
+                message.push(text, self._unshown)
+            case CallBegins(_, name):
+                if (writing := self._writing) is not None:
+                    writing.end("completed")
+                self._begin_call(name)
+            case Arguments(_, text):
+                call = self._writing
+                assert isinstance(call, FunctionCall), piece
+                call.push(text)
+        self._unshown = []
+
+    def items(self) -> list[Json]:
+        """As they are now."""
+        return [item.item() for item in self._items]
+
+    @property
+    def _writing(self) -> Message | FunctionCall | None:
+        last = self._items[-1] if self._items else None
+        return last if last is not None and last.status == "in_progress" else None
+
+    def _begin_call(self, name: str) -> None:
+        index = len(self._items)
+        id, call_id = self._note.item_id("fc", index), self._note.item_id("call", index)
+        call = FunctionCall(id, call_id, name, index, self._emit)
+        self._items.append(call)
+        call.begin()
+
+    def _begin_message(self) -> Message:
+        index = len(self._items)
+        message = Message(self._note.item_id("msg", index), index, self._emit)
+        self._items.append(message)
+        message.begin()
+        return message
+
+
+def _part(text: str, logprobs: list[Json]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _without_bytes(entry: Json) -> Json:
+    """A token's entry as deltas have it."""
+    tops: list[Any] = entry["top_logprobs"]
+    return {
+        "token": entry["token"],
+        "logprob": entry["logprob"],
+        "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in tops],
+    }

@@ -1,0 +1,139 @@
+"""How a conversation goes on after a response: from its session's state, or from its first word.
+
+A session has read and written its text. What a template puts between the answer
+and the next one depends on nothing before it, mostly; where that is so, and the
+instructions and tools are the same, what is new is all that has to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from server.api.errors import invalid
+from server.api.openai.chat_messages import (
+    AssistantMessage,
+    ChatMessage,
+    FunctionTool,
+    SystemMessage,
+    UserMessage,
+)
+from server.api.openai.conversation import prompt_ids
+from server.api.openai.response_items import chat_messages
+from server.api.openai.response_note import Json, Note
+from server.api.openai.responses_reading import ResponseNotFound
+from server.api.service import Service
+from server.engine.errors import EngineError, InvalidRequest
+
+#: Responses of a conversation that is read again.
+MAX_TURNS = 4096
+
+#: Stands for what was said. It ends in a letter, so that no token reaches beyond it.
+_SAID = "Thus it was said"
+
+
+class PreviousNotFound(EngineError):
+    """There is no such response to go on from."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"Previous response with id '{id}' not found.", param="previous_response_id"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A response that has ended; ``output`` reads what was written in it."""
+
+    note: Note
+    output: Callable[[], Awaitable[list[Json]]]
+
+
+#: Finds a turn by its name. Raises `ResponseNotFound`.
+FindTurn = Callable[[str], Awaitable[Turn]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one turn asks: the new items, and what the model is told beside them."""
+
+    items: Sequence[Json]
+    instructions: str | None
+    tools: Sequence[FunctionTool]
+
+    def messages(self, before: Sequence[Json] = ()) -> list[ChatMessage]:
+        """The instructions, the items ``before``, and the new ones."""
+        told = _instructions(self.instructions)
+        return [*told, *chat_messages([*before, *self.items])]
+
+
+async def whole_prompt(service: Service, ask: Ask, before: Sequence[Json] = ()) -> list[int]:
+    """The tokens of everything, to be read from the beginning."""
+    return await prompt_ids(service, ask.messages(before), ask.tools or None)
+
+
+async def what_follows(service: Service, ask: Ask, last_token: int | None) -> list[int] | None:
+    """The tokens that come after an answer which ended with ``last_token``.
+
+    None where this template writes them otherwise for the answer that it has seen.
+    """
+    stub: list[ChatMessage] = [
+        *_instructions(ask.instructions),
+        UserMessage(role="user", content=_SAID),
+    ]
+    answer = AssistantMessage(role="assistant", content=_SAID)
+    tools = ask.tools or None
+    try:
+        asked = await prompt_ids(service, stub, tools)
+        said = await prompt_ids(service, [*stub, answer], tools, False, continue_final_message=True)
+        messages = [*stub, answer, *chat_messages(ask.items)]
+        following = await prompt_ids(service, messages, tools)
+    except InvalidRequest:
+        return None  # the true conversation may be one that it accepts
+    begins_alike = _spelled(service, said) == _spelled(service, asked) + _SAID.encode()
+    if not begins_alike or following[: len(said)] != said:
+        return None
+    new = following[len(said) :]
+    return new[1:] if new[:1] == [last_token] else new
+
+
+async def history(find: FindTurn, last: Turn) -> list[Json]:
+    """All items up to and with the turn ``last``, oldest first.
+
+    Raises `InvalidRequest` where they are not all there, or too many.
+    """
+    turns = [last]
+    while (previous := turns[-1].note.fields["previous_response_id"]) is not None:
+        if len(turns) == MAX_TURNS:
+            raise _unreadable(f"has more than {MAX_TURNS} responses")
+        try:
+            turns.append(await find(previous))
+        except ResponseNotFound:
+            raise _unreadable(f"is not all there: {previous!r} is gone") from None
+    items: list[Json] = []
+    for turn in reversed(turns):
+        items += [*turn.note.items, *await turn.output()]
+    return items
+
+
+def _unreadable(why: str) -> InvalidRequest:
+    return invalid(
+        "previous_response_id",
+        "the conversation must be read again from its beginning, because its instructions or "
+        f"tools are other ones now or the chat template wants it, and it {why}",
+    )
+
+
+def _instructions(text: str | None) -> list[ChatMessage]:
+    return [] if text is None else [SystemMessage(role="system", content=text)]
+
+
+def _spelled(service: Service, ids: Sequence[int]) -> bytes:
+    """A text of which the same cut otherwise is the same; special tokens as no text is."""
+    tokenizer = service.tokenizer
+    special = set(tokenizer.special_ids.values())
+    return b"".join(
+        b"\xff%d\xff" % id if id in special else tokenizer.token_bytes(id) for id in ids
+    )

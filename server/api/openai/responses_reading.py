@@ -1,0 +1,86 @@
+"""Responses that are kept: found by their names, and told again from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from server.api.openai.response_note import Json, Note
+from server.api.openai.responses_writer import ResponseWriter
+from server.api.service import Service
+from server.engine.errors import EngineError, SessionNotFound
+from server.engine.types import Finished, Started, TokenEvent
+from server.sessions import PAGE_EVENTS
+from server.store.base import Keyed
+
+
+class ResponseNotFound(EngineError):
+    """No such response of this owner's, be it that it was deleted or never stored."""
+
+    code = "response_not_found"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"Response with id '{id}' not found.")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response in a store: ``keyed`` is where its session and its events are."""
+
+    service: Service
+    owner: str
+    keyed: Keyed
+    note: Note
+
+    def writer(self, after: int = -1) -> ResponseWriter:
+        """A writer that is about to be given the events."""
+        return ResponseWriter(self.note, self.service.tokenizer, after)
+
+    def started(self) -> Started:
+        """The first event, which the log does not have."""
+        keyed = self.keyed
+        return Started(keyed.request_id, keyed.session, keyed.length, seq=keyed.first_seq)
+
+    async def events(self, after: int) -> list[TokenEvent | Finished]:
+        """Those after the session's event ``after``, to the response's last, or some of them.
+
+        Raises `ResponseNotFound`, and `HistoryGone` where the log does not reach back.
+        """
+        session, owner = self.keyed.session, self.owner
+        try:
+            page = await self.service.driver.ask_store(
+                lambda store: store.read(session, owner, after, PAGE_EVENTS)
+            )
+        except SessionNotFound:
+            raise ResponseNotFound(self.note.id) from None
+        ends = [index for index, event in enumerate(page) if isinstance(event, Finished)]
+        return page[: ends[0] + 1] if ends else page
+
+    async def told(self) -> ResponseWriter:
+        """A writer that has had all events that there are."""
+        writer = self.writer()
+        writer.write(self.started())
+        seq = self.keyed.first_seq
+        while not writer.is_over and (events := await self.events(seq)):
+            for event in events:
+                writer.write(event)
+            seq = events[-1].seq
+        return writer
+
+    async def response(self) -> Json:
+        """The response object as it is now."""
+        return (await self.told()).response()
+
+    async def output(self) -> list[Json]:
+        """The items that are written by now."""
+        output: list[Json] = (await self.response())["output"]
+        return output
+
+
+async def find(services: Iterable[Service], owner: str, id: str) -> Kept:
+    """The response called ``id``, whichever of ``services`` has it. Raises `ResponseNotFound`."""
+    for service in services:
+        keyed = await service.sessions.find_key(owner, id)
+        if keyed is not None and keyed.note is not None:
+            return Kept(service, owner, keyed, Note.unpacked(keyed.note))
+    raise ResponseNotFound(id)

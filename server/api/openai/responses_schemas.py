@@ -1,0 +1,233 @@
+"""The body of `POST /v1/responses`, and of ``response.create`` on its socket."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, JsonValue, StringConstraints, Tag
+
+from server.api import schemas
+from server.api.formats import (
+    ChoiceFormat,
+    FormatPart,
+    GrammarFormat,
+    JsonObjectFormat,
+    RegexFormat,
+    Schema,
+    SchemaName,
+    TextFormat,
+)
+from server.api.openai.unsupported import RESPONSES, Refusal
+from server.api.wire import Wire
+
+MAX_ITEMS = 10_000
+MAX_PARTS = 1024
+MAX_TOOLS = 128
+
+ItemId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+Label = Annotated[str, StringConstraints(max_length=256)]
+
+
+# Input
+
+
+class InputText(Wire):
+    """Text of the user's, the developer's or a tool's."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(Wire):
+    """Text of the assistant's, as an earlier answer had it."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[JsonValue] | None = None
+    logprobs: list[JsonValue] | None = None
+
+
+class Refused(Wire):
+    """An assistant's refusal; it is text to the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[InputText | OutputText | Refused, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS)]
+TextParts = Annotated[list[InputText], Field(max_length=MAX_PARTS)]
+
+
+class InputMessage(Wire):
+    """What somebody has said."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Parts
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class InputCall(Wire):
+    """A call that the assistant has made."""
+
+    type: Literal["function_call"]
+    call_id: ItemId
+    name: Name
+    arguments: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class InputCallOutput(Wire):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: ItemId
+    output: str | TextParts
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+def _kind(item: Any) -> str:
+    """A message may come without its type."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return "message" if kind is None else str(kind)
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")],
+    Discriminator(
+        _kind,
+        custom_error_type="input_item",
+        custom_error_message="items must be message, function_call or function_call_output",
+    ),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+# Output
+
+
+class NamedSchema(FormatPart):
+    """JSON of one schema. It is always kept to, be it strict or not."""
+
+    type: Literal["json_schema"]
+    name: SchemaName
+    schema_: Schema = Field(alias="schema")
+    description: str | None = Field(None, max_length=4096)
+    strict: bool | None = None
+
+
+Format = Annotated[
+    TextFormat | JsonObjectFormat | NamedSchema | RegexFormat | GrammarFormat | ChoiceFormat,
+    Field(discriminator="type"),
+]
+
+
+class TextConfig(Wire):
+    """What the text looks like."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseTool(Wire):
+    """A function of the client's that the model may call; arguments always keep to the schema."""
+
+    type: Literal["function"]
+    name: Name
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseToolChoice(Wire):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+Tools = Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | ResponseToolChoice
+
+
+class ResponseStreamOptions(Wire):
+    """OpenAI's options of a stream; random padding is not among what this server does."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesBody(schemas.Once):
+    """`POST /v1/responses`."""
+
+    refused: ClassVar = RESPONSES
+
+    model: Label | None = None
+    input: Annotated[str, StringConstraints(min_length=1)] | Items
+    instructions: str | None = None
+    previous_response_id: ItemId | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    text: TextConfig | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    max_output_tokens: int | None = Field(None, ge=1, le=2**53)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_logprobs: schemas.TopLogprobs | None = None
+
+    # Ours, as everywhere else
+    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    stop: schemas.Stop | schemas.Stops | None = None
+    stop_token_ids: (
+        Annotated[schemas.TokenIds, Field(max_length=schemas.MAX_STOP_TOKEN_IDS)] | None
+    ) = None
+    ignore_eos: bool | None = None
+    logit_bias: (
+        Annotated[dict[schemas.TokenId, schemas.Bias], Field(max_length=schemas.MAX_BIASES)] | None
+    ) = None
+
+
+class ResponseCreate(ResponsesBody):
+    """``response.create``: the same over a socket, where everything streams.
+
+    What has one ``stream_id`` is done in order; other streams go on beside it.
+    """
+
+    refused: ClassVar = {
+        **RESPONSES,
+        "background": Refusal("is for HTTP: a socket is there to be read", (False,)),
+        "generate": Refusal("the state is kept after each turn: nothing needs warming up", (True,)),
+    }
+
+    type: Literal["response.create"]
+    stream: Literal[True] | None = None
+    background: Literal[False] | None = None
+    idempotency_key: None = None
+    stream_id: Label | None = None

@@ -1,0 +1,308 @@
+"""`/v1/responses` as a WebSocket: responses one after the other, or beside each other.
+
+A client sends ``response.create`` with the body of `POST /v1/responses`, and gets
+the events that HTTP would stream. What has one ``stream_id``, or none, is done in
+order. What is not stored can be gone on from on the same socket, for a while: its
+text is remembered here, and read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from server.api.auth import SUBPROTOCOL
+from server.api.errors import error_object, invalid, outcome
+from server.api.keyring import Caller
+from server.api.openai.response_note import Json
+from server.api.openai.response_turns import Turn, history
+from server.api.openai.responses_schemas import ResponseCreate
+from server.api.openai.responses_work import (
+    FindPrevious,
+    Previous,
+    Work,
+    stored_previous,
+    work_of,
+)
+from server.api.openai.responses_writer import ResponseWriter, on_stream
+from server.api.parse import parse_body
+from server.api.service import Service
+from server.api.shortcut import Write, writer_of
+from server.api.sockets import Sockets
+from server.api.stream_sender import Close
+from server.engine.errors import EngineError, InvalidRequest, QueueFull
+from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
+from server.models import Models
+from server.outbox import ON_THEIR_WAY, Outbox, ReaderTooSlow
+
+#: Responses that are not stored and can be gone on from.
+MAX_REMEMBERED = 16
+
+
+class ResponsesEndpoint:
+    """The ASGI application behind the route."""
+
+    def __init__(self, models: Models, sockets: Sockets) -> None:
+        self._models, self._sockets = models, sockets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller: Caller = scope["state"]["caller"]
+        offered = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
+        await receive()
+        await send({"type": "websocket.accept", "subprotocol": offered})
+        socket = ResponsesSocket(self._models, caller, receive, send, writer_of(scope))
+        self._sockets.add(socket)
+        try:
+            if not self._models.takes_sockets:
+                socket.close(1012, "the server is draining")
+            await socket.run()
+        finally:
+            self._sockets.discard(socket)
+            socket.ended.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A response that is being made on a socket."""
+
+    work: Work
+    writer: ResponseWriter
+    stream_id: str | None
+    done: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def frames(self, event: Event) -> list[bytes]:
+        if isinstance(event, Failed):
+            return [error_frame(event.error, self.stream_id)]
+        return [on_stream(written, self.stream_id) for written in self.writer.write(event)]
+
+
+class ResponsesSocket:
+    """One socket. ``ended`` is done when nothing more is sent on it."""
+
+    def __init__(
+        self, models: Models, caller: Caller, receive: Receive, send: Send, write: Write
+    ) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._models, self._caller = models, caller
+        self._owner = caller.tenant.name
+        self._receive, self._send, self._write = receive, send, write
+        self._max_ids = models.default.translator.max_ids
+        self._max_requests = models.default.max_socket_requests
+        self._outbox: Outbox[Event | bytes | Close] = Outbox(
+            models.default.outbox_events, self._press, ON_THEIR_WAY
+        )
+        self._services: set[Service] = set()
+        self._lanes: dict[str | None, deque[ResponseCreate]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._live: dict[str, _Live] = {}
+        self._remembered: OrderedDict[str, Turn] = OrderedDict()
+
+    async def run(self) -> None:
+        """Serves the socket until either side closes it; then ends what still runs."""
+        reader = asyncio.create_task(self._read())
+        sender = asyncio.create_task(self._send_all())
+        try:
+            watched: set[asyncio.Future[Any]] = {reader, sender, self._outbox.broken}
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for id, live in self._live.items():
+                live.work.service.driver.cancel(id)
+            for service in self._services:
+                service.driver.release(self._outbox)
+            await _stop(reader, sender, *self._tasks)
+        if self._outbox.broken.done():
+            await self._send_close(_reason(self._outbox.broken.result()))
+
+    def close(self, code: int, reason: str) -> None:
+        """Closes the socket after everything that waits in its outbox."""
+        self._outbox.put([Close(code, reason)])
+
+    def _press(self, full: bool) -> None:
+        """A client that does not keep up costs nothing: what it asked for parks."""
+        for service in self._services:
+            (service.driver.hold if full else service.driver.go_on)(self._outbox)
+
+    # Client to server
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            self._take(message.get("text"))
+
+    def _take(self, text: str | None) -> None:
+        stream_id = None
+        try:
+            if text is None:
+                raise InvalidRequest("frames must be text")
+            head = _head(text)
+            stream_id = found if isinstance(found := head.get("stream_id"), str) else None
+            if head.get("type", "response.create") != "response.create":
+                raise invalid("type", "must be response.create; there is no other message")
+            message = parse_body(ResponseCreate, text.encode(), self._max_ids)
+            if sum(map(len, self._lanes.values())) >= self._max_requests:
+                raise QueueFull("too many responses on this socket")
+        except EngineError as error:
+            self._outbox.put([error_frame(error, stream_id)])
+            return
+        lane = self._lanes.get(message.stream_id)
+        if lane is not None:
+            lane.append(message)
+            return
+        self._lanes[message.stream_id] = deque([message])
+        task = asyncio.create_task(self._work_off(message.stream_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work_off(self, stream_id: str | None) -> None:
+        """All that is asked for on one stream, in its order."""
+        lane = self._lanes[stream_id]
+        while lane:
+            try:
+                await self._respond(lane[0])
+            except EngineError as error:
+                self._outbox.put([error_frame(error, stream_id)])
+            lane.popleft()
+        del self._lanes[stream_id]
+
+    async def _respond(self, message: ResponseCreate) -> None:
+        self._caller.request("generate")
+        if message.store is not False or message.previous_response_id is not None:
+            self._caller.require("sessions")
+        name = message.model
+        service = self._models.default if name is None else self._models.service(name)
+        find_previous = self._find_previous(service)
+        with service.driver.use():  # it may be replaced meanwhile
+            work = await work_of(service, self._owner, message, find_previous)
+            live = self._begin(work, message.stream_id)
+            try:
+                live.work = await work.begin(self._outbox)
+                await live.done
+            finally:
+                self._live.pop(work.request.request_id, None)
+                await live.work.end()
+        if not work.is_stored and live.writer.is_over:
+            await self._remember(live, find_previous)
+
+    def _begin(self, work: Work, stream_id: str | None) -> _Live:
+        self._services.add(work.service)
+        live = self._live[work.request.request_id] = _Live(work, work.writer(), stream_id)
+        return live
+
+    # What is not stored
+
+    def _find_previous(self, service: Service) -> FindPrevious:
+        """Among what this socket remembers, then in the store."""
+        find_stored = stored_previous(service, self._owner)
+
+        async def find_previous(id: str) -> Previous:
+            if (turn := self._remembered.get(id)) is not None:
+                return Previous(turn, None)
+            return await find_stored(id)
+
+        return find_previous
+
+    async def _remember(self, live: _Live, find_previous: FindPrevious) -> None:
+        """The whole conversation, so that nothing before it is needed."""
+
+        async def find_turn(id: str) -> Turn:
+            return (await find_previous(id)).turn
+
+        async def output() -> list[Json]:
+            written: list[Json] = live.writer.response()["output"]
+            return written
+
+        async def nothing() -> list[Json]:
+            return []
+
+        note = live.work.note
+        with contextlib.suppress(InvalidRequest):  # what it went on from is gone meanwhile
+            items = await history(find_turn, Turn(note, output))
+            fields = {**note.fields, "previous_response_id": None}
+            note = replace(note, fields=fields, items=items)
+            self._remembered[note.id] = Turn(note, nothing)
+            if len(self._remembered) > MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+
+    # Server to client
+
+    async def _send_all(self) -> None:
+        with contextlib.suppress(OSError, EngineError):
+            while True:
+                frames: list[bytes] = []
+                for item in await self._outbox.take(self._send_now):
+                    if isinstance(item, Close):
+                        await self._send_frames(frames)
+                        await self._send_close(item)
+                        return
+                    frames += self._frames(item)
+                await self._send_frames(frames)
+
+    def _send_now(self, items: Sequence[Event | bytes | Close]) -> bool:
+        """The shortcut for tokens, which are nearly all there is."""
+        # The writer counts what it writes: it must not write the same twice.
+        if not all(isinstance(item, TokenEvent) for item in items) or not self._write([]):
+            return False
+        return self._write([frame for item in items for frame in self._frames(item)])
+
+    async def _send_frames(self, frames: list[bytes]) -> None:
+        if self._write(frames):
+            return
+        for frame in frames:
+            await self._send({"type": "websocket.send", "text": frame.decode()})
+
+    def _frames(self, item: Event | bytes | Close) -> list[bytes]:
+        if isinstance(item, bytes):
+            return [item]
+        live = None if isinstance(item, Close) else self._live.get(item.request_id)
+        if live is None or isinstance(item, Close):
+            return []
+        frames = live.frames(item)
+        if isinstance(item, Finished | Failed | Migrated) and not live.done.done():
+            live.done.set_result(None)
+        return frames
+
+    async def _send_close(self, close: Close) -> None:
+        message = {"type": "websocket.close", "code": close.code, "reason": close.reason}
+        with contextlib.suppress(OSError, RuntimeError):  # the client may have closed first
+            await self._send(message)
+
+
+def error_frame(error: EngineError, stream_id: str | None = None) -> bytes:
+    """The event for what cannot be done."""
+    status = outcome(error).status
+    frame = {"type": "error", "status": status, "error": error_object(error)}
+    return on_stream(orjson.dumps(frame), stream_id)
+
+
+def _head(text: str) -> Json:
+    """A message that may be wrong in any way, to answer it by."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _reason(error: EngineError) -> Close:
+    if isinstance(error, ReaderTooSlow):
+        return Close(1008, "the client reads too slowly")
+    return Close(1011, "the engine has stopped")
+
+
+async def _stop(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    for end in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(end, Exception):
+            raise end

@@ -1,0 +1,215 @@
+"""From the body of a response to the engine's request, with the session that it goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from server.api.errors import invalid
+from server.api.openai.chat_messages import tool_object
+from server.api.openai.response_items import input_items
+from server.api.openai.response_note import Note, id_under_key, new_id
+from server.api.openai.response_turns import (
+    Ask,
+    PreviousNotFound,
+    Turn,
+    history,
+    what_follows,
+    whole_prompt,
+)
+from server.api.openai.responses_reading import Kept, ResponseNotFound, find
+from server.api.openai.responses_request import (
+    check,
+    echoed_fields,
+    in_our_words,
+    sampling_of,
+    tools_of,
+    wants_logprobs,
+)
+from server.api.openai.responses_schemas import ResponsesBody
+from server.api.openai.responses_writer import ResponseWriter
+from server.api.schemas import Continuation
+from server.api.service import Service
+from server.engine.errors import EngineError, InvalidRequest, SessionNotFound
+from server.engine.types import Finished, Request, TokenEvent
+from server.readers import Sink
+from server.sessions import KeyInUse
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """What a response goes on from: a turn, and its session where that is kept."""
+
+    turn: Turn
+    kept: Kept | None
+
+
+#: Finds what a response goes on from. Raises `ResponseNotFound`.
+FindPrevious = Callable[[str], Awaitable[Previous]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A response that is about to be made: `begin` it, and `end` it in any case.
+
+    ``source`` is the response whose session it goes on from. ``once``: it is asked
+    for under the client's own key.
+    """
+
+    service: Service
+    note: Note
+    request: Request
+    source: Kept | None = None
+    once: bool = False
+
+    @property
+    def is_stored(self) -> bool:
+        return self.request.keep
+
+    @property
+    def is_in_background(self) -> bool:
+        return bool(self.note.fields["background"])
+
+    def writer(self) -> ResponseWriter:
+        return ResponseWriter(self.note, self.service.tokenizer)
+
+    async def begin(self, sink: Sink) -> Work:
+        """Starts it; its events go to ``sink``. Returns it with its session's name, if it has one.
+
+        A session that was made for it and has not been used is gone again.
+        """
+        if self.source is None:
+            await self._submit(sink)
+            return self
+        session = await _branch(self.source)
+        begun = replace(self, request=replace(self.request, session=session))
+        try:
+            await begun._submit(sink)
+        except BaseException:
+            await begun.forget()
+            raise
+        return begun
+
+    async def _submit(self, sink: Sink) -> None:
+        sessions = self.service.sessions
+        if not self.once:
+            await sessions.submit(self.request, sink)
+        elif await sessions.submit_once(self.request, sink) is not None:
+            raise KeyInUse  # begun by another while this one was read
+
+    async def end(self) -> None:
+        """Nobody needs what was not to be stored."""
+        if not self.is_stored and self.request.session is not None:
+            await self.forget()
+
+    async def forget(self) -> None:
+        """Deletes the session that was made for it."""
+        assert self.request.session is not None
+        with contextlib.suppress(EngineError):
+            await self.service.sessions.delete(self.request.session, self.request.owner)
+
+
+async def work_of(
+    service: Service, owner: str, body: ResponsesBody, find_previous: FindPrevious
+) -> Work:
+    """What ``body`` asks for. Raises `EngineError`."""
+    check(body)
+    is_stored = body.store is not False
+    id = new_id()
+    if body.idempotency_key is not None:
+        id = response_of_key(service, owner, body.idempotency_key)
+    try:
+        use = tools_of(service, body)
+        ask = Ask(input_items(body.input, id), body.instructions, use.shown)
+        prompt, source = await _prompt(service, ask, body.previous_response_id, find_previous)
+        sampling = sampling_of(service, body, use)
+        wanted = Continuation.model_construct(prompt=prompt, keep=is_stored)
+        request = await service.translator.generate(id, owner, wanted, sampling)
+    except InvalidRequest as error:
+        raise in_our_words(error, body) from None
+    assert request.sampling is not None
+    limit, seed = request.sampling.max_tokens, request.sampling.seed
+    fields = echoed_fields(service, body, limit, seed)
+    tools = [tool_object(tool) for tool in ask.tools]
+    note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body))
+    if is_stored:
+        request = replace(request, key=id, note=note.packed(), unattended=True)
+    return Work(service, note, request, source, body.idempotency_key is not None)
+
+
+def response_of_key(service: Service, owner: str, key: str) -> str:
+    """The id of the response that ``owner`` asks for under its own ``key``."""
+    store = service.driver.epoch_name(0).removesuffix("-0")
+    return id_under_key(store, owner, key)
+
+
+def stored_previous(service: Service, owner: str) -> FindPrevious:
+    """Finds what is stored, and has ended."""
+
+    async def find_previous(id: str) -> Previous:
+        kept = await find([service], owner, id)
+        end = kept.keyed.finished
+        if end is None:
+            raise invalid("previous_response_id", "names a response that has not ended")
+        if end.finish_reason == "error":
+            raise invalid("previous_response_id", "names a response that failed")
+        return Previous(Turn(kept.note, kept.output), kept)
+
+    return find_previous
+
+
+async def _prompt(
+    service: Service, ask: Ask, previous_id: str | None, find_previous: FindPrevious
+) -> tuple[list[int], Kept | None]:
+    """The tokens to read, and the response after whose session's text they come."""
+    if previous_id is None:
+        return await whole_prompt(service, ask), None
+    try:
+        previous = await find_previous(previous_id)
+    except ResponseNotFound:
+        raise PreviousNotFound(previous_id) from None
+    if previous.kept is not None and _can_go_on(ask, previous.kept):
+        last_token = await _last_token(previous.kept)
+        following = await what_follows(service, ask, last_token)
+        if following is not None:
+            return following, previous.kept
+
+    async def find_turn(id: str) -> Turn:
+        return (await find_previous(id)).turn
+
+    before = await history(find_turn, previous.turn)
+    return await whole_prompt(service, ask, before), None
+
+
+def _can_go_on(ask: Ask, kept: Kept) -> bool:
+    """Whether the model was told the same before, and has read all that it was asked."""
+    end, note = kept.keyed.finished, kept.note
+    if end is None or (end.finish_reason == "cancelled" and not end.usage.completion_tokens):
+        return False
+    tools = [tool_object(tool) for tool in ask.tools]
+    return (ask.instructions, tools) == (note.fields["instructions"], note.tools)
+
+
+async def _last_token(kept: Kept) -> int | None:
+    """The last token of a response that has ended, if it has one."""
+    end = kept.keyed.finished
+    if end is None:
+        return None
+    events = await kept.events(max(kept.keyed.first_seq, end.seq - 2))
+    return next((e.token_id for e in events if isinstance(e, TokenEvent)), None)
+
+
+async def _branch(source: Kept) -> str:
+    """A session like that of ``source`` was when its response had ended."""
+    sessions, owner = source.service.sessions, source.owner
+    session, end = source.keyed.session, source.keyed.finished
+    assert isinstance(end, Finished), source.note.id
+    try:
+        (fork,) = await sessions.fork(session, owner, 1, None)
+        if fork.position != end.position:  # it has gone on by itself since
+            await sessions.delete(fork.session, owner)
+            (fork,) = await sessions.fork(session, owner, 1, end.position)
+    except SessionNotFound:
+        raise PreviousNotFound(source.note.id) from None
+    return fork.session

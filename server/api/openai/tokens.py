@@ -1,0 +1,120 @@
+"""Text to token ids and back, and what the tokenizer is: as vLLM's users know it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from server.api import answers
+from server.api.describe import ERRORS, KEY_ERRORS, body_schema
+from server.api.errors import invalid
+from server.api.http import json_answer
+from server.api.lookup import service_for, service_of
+from server.api.openai.bodies import DetokenizeBody, TokenizeBody
+from server.api.openai.conversation import prompt_ids
+from server.api.openai.logprobs import TokenNames
+from server.api.service import Service
+from server.api.translate import MAX_INLINE_CHARS, parse_body
+
+router = APIRouter()
+
+_OF_TEXT = ("add_special_tokens", "allow_special")
+_OF_MESSAGES = (
+    *("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+)
+
+
+@router.post(
+    "/tokenize",
+    response_model=answers.Tokenized,
+    responses=ERRORS,
+    openapi_extra=body_schema(TokenizeBody),
+)
+async def tokenize(request: Request) -> Response:
+    """The token ids of a text or of messages, as a completion is fed them."""
+    body = parse_body(TokenizeBody, await request.body())
+    service = service_for(request, body.model)
+    _check(body)
+    ids = await _ids(service, body)
+    names = TokenNames(service.tokenizer)
+    return json_answer(
+        {
+            "count": len(ids),
+            "max_model_len": service.translator.max_ids,
+            "tokens": ids,
+            "token_strs": [names[id] for id in ids] if body.return_token_strs else None,
+        }
+    )
+
+
+def _check(body: TokenizeBody) -> None:
+    """Raises `InvalidRequest` where not exactly one of text and messages is given."""
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "give either prompt or messages")
+    of_other = _OF_TEXT if body.prompt is None else _OF_MESSAGES
+    for name in of_other:
+        if getattr(body, name) is not None:
+            raise invalid(name, f"is for {'prompt' if body.prompt is None else 'messages'}")
+
+
+async def _ids(service: Service, body: TokenizeBody) -> list[int]:
+    if body.messages is not None:
+        open_end = bool(body.continue_final_message)
+        wanted = body.add_generation_prompt
+        return await prompt_ids(
+            service,
+            body.messages,
+            body.tools,
+            not open_end if wanted is None else wanted,
+            continue_final_message=open_end,
+            template_kwargs=body.chat_template_kwargs,
+        )
+    ids = await _encode(service, body.prompt or "", body.allow_special is not False)
+    return ids if body.add_special_tokens is False else [service.model.bos_token_id, *ids]
+
+
+@router.post(
+    "/detokenize",
+    response_model=answers.Detokenized,
+    responses=ERRORS,
+    openapi_extra=body_schema(DetokenizeBody),
+)
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens by their names."""
+    body = parse_body(DetokenizeBody, await request.body())
+    service = service_for(request, body.model)
+    service.translator.check_ids(body.tokens, "tokens")
+    names = {id: name.encode() for name, id in service.tokenizer.special_ids.items()}
+    token_bytes = service.tokenizer.token_bytes
+    data = b"".join(names.get(id) or token_bytes(id) for id in body.tokens)
+    return json_answer({"prompt": data.decode(errors="replace")})
+
+
+@router.get("/tokenizer_info", response_model=answers.TokenizerInfo, responses=KEY_ERRORS)
+async def tokenizer_info(request: Request) -> Response:
+    """What `tokenizer_config.json` says elsewhere."""
+    service = service_of(request)
+    model, special = service.model, service.tokenizer.special_ids
+    names = {id: name for name, id in special.items()}
+    return json_answer(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "vocab_size": service.tokenizer.vocab_size,
+            "bos_token": names.get(model.bos_token_id),
+            "bos_token_id": model.bos_token_id,
+            "eos_token": names.get(service.tokenizer.eos_token_id),
+            "eos_token_id": service.tokenizer.eos_token_id,
+            "pad_token": None,
+            "unk_token": None,
+            "additional_special_tokens": sorted(special),
+            "add_bos_token": True,
+            "chat_template": service.chat_template.source,
+        }
+    )
+
+
+async def _encode(service: Service, text: str, allow_special: bool) -> list[int]:
+    if len(text) <= MAX_INLINE_CHARS:
+        return service.tokenizer.encode(text, allow_special=allow_special)
+    return await asyncio.to_thread(service.tokenizer.encode, text, allow_special=allow_special)

@@ -1,0 +1,148 @@
+"""Fields that OpenAI's API or other servers have and this one does not: refused by name.
+
+A value that asks for nothing (null, or the default) is accepted. A field that a
+body declares itself is never looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a field is not supported; ``accepted`` are the values that mean its default."""
+
+    reason: str
+    accepted: tuple[object, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """The reason as it follows the field's name."""
+        return self.reason if self.reason.startswith("is ") else f"is not supported: {self.reason}"
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value``, out of JSON, asks for nothing."""
+        return value is None or any(_same(value, default) for default in self.accepted)
+
+
+def _same(value: object, default: object) -> bool:
+    """Python's equality, to which true is no number."""
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
+
+
+def _refused(names: Iterable[str], reason: str, *accepted: object) -> dict[str, Refusal]:
+    return dict.fromkeys(names, Refusal(reason, accepted))
+
+
+_STORED = {
+    **_refused(["store"], "completions are not stored; keep the session instead", False),
+    **_refused(["metadata"], "is for stored completions, which this server does not have", {}),
+}
+
+_HOSTED = {
+    **_refused(["service_tier"], "this server has one tier", "auto", "default"),
+    **_refused(
+        ["prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_salt"],
+        "the prefix cache needs no key: it knows each tenant's own prefixes at any token",
+    ),
+    **_refused(["safety_identifier"], "nothing is reported to anybody; use user"),
+    **_refused(["moderation"], "this server moderates nothing"),
+}
+
+#: Of vLLM's and others' sampling.
+_SAMPLING = {
+    **_refused(["use_beam_search"], "there is no beam search; use best_of", False),
+    **_refused(["length_penalty"], "is for beam search, which there is not", 1.0),
+    **_refused(["early_stopping"], "is for beam search, which there is not", False),
+    **_refused(["min_tokens"], "is not supported; use ignore_eos with max_tokens", 0),
+    **_refused(["bad_words"], "is not supported; use logit_bias on token ids", []),
+    **_refused(["allowed_token_ids"], "is not supported; use logit_bias or response_format"),
+    **_refused(["include_stop_str_in_output"], "a stop string is never shown", False),
+    **_refused(["skip_special_tokens"], "special tokens have no text here", True),
+    **_refused(["spaces_between_special_tokens"], "special tokens have no text here", True),
+    **_refused(["detokenize"], "text is always made", True),
+    **_refused(["truncate_prompt_tokens"], "a prompt is never cut: the state has no length limit"),
+    **_refused(["truncation_side"], "a prompt is never cut: the state has no length limit"),
+    **_refused(["add_special_tokens"], "a text gets the start token, token ids are as given", True),
+    **_refused(["logits_processors"], "the server runs no code of its clients"),
+    **_refused(["priority"], "all requests have the same priority", 0),
+    **_refused(["request_id"], "the server names requests itself"),
+    **_refused(["return_tokens_as_token_ids"], "is not supported", False),
+    **_refused(["return_token_ids"], "is not supported; POST /tokenize has them", False),
+    **_refused(["allowed_tools", "kv_transfer_params", "vllm_xargs"], "is not supported"),
+    **_refused(
+        [
+            *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+            *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
+            "structured_outputs",
+        ],
+        "is not supported; use response_format",
+    ),
+}
+
+#: `POST /v1/completions`.
+COMPLETIONS = {
+    **_STORED,
+    **_HOSTED,
+    **_SAMPLING,
+    **_refused(["suffix"], "the model cannot fill in: it reads from left to right", ""),
+    **_refused(["max_completion_tokens"], "is called max_tokens here"),
+    **_refused(["tools", "tool_choice", "messages"], "is for /v1/chat/completions"),
+    **_refused(["logprob_start_len", "return_logprob"], "is not supported; use logprobs and echo"),
+}
+
+_NO_MEDIA = "the model reads and writes text alone"
+
+#: `POST /v1/chat/completions`.
+CHAT = {
+    **_STORED,
+    **_HOSTED,
+    **_SAMPLING,
+    **_refused(["audio"], _NO_MEDIA),
+    **_refused(["modalities"], _NO_MEDIA, ["text"]),
+    **_refused(["prediction"], "there is no speculative decoding"),
+    **_refused(["web_search_options"], "the server reaches no network"),
+    **_refused(["reasoning_effort", "verbosity"], "the model does not know it"),
+    **_refused(
+        ["functions", "function_call"], "is what tools and tool_choice were called before", []
+    ),
+    **_refused(["prompt_logprobs", "echo"], "is for /v1/completions", False),
+    **_refused(["chat_template"], "the template comes from the model alone"),
+    **_refused(["documents"], "is not supported; chat_template_kwargs may have them", []),
+    **_refused(["prompt"], "is for /v1/completions; give messages"),
+    **_refused(
+        ["session", "keep"],
+        "messages are read anew, from the prefix cache as far as it knows them; "
+        "/v1/responses goes on from a session",
+        False,
+    ),
+    **_refused(["best_of"], "is for /v1/completions", 1),
+    **_refused(["mm_processor_kwargs", "media_io_kwargs"], _NO_MEDIA),
+}
+
+#: `POST /v1/responses`.
+RESPONSES = {
+    **_HOSTED,
+    **_refused(["background"], "is not supported; a durable session goes on by itself", False),
+    **_refused(["conversation"], "is not supported; use previous_response_id"),
+    **_refused(["include"], "is not supported", []),
+    **_refused(["max_tool_calls"], "there are no built-in tools"),
+    **_refused(["parallel_tool_calls"], "is not supported", True),
+    **_refused(["prompt"], "there are no stored prompts"),
+    **_refused(["reasoning"], "the model does not reason apart", {}),
+    **_refused(["truncation"], "an input is never cut", "disabled"),
+    **_refused(["context_management"], "the state has a constant size: nothing needs to be cut"),
+    **_refused(["messages"], "is for /v1/chat/completions; give input"),
+    **_refused(["max_tokens", "max_completion_tokens"], "is called max_output_tokens here"),
+}
+
+#: `POST /v1/embeddings`.
+EMBEDDINGS = {
+    **_refused(["dimensions"], "the vector has the model's hidden size, and is not cut"),
+    **_refused(["truncate_prompt_tokens"], "an input is never cut"),
+    **_refused(["messages"], "is not supported; give input"),
+    **_refused(["priority"], "all requests have the same priority", 0),
+    **_refused(["normalize"], "the vector always has the length 1", True),
+}

@@ -1,0 +1,90 @@
+"""An answer that follows the client: when it leaves, what it asked for is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.api.service import Service
+from server.engine.errors import EngineError
+from server.engine.types import Event
+from server.outbox import ON_THEIR_WAY, Outbox
+
+# How long a reader that was too slow has to read the error that says so.
+GRACE_S = 1.0
+
+SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+}
+
+
+class WatchedAnswer(Response):
+    """Answers with the events of an outbox; when the client leaves, it is released."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._driver, self._sessions = service.driver, service.sessions
+        self._outbox: Outbox[Event] = Outbox(service.outbox_events, self._press, ON_THEIR_WAY)
+        self._feeding: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._work(scope, receive, send)
+        try:
+            await _while_connected(work, receive, self._outbox.broken)
+        finally:
+            if self._feeding is not None:
+                self._feeding.cancel()
+                await asyncio.gather(self._feeding, return_exceptions=True)
+            self._driver.release(self._outbox)
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    def _press(self, full: bool) -> None:
+        """A client that does not keep up costs nothing: what it asked for parks."""
+        (self._driver.hold if full else self._driver.go_on)(self._outbox)
+
+
+async def start_stream(send: Send) -> None:
+    """The head of a stream of server-sent events."""
+    headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def send_part(send: Send, body: bytes) -> None:
+    """A piece of a body that goes on."""
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _while_connected(
+    work: Coroutine[Any, Any, None], receive: Receive, broken: asyncio.Future[EngineError]
+) -> None:
+    """Runs ``work`` until it is done or the client has left.
+
+    After ``broken`` it gets `GRACE_S`: it may hang in a send to a client that does not read.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        watched: set[asyncio.Future[Any]] = {working, leaving, broken}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if broken.done() and not working.done() and not leaving.done():
+            await asyncio.wait({working, leaving}, timeout=GRACE_S)
+    finally:
+        pending = [task for task in (working, leaving) if not task.done()]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    if working.done() and not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

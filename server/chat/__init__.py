@@ -1,0 +1,1 @@
+"""Messages to the text that a model was taught to read."""

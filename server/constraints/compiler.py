@@ -1,0 +1,136 @@
+"""Formats to grammars for one model: tried in a child, remembered, and made into matchers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from server.api.errors import invalid
+from server.api.formats import FormatPart
+from server.constraints.child import Child, TrialLimits
+from server.constraints.ending import Endings
+from server.constraints.errors import NotTried, Refused
+from server.constraints.grammar import costs_of
+from server.constraints.matcher import GrammarMatcher
+from server.constraints.vocabulary import Vocabulary
+from server.engine.errors import InvalidRequest, QueueFull
+
+PARAM = "response_format"
+
+MAX_WAITING = 16
+MAX_VERDICTS = 256
+MAX_MATCHERS = 64
+
+
+class TokenizerLike(Protocol):
+    """What is needed of `model.tokenizer.Tokenizer`."""
+
+    eos_token_id: int
+    vocab_size: int
+
+    def token_bytes(self, id: int, /) -> bytes: ...
+    def encode(self, text: str, /) -> list[int]: ...
+
+
+class Constraints:
+    """What a model's texts may be held to. `grammar` and `close` are the event loop's.
+
+    `matcher` may be called from any thread; it is the engine's ``matchers``.
+    """
+
+    def __init__(self, tokenizer: TokenizerLike, limits: TrialLimits | None = None) -> None:
+        tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self._vocabulary = Vocabulary(tokens, tokenizer.eos_token_id, tokenizer.encode)
+        self._endings = Endings(self._vocabulary)
+        self._child = Child(self._vocabulary, limits or TrialLimits())
+        self._turn = asyncio.Lock()
+        self._num_waiting, self._closed = 0, asyncio.Event()
+        self._verdicts: OrderedDict[bytes, str | Refused] = OrderedDict()
+        self._beginnings: OrderedDict[str, GrammarMatcher] = OrderedDict()
+        self._beginnings_lock = threading.Lock()
+
+    @property
+    def child_pid(self) -> int | None:
+        """Of the process that formats are tried in, while there is one."""
+        return self._child.pid
+
+    async def grammar(self, format: FormatPart | None) -> str | None:
+        """The grammar text of ``format``; None where any text will do.
+
+        Raises `InvalidRequest` where it is refused, `QueueFull` where too many wait.
+        """
+        wanted: dict[str, Any] = {"type": "text"}
+        if format is not None:
+            wanted = format.model_dump(by_alias=True)
+        if wanted["type"] == "text":
+            return None
+        if wanted["type"] == "json_schema":
+            wanted["json_schema"] = {"schema": wanted["json_schema"]["schema"]}
+        key = hashlib.sha256(orjson.dumps(wanted)).digest()
+        verdict = self._verdicts.get(key) or await self._tried(key, wanted)
+        if key in self._verdicts:
+            self._verdicts.move_to_end(key)
+        if isinstance(verdict, Refused):
+            raise invalid(PARAM, str(verdict))
+        if verdict not in self._beginnings:
+            # Built here beforehand, the engine's thread only copies it.
+            await asyncio.to_thread(self._beginning, verdict)
+        return verdict
+
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        """At the beginning of a text. Raises `InvalidRequest` for one not made by `grammar`."""
+        return self._beginning(grammar).copy()
+
+    async def close(self) -> None:
+        """Ends the child; a format that is in it, and those that wait, are refused."""
+        self._closed.set()
+        await self._child.close()
+
+    async def _tried(self, key: bytes, wanted: Mapping[str, Any]) -> str | Refused:
+        """The verdict, remembered: what is refused today is refused tomorrow."""
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFull("too many formats wait to be compiled", PARAM)
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                verdict = self._verdicts.get(key) or await self._verdict(wanted)
+        finally:
+            self._num_waiting -= 1
+        if not isinstance(verdict, NotTried):
+            self._verdicts[key] = verdict
+            if len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+    async def _verdict(self, wanted: Mapping[str, Any]) -> str | Refused:
+        if self._closed.is_set():
+            return NotTried("is not compiled while the server stops")
+        try:
+            return await self._child.grammar(wanted)
+        except Refused as refusal:
+            return NotTried(str(refusal)) if self._closed.is_set() else refusal
+
+    def _beginning(self, grammar: str) -> GrammarMatcher:
+        """A matcher that stays at the beginning; those used last are kept."""
+        with self._beginnings_lock:
+            found = self._beginnings.get(grammar)
+            if found is None:
+                found = self._beginnings[grammar] = self._made(grammar)
+            self._beginnings.move_to_end(grammar)
+            if len(self._beginnings) > MAX_MATCHERS:
+                self._beginnings.popitem(last=False)
+            return found
+
+    def _made(self, grammar: str) -> GrammarMatcher:
+        try:
+            ending, jump = costs_of(grammar)
+        except (ValueError, KeyError, TypeError):
+            raise InvalidRequest(f"{PARAM}: the grammar is not of this server", PARAM) from None
+        place = self._vocabulary.matcher(grammar)
+        return GrammarMatcher(self._vocabulary, self._endings, place, ending, jump)

@@ -1,0 +1,11 @@
+"""Why a format is refused."""
+
+from __future__ import annotations
+
+
+class Refused(ValueError):
+    """A format that is wrong, not supported, or too much work. The message is for the client."""
+
+
+class NotTried(Refused):
+    """No fault of the format that is known of: another time it may be taken."""

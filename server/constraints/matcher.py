@@ -1,0 +1,110 @@
+"""A place in the texts of one grammar, over llguidance: which tokens may come.
+
+With few tokens left it closes: only those may come after which there is room for an
+end, so that a text that is cut off is one that parses. All of it depends on the
+grammar and the tokens alone, so that a matcher made anew goes on in the same way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from server.constraints.ending import Ending, Endings, ids_of, words_of
+from server.constraints.vocabulary import Vocabulary
+from server.engine.errors import EngineError, InvalidRequest
+
+#: Of the tokens that may come while a text is being closed, the first few are looked at:
+#: the commonest ones, in a vocabulary of merged pairs.
+MAX_LOOKED_AT = 256
+
+#: Where no end was found, the next look is that many tokens later.
+RETRY_TOKENS = 64
+
+
+class NotAllowed(EngineError):
+    """A token that the grammar has no place for."""
+
+    code = "internal_error"
+
+
+class GrammarMatcher:
+    """Implements `server.engine.matcher.Matcher`. For one thread."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        endings: Endings,
+        place: LLMatcher,
+        ending: Ending | None,
+        jump: int,
+        num_tokens: int = 0,
+    ) -> None:
+        self._vocabulary, self._endings = vocabulary, endings
+        self._place, self._ending = place, ending
+        self._jump, self._num_tokens = jump, num_tokens
+
+    def allowed(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
+        """Bit ``i % 32`` of word ``i // 32``: token ``i`` may come, and ``budget`` tokens in all.
+
+        Raises `InvalidRequest` where the grammar has become too much work.
+        """
+        self._check()
+        mask = words_of(self._place.compute_bitmask(), self._vocabulary.num_words).copy()
+        self._check()
+        ending = self._ending
+        if budget is None or not ending or len(ending) + self._jump < budget:
+            return mask
+        return self._closing(mask, ending, budget)
+
+    def accept(self, token: int) -> None:
+        """Goes on by ``token``. Raises `NotAllowed`, and is of no more use then."""
+        self._check()
+        if not self._place.consume_token(token):
+            if "doesn't satisfy" in self._place.get_error():
+                raise NotAllowed(f"token {token} is not allowed by the grammar")
+            self._check()
+        self._num_tokens += 1
+        if token == self._vocabulary.eos_token_id:
+            self._ending = ()
+        elif self._ending is not None or self._num_tokens % RETRY_TOKENS == 0:
+            before = self._ending or ()
+            self._ending = self._endings.after(token, before, self._place)
+            if self._ending is not None:
+                self._jump = max(self._jump, len(self._ending) - len(before))
+
+    def is_over(self) -> bool:
+        """Whether nothing but the end may follow."""
+        return self._place.is_stopped() and not self._place.is_error()
+
+    def copy(self) -> GrammarMatcher:
+        """Another one at this place, that goes on by itself."""
+        return GrammarMatcher(
+            self._vocabulary,
+            self._endings,
+            self._place.deep_copy(),
+            self._ending,
+            self._jump,
+            self._num_tokens,
+        )
+
+    def _closing(
+        self, mask: npt.NDArray[np.uint32], ending: Ending, budget: int
+    ) -> npt.NDArray[np.uint32]:
+        """The tokens of ``mask`` that leave room for an end; that of ``ending`` is always one."""
+        kept = [ending[0]]
+        if len(ending) < budget:
+            some = ids_of(mask)[:MAX_LOOKED_AT]
+            kept += self._endings.keeping(ending, self._place, map(int, some))
+        narrow = np.zeros_like(mask)
+        for token in kept:
+            narrow[token // 32] |= np.uint32(1 << token % 32)
+        return narrow
+
+    def _check(self) -> None:
+        if self._place.is_error():
+            raise InvalidRequest(
+                "response_format: the grammar became too much work in this text",
+                "response_format",
+            )

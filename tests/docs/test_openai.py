@@ -1,0 +1,124 @@
+"""docs/openai.md names every field of every route of OpenAI's, and what is refused of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from server.api.errors import error_body
+from server.api.openai.bodies import (
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingsBody,
+    ScoreBody,
+    TokenizeBody,
+)
+from server.api.openai.chat_schemas import ChatBody
+from server.api.openai.responses_schemas import ResponseCreate, ResponsesBody
+from server.api.openai.unsupported import Refusal
+from server.api.parse import parse_body
+from server.api.schemas import Sampling
+from server.api.wire import Wire
+from server.engine.errors import InvalidRequest
+from tests.docs.pages import json_examples, names, page, rows, section
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = page("openai.md")
+
+#: The section of each body.
+BODIES: dict[str, type[Wire]] = {
+    "Sampling": Sampling,
+    "Completions": CompletionBody,
+    "Chat": ChatBody,
+    "Responses": ResponsesBody,
+    "Responses over a WebSocket": ResponseCreate,
+    "Embeddings": EmbeddingsBody,
+    "Scores": ScoreBody,
+    "Text to tokens": TokenizeBody,
+    "Tokens to text": DetokenizeBody,
+}
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The rows of a section by their field."""
+    found: dict[str, list[str]] = {}
+    for row in rows(section(TEXT, heading)):
+        for name in names(row[0]):
+            assert name not in found, name
+            found[name] = row
+    return found
+
+
+def own_fields(body: type[Wire]) -> set[str]:
+    """Those that a body does not share with the one that it extends."""
+    bases = [base for base in BODIES.values() if base is not body and issubclass(body, base)]
+    theirs = {name: base.model_fields[name] for base in bases for name in base.model_fields}
+    return {
+        name
+        for name, field in body.model_fields.items()
+        if name not in theirs or repr(theirs[name]) != repr(field)
+    }
+
+
+@pytest.mark.parametrize("heading", BODIES)
+def test_table_has_every_field_of_a_body(heading: str) -> None:
+    assert table(heading).keys() == own_fields(BODIES[heading])
+
+
+@pytest.mark.parametrize("heading", BODIES)
+def test_field_is_tested_where_the_table_says(heading: str) -> None:
+    for name, row in table(heading).items():
+        files = names(row[-1])
+        assert files, name
+        for file in files:
+            text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+            assert re.search(rf"\b{name}\b", text), f"{name} is not in {file}"
+
+
+def test_error_is_what_the_server_says() -> None:
+    (example,) = json_examples(TEXT)
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(CompletionBody, b'{"prompt": "a", "suffix": "b"}')
+    assert json.loads(error_body(caught.value)) == example
+
+
+def refusals() -> set[tuple[str, str, str, str]]:
+    """Section, field, reason, and the values that are accepted beside null."""
+    return {
+        (heading, name, refusal.reason, accepted(refusal))
+        for heading, body in BODIES.items()
+        for name, refusal in refused_of(body).items()
+    }
+
+
+def refused_of(body: type[Wire]) -> Mapping[str, Refusal]:
+    """What a body refuses itself; what it declares is no refusal."""
+    inherited = {
+        name: refusal
+        for base in BODIES.values()
+        if base is not body and issubclass(body, base)
+        for name, refusal in base.refused.items()
+    }
+    return {
+        name: refusal
+        for name, refusal in body.refused.items()
+        if name not in body.model_fields and inherited.get(name) != refusal
+    }
+
+
+def accepted(refusal: Refusal) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in refusal.accepted)
+
+
+def test_table_of_refusals_is_what_the_server_says() -> None:
+    found = {
+        (heading, name, row[2], row[3])
+        for row in rows(section(TEXT, "Refused"))
+        for heading in row[1].split(", ")
+        for name in names(row[0])
+    }
+    assert found == refusals()

@@ -1,0 +1,123 @@
+"""Responses outlive the server: kill -9 in the middle of a stream, and what follows a restart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.streams import write_tiny_model
+
+Json = dict[str, Any]
+
+BODY: Json = {
+    "input": "Who lives there?",
+    "seed": 3,
+    "temperature": 0.9,
+    "ignore_eos": True,
+    "max_output_tokens": 400,
+}
+
+
+def server_at(folder: Path) -> ServerProcess:
+    model = write_tiny_model(folder / "model")
+    environment = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": "64"}
+    return ServerProcess("--model", model, "--store", folder / "store", environment=environment)
+
+
+def url_of(server: ServerProcess, path: str = "") -> str:
+    return f"{server.url}/v1/responses{path}"
+
+
+def begun(server: ServerProcess, num_events: int, **more: Any) -> list[Json]:
+    """The first events of a response that is being made."""
+    body = {**BODY, "stream": True, **more}
+    events: list[Json] = []
+    with httpx.stream("POST", url_of(server), json=body, timeout=30) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == num_events:
+                    server.kill()
+                    return events
+    raise AssertionError(f"it has ended after {len(events)} events")
+
+
+def streamed(server: ServerProcess, id: str, **query: Any) -> list[Json]:
+    answer = httpx.get(url_of(server, f"/{id}"), params={"stream": "true", **query}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    lines = answer.text.splitlines()
+    return [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: ")]
+
+
+def got(server: ServerProcess, id: str, path: str = "") -> Json:
+    answer = httpx.get(url_of(server, f"/{id}{path}"), timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: Json = answer.json()
+    return found
+
+
+@pytest.mark.parametrize("num_events", [1, 5, 60])
+def test_stream_goes_on_after_a_kill_where_it_was(tmp_path: Path, num_events: int) -> None:
+    with server_at(tmp_path) as server:
+        events = begun(server, num_events, background=True)
+        server.start()
+        id = events[0]["response"]["id"]
+        later = streamed(server, id, starting_after=events[-1]["sequence_number"])
+        assert [e["sequence_number"] for e in events + later] == list(
+            range(len(events) + len(later))
+        )
+        assert streamed(server, id) == events + later
+        assert got(server, id) == later[-1]["response"]
+    assert later[-1]["type"] == "response.incomplete"
+    assert later[-1]["response"]["usage"]["output_tokens"] == BODY["max_output_tokens"]
+
+
+def test_text_is_what_it_would_have_been_without_the_kill(tmp_path: Path) -> None:
+    with server_at(tmp_path) as server:
+        killed = begun(server, 30, background=True)[0]["response"]["id"]
+        server.start()
+        after = streamed(server, killed)[-1]["response"]
+        whole = httpx.post(url_of(server), json=BODY, timeout=60).json()
+    assert after["output"][0]["content"] == whole["output"][0]["content"]
+
+
+async def test_response_is_made_to_its_end_where_nobody_asks(tmp_path: Path) -> None:
+    with server_at(tmp_path) as server:
+        id = begun(server, 10)[0]["response"]["id"]
+        server.start()
+        await eventually(lambda: got(server, id)["status"] == "incomplete")
+        assert got(server, id)["usage"]["output_tokens"] == BODY["max_output_tokens"]
+
+
+def test_what_was_asked_and_who_follows_are_known_after_a_kill(tmp_path: Path) -> None:
+    with server_at(tmp_path) as server:
+        body = {**BODY, "max_output_tokens": 20, "metadata": {"a": "b"}, "instructions": "Be kind."}
+        first = httpx.post(url_of(server), json=body).json()
+        server.restart()
+        assert got(server, first["id"]) == first
+        (item,) = got(server, first["id"], "/input_items")["data"]
+        assert item["content"] == [{"type": "input_text", "text": BODY["input"]}]
+        follow = {**body, "input": "And then?", "previous_response_id": first["id"]}
+        second = httpx.post(url_of(server), json=follow).json()
+        usage = first["usage"]["total_tokens"]
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] == usage
+        server.restart()
+        deleted = httpx.delete(url_of(server, f"/{first['id']}"))
+        assert deleted.json()["deleted"]
+        server.restart()
+        assert httpx.get(url_of(server, f"/{first['id']}")).status_code == 404
+        assert got(server, second["id"]) == second
+
+
+def test_key_gives_the_same_response_after_a_kill(tmp_path: Path) -> None:
+    with server_at(tmp_path) as server:
+        id = begun(server, 8, idempotency_key="k")[0]["response"]["id"]
+        server.start()
+        again = httpx.post(url_of(server), json={**BODY, "idempotency_key": "k"}, timeout=60)
+        assert again.json()["id"] == id
+        assert again.json()["usage"]["output_tokens"] == BODY["max_output_tokens"]

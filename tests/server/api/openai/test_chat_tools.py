@@ -1,0 +1,205 @@
+"""Calls of functions, by a fake engine that draws whatever the grammar leaves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import httpx
+import jsonschema
+import pytest
+
+from model.chat_template import ChatTemplate
+from model.tokenizer import Tokenizer
+from server.constraints.compiler import Constraints
+from tests.fakes import ByteTokenizer, FakeEngine
+from tests.server.api.openai.test_chat import HI, NUM_HI, ask, chunks
+from tests.server.api.talk import story
+from tests.server.harness import Running, running
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "place": {"type": "string", "pattern": "^[A-Za-z]{1,8}$"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["place", "days", "unit"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "wait", "description": "Waits."}},
+]
+SCHEMAS = {"weather": WEATHER, "wait": {"type": "object", "maxProperties": 0}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+Calls = list[tuple[str, Any]]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Running]:
+    constraints = Constraints(cast(Tokenizer, ByteTokenizer()))
+    engine = FakeEngine(matchers=constraints.matcher)
+    async with running(engine, constraints=constraints) as started:
+        yield started
+
+
+def calls_of(response: httpx.Response) -> list[Calls]:
+    """The calls of each choice, whole."""
+    assert response.status_code == 200, response.text
+    found = []
+    for choice in response.json()["choices"]:
+        message = choice["message"]
+        assert message["content"] is None
+        assert choice["finish_reason"] == "tool_calls"
+        calls = message["tool_calls"]
+        assert all(call["type"] == "function" for call in calls)
+        assert len({call["id"] for call in calls}) == len(calls)
+        found.append([(c["function"]["name"], c["function"]["arguments"]) for c in calls])
+    return [[(name, json.loads(text)) for name, text in calls] for calls in found]
+
+
+def streamed(response: httpx.Response) -> Calls:
+    """The calls of a stream, put together as OpenAI's clients do."""
+    first, *others, last = chunks(response)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None, "refusal": None}
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+    calls: list[dict[str, str]] = []
+    for chunk in others:
+        for part in chunk["choices"][0]["delta"].get("tool_calls", ()):
+            if "id" in part:
+                assert part["index"] == len(calls)
+                assert part["type"] == "function"
+                calls.append({"name": part["function"]["name"], "arguments": ""})
+            calls[part["index"]]["arguments"] += part["function"]["arguments"]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def check(calls: Calls) -> None:
+    for name, arguments in calls:
+        jsonschema.validate(arguments, SCHEMAS[name])
+
+
+async def test_named_function_is_called_once(server: Running) -> None:
+    for seed in range(5):
+        response = await ask(server, tools=TOOLS, tool_choice=NAMED, seed=seed)
+        (calls,) = calls_of(response)
+        assert [name for name, _ in calls] == ["weather"]
+        check(calls)
+
+
+async def test_required_calls_one_of_the_functions(server: Running) -> None:
+    options = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
+    for calls in calls_of(await ask(server, **options, n=4, seed=3)):
+        assert len(calls) == 1
+        check(calls)
+
+
+async def test_parallel_calls_are_several(server: Running) -> None:
+    options = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
+    answers = calls_of(await ask(server, **options, n=4, seed=3, parallel_tool_calls=True))
+    for calls in answers:
+        check(calls)
+    assert max(map(len, answers)) > 1
+
+
+async def test_stream_tells_the_name_first_and_then_the_arguments(server: Running) -> None:
+    options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
+    options |= {"parallel_tool_calls": True, "seed": 3}
+    whole = calls_of(await ask(server, **options))
+    assert [streamed(await ask(server, **options, stream=True))] == whole
+
+
+async def test_model_that_does_not_call_answers_in_words(server: Running) -> None:
+    body = {"tools": TOOLS[1:], "max_tokens": 5, "seed": 0}
+    answer = (await ask(server, **body)).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert set(choice["message"]) == {"role", "content", "refusal"}
+    num_prompt = answer["usage"]["prompt_tokens"]
+    assert num_prompt > NUM_HI, "the template tells the model its tools"
+    words = story(num_prompt, 4)  # the last token is that of the end
+    assert choice["message"]["content"] == words
+    *_, last = streamed_text = chunks(await ask(server, **body, stream=True))
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in streamed_text)
+    assert (text, last["choices"][0]["finish_reason"]) == (words, "length")
+
+
+async def test_model_chooses_between_calls_and_the_format_of_an_answer(server: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = {"tools": TOOLS, "response_format": wanted, "max_tokens": 2000, "n": 8, "seed": 0}
+    reasons = set()
+    for choice in (await ask(server, **body)).json()["choices"]:
+        message, reason = choice["message"], choice["finish_reason"]
+        reasons.add(reason)
+        if reason == "tool_calls":
+            functions = [call["function"] for call in message["tool_calls"]]
+            check([(one["name"], json.loads(one["arguments"])) for one in functions])
+        else:
+            assert "tool_calls" not in message
+            jsonschema.validate(json.loads(message["content"]), schema)
+    assert reasons == {"tool_calls", "stop"}
+
+
+async def test_none_keeps_the_tools_from_the_model(server: Running) -> None:
+    answer = (await ask(server, tools=TOOLS, tool_choice="none", max_tokens=5, seed=0)).json()
+    assert answer["usage"]["prompt_tokens"] == NUM_HI
+    assert answer["choices"][0]["message"]["content"] == story(NUM_HI, 5)
+
+
+async def test_call_and_its_result_can_be_sent_back(server: Running) -> None:
+    first = await ask(server, tools=TOOLS, tool_choice=NAMED, seed=1)
+    message = first.json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "It rains."}
+    again = await ask(server, messages=[*HI, message, result], tools=TOOLS, max_tokens=1)
+    assert again.status_code == 200, again.text
+
+
+async def test_call_that_is_cut_short_says_so(server: Running) -> None:
+    options = {"tools": TOOLS, "tool_choice": NAMED, "seed": 0}
+    response = await ask(server, **options, stop='"place')
+    (choice,) = response.json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": "{"}
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        (
+            "tools",
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},
+        ),
+        ("tools", {"tools": [TOOLS[0], TOOLS[0]]}),
+        (
+            "tool_choice",
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        ),
+        (
+            "response_format",
+            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        ),
+    ],
+)
+async def test_what_cannot_be_kept_to_is_refused(
+    server: Running, param: str, body: dict[str, Any]
+) -> None:
+    response = await ask(server, **body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param, response.text
+
+
+async def test_template_that_knows_no_tools_leaves_forced_calls() -> None:
+    constraints = Constraints(cast(Tokenizer, ByteTokenizer()))
+    engine, template = FakeEngine(matchers=constraints.matcher), ChatTemplate("hi")
+    async with running(engine, constraints=constraints, chat_template=template) as server:
+        refused = await ask(server, tools=TOOLS)
+        assert refused.json()["error"]["param"] == "tools"
+        (calls,) = calls_of(await ask(server, tools=TOOLS, tool_choice=NAMED, seed=0))
+        check(calls)

@@ -1,0 +1,107 @@
+"""What comes after an answer, by the chat templates that there are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from model.chat_template import ChatTemplate
+from model.tokenizer import Tokenizer
+from server.api.openai.chat_messages import FunctionDefinition, FunctionTool
+from server.api.openai.response_turns import Ask, what_follows, whole_prompt
+from server.api.service import Service, make_service
+from server.config import ServerConfig
+from server.driver import Driver
+from server.metrics import Metrics
+from server.store.memory_store import MemoryStore
+from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
+from tests.server.harness import SIGNING
+
+#: As ChatML: a turn ends as the model ends it.
+ENDED = """\
+{%- for message in messages %}<{{ message.role }}>{{ message.content }}<|endoftext|>{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+
+#: The answer begins with a thought, which is left out later.
+THINKING = ENDED.replace("<assistant>{% endif", "<assistant><think>{% endif")
+
+#: Instructions and tools stand before the last question.
+LATE = """\
+{%- for message in messages %}
+{%- if loop.last %}{{ tools }}{% endif %}<{{ message.role }}>{{ message.content }}
+{%- endfor %}<assistant>"""
+
+STRICT = ENDED + "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
+
+ITEMS = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "more"}]},
+]
+ASK = Ask(ITEMS, None, ())
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[dict[str, Service]]:
+    driver = Driver(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
+    tokenizer = cast(Tokenizer, ByteTokenizer())
+    made = {
+        name: make_service(
+            driver,
+            tokenizer,
+            MODEL,
+            ServerConfig(),
+            SIGNING,
+            chat_template=ChatTemplate(source),
+        )
+        for name, source in {
+            "ended": ENDED,
+            "thinking": THINKING,
+            "late": LATE,
+            "strict": STRICT,
+        }.items()
+    }
+    yield made
+    for service in made.values():
+        await service.renderer.close()
+
+
+async def test_end_of_the_answer_comes_before_what_is_new(services: dict[str, Service]) -> None:
+    following = await what_follows(services["ended"], ASK, ord("."))
+    assert following == [EOS, *b"<user>more", EOS, *b"<assistant>"]
+
+
+async def test_end_that_the_model_has_written_does_not_come_again(
+    services: dict[str, Service],
+) -> None:
+    following = await what_follows(services["ended"], ASK, EOS)
+    assert following == [*b"<user>more", EOS, *b"<assistant>"]
+
+
+async def test_text_is_that_of_the_whole_conversation(services: dict[str, Service]) -> None:
+    said = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+    ]
+    service = services["ended"]
+    whole = await whole_prompt(service, ASK, said)
+    begun = await whole_prompt(service, Ask(said[:1], None, ()))
+    following = await what_follows(service, ASK, None)
+    assert following is not None
+    assert whole == [*begun, ord("a"), *following]
+
+
+@pytest.mark.parametrize("name", ["thinking", "late"])
+async def test_template_that_writes_an_answer_otherwise_later_must_read_it_all(
+    services: dict[str, Service], name: str
+) -> None:
+    tool = FunctionTool(type="function", function=FunctionDefinition(name="f"))
+    assert await what_follows(services[name], Ask(ITEMS, None, (tool,)), None) is None
+
+
+async def test_template_that_refuses_a_stand_in_must_read_it_all(
+    services: dict[str, Service],
+) -> None:
+    output = {"type": "function_call_output", "call_id": "c", "output": "o"}
+    assert await what_follows(services["strict"], Ask([output], None, ()), None) is None

@@ -1,0 +1,100 @@
+"""Calls of functions and formats in responses; `tests.server.api.openai.test_tools` has more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from model.tokenizer import Tokenizer
+from server.constraints.compiler import Constraints
+from tests.fakes import ByteTokenizer, FakeEngine
+from tests.server.api.openai.responding import ask, asked, error_of, events_of, get, text_of
+from tests.server.harness import Running, running
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+ROOMY = {"max_output_tokens": 200, "tools": [TOOL]}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Running]:
+    constraints = Constraints(cast(Tokenizer, ByteTokenizer()))
+    engine = FakeEngine(matchers=constraints.matcher)
+    async with running(engine, constraints=constraints) as started:
+        yield started
+
+
+async def test_call_that_must_be_is_an_item(server: Running) -> None:
+    response = await asked(server, tool_choice="required", **ROOMY)
+    assert response["status"] == "completed"
+    call = response["output"][0]
+    assert (call["type"], call["name"]) == ("function_call", "weather")
+    assert json.loads(call["arguments"])["city"] in ("Oslo", "Rome")
+    assert response["tools"] == [TOOL]
+    assert response["tool_choice"] == "required"
+
+
+async def test_streamed_call_is_read_again_as_it_was(server: Running) -> None:
+    choice = {"type": "function", "name": "weather"}
+    events = events_of(await ask(server, tool_choice=choice, stream=True, **ROOMY))
+    id = events[0]["response"]["id"]
+    deltas = [e["delta"] for e in events if e["type"].endswith("arguments.delta")]
+    assert "".join(deltas) == events[-1]["response"]["output"][0]["arguments"]
+    assert events_of(await get(server, id, stream="true")) == events
+    assert (await get(server, id)).json() == events[-1]["response"]
+
+
+async def test_result_of_a_call_follows_it_in_its_session(server: Running) -> None:
+    first = await asked(server, tool_choice={"type": "function", "name": "weather"}, **ROOMY)
+    call = first["output"][0]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    body = {**ROOMY, "input": [result], "previous_response_id": first["id"]}
+    second = await asked(server, **body)
+    cached = second["usage"]["input_tokens_details"]["cached_tokens"]
+    assert cached == first["usage"]["total_tokens"]
+    without = await asked(server, **{**body, "tools": []})
+    assert without["usage"]["input_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_text_keeps_to_a_schema(server: Running) -> None:
+    format = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
+    response = await asked(server, text={"format": format}, max_output_tokens=100)
+    assert json.loads(text_of(response))["city"] in ("Oslo", "Rome")
+    assert response["text"] == {"format": format}
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ({"type": "regex", "regex": "a[bc]d"}, ("abd", "acd")),
+        ({"type": "choice", "choices": ["yes", "no"]}, ("yes", "no")),
+        ({"type": "grammar", "grammar": 'start: "x" "y"'}, ("xy",)),
+    ],
+)
+async def test_text_keeps_to_our_own_formats(
+    server: Running, format: dict[str, object], text: tuple[str, ...]
+) -> None:
+    response = await asked(server, text={"format": format}, max_output_tokens=20)
+    assert text_of(response) in text
+    assert response["status"] == "completed"
+
+
+async def test_formats_and_tools_that_cannot_be_are_refused_by_their_name(server: Running) -> None:
+    bad = {"type": "regex", "regex": "("}
+    assert (await error_of(await ask(server, text={"format": bad})))[2] == "text"
+    unknown = {"type": "function", "name": "other"}
+    assert (await error_of(await ask(server, tool_choice=unknown, **ROOMY)))[2] == "tool_choice"
+    assert (await error_of(await ask(server, tool_choice="required")))[2] == "tool_choice"
+    twice = await ask(server, tools=[TOOL, TOOL])
+    assert (await error_of(twice))[2] == "tools"
+    wrong = {**TOOL, "parameters": {"type": "object", "properties": {"a": {"type": "colour"}}}}
+    answer = await ask(server, tools=[wrong], tool_choice="required")
+    assert (await error_of(answer))[2] == "tools"

@@ -1,0 +1,178 @@
+"""What fields about tools come to, and how an answer with calls is read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from model.chat_template import PLAIN
+from server.api.formats import JsonObjectFormat, RegexFormat, TextFormat
+from server.api.openai.chat_messages import FunctionTool
+from server.api.openai.tools import (
+    Arguments,
+    CallBegins,
+    CallReader,
+    Piece,
+    Text,
+    ToolCallsFormat,
+    ToolChoice,
+    ToolUse,
+    tool_use,
+)
+from server.engine.errors import InvalidRequest
+
+CHOICE: TypeAdapter[Any] = TypeAdapter(ToolChoice)
+
+
+def tool(name: str, **more: Any) -> FunctionTool:
+    function = {"name": name, **more}
+    return FunctionTool.model_validate({"type": "function", "function": function})
+
+
+def used(choice: object = None, tools: Any = None, **more: Any) -> ToolUse:
+    given = {"parallel": None, "response_format": None, "template": PLAIN, **more}
+    tools = [tool("look"), tool("go")] if tools is None else tools
+    return tool_use(tools, None if choice is None else CHOICE.validate_python(choice), **given)
+
+
+def format_of(use: ToolUse) -> ToolCallsFormat:
+    assert isinstance(use.format, ToolCallsFormat) and use.may_call
+    return use.format
+
+
+NAMED = {"type": "function", "function": {"name": "go"}}
+
+
+def test_none_shows_the_model_nothing_to_call() -> None:
+    wanted = TextFormat(type="text")
+    assert used("none", response_format=wanted) == ToolUse((), wanted, may_call=False)
+    assert used("auto", tools=[]) == ToolUse((), None, may_call=False)
+
+
+def test_auto_leaves_it_to_the_model() -> None:
+    use = used()
+    assert [shown.function.name for shown in use.shown] == ["look", "go"]
+    assert format_of(use).max_calls == 16
+    assert format_of(use).otherwise == TextFormat(type="text")
+    either = used("auto", response_format=JsonObjectFormat(type="json_object"))
+    assert format_of(either).otherwise == JsonObjectFormat(type="json_object")
+
+
+def test_required_wants_a_call_and_a_name_wants_that_one() -> None:
+    required = format_of(used("required", template=""))
+    assert (len(required.functions), required.max_calls, required.otherwise) == (2, 1, None)
+    named = used(NAMED, template="")
+    assert len(named.shown) == 2
+    assert [function["name"] for function in format_of(named).functions] == ["go"]
+    assert format_of(named).max_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "most"),
+    [
+        ("auto", None, 16),
+        ("auto", False, 1),
+        ("required", None, 1),
+        ("required", True, 16),
+        (NAMED, True, 1),
+    ],
+)
+def test_several_calls_are_for_the_model_or_the_client_to_choose(
+    choice: object, parallel: bool | None, most: int
+) -> None:
+    assert format_of(used(choice, parallel=parallel)).max_calls == most
+
+
+def test_function_without_parameters_takes_an_empty_object() -> None:
+    (function,) = format_of(used(NAMED)).functions
+    assert function["schema"] == {"type": "object", "properties": {}, "additionalProperties": False}
+    (open_one,) = format_of(used("required", [tool("f", parameters={"properties": {}})])).functions
+    assert open_one["schema"]["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    ("param", "options"),
+    [
+        ("tools", {"template": "{{ tools }} in another way"}),
+        ("tools", {"tools": [tool("f"), tool("f")]}),
+        ("tools", {"choice": "required", "tools": [tool("f", parameters={"type": "array"})]}),
+        ("tool_choice", {"choice": "required", "tools": []}),
+        ("tool_choice", {"choice": {"type": "function", "function": {"name": "fly"}}}),
+        (
+            "response_format",
+            {"choice": NAMED, "response_format": JsonObjectFormat(type="json_object")},
+        ),
+        ("response_format", {"response_format": RegexFormat(type="regex", regex="a")}),
+    ],
+)
+def test_what_does_not_go_together_is_refused(param: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        used(**options)
+    assert refused.value.param == param
+
+
+def read(*texts: str) -> tuple[list[Piece], bool]:
+    """The pieces with neighbours of one kind joined, and whether all of it was calls."""
+    reader = CallReader()
+    pieces = [piece for text in texts for piece in reader.push(text)] + reader.end()
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Text) and isinstance(last, Text):
+            joined[-1] = Text(last.text + piece.text)
+        elif isinstance(piece, Arguments) and isinstance(last, Arguments):
+            joined[-1] = Arguments(last.index, last.text + piece.text)
+        else:
+            joined.append(piece)
+    return joined, reader.is_complete
+
+
+LOOK = '<tool_call>\n{"name": "look", "arguments": {"a": "}\\n</tool_call>"}}\n</tool_call>'
+GO = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
+LOOKED: list[Piece] = [CallBegins(0, "look"), Arguments(0, '{"a": "}\\n</tool_call>"}')]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, len(LOOK) + len(GO) + 1), max_size=12))
+def test_calls_are_read_however_they_come(cuts: list[int]) -> None:
+    text = f"{LOOK}\n{GO}"
+    places = [0, *sorted(cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    assert read(*pieces) == ([*LOOKED, CallBegins(1, "go"), Arguments(1, "{}")], True)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["<tool_call", ">", "\n", "<", "a", " "]), max_size=6))
+def test_other_answers_are_text(words: list[str]) -> None:
+    text = "".join(words)
+    if text.startswith("<tool_call>"):
+        return
+    assert read(*words) == ([Text(text)] if text else [], False)
+
+
+@pytest.mark.parametrize("size", range(len(LOOK)))
+def test_call_that_is_cut_short_is_not_complete(size: int) -> None:
+    pieces, is_complete = read(LOOK[:size])
+    assert not is_complete
+    if size < len("<tool_call>"):
+        assert pieces == ([Text(LOOK[:size])] if size else [])
+    elif pieces:
+        assert pieces[0] == LOOKED[0]
+        assert all(LOOKED[1].text.startswith(piece.text) for piece in pieces[1:])  # type: ignore[union-attr]
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    reader = CallReader()
+    assert reader.push('<tool_call>\n{"name": "look", "arguments": {"a"') == [
+        CallBegins(0, "look"),
+        Arguments(0, '{"a"'),
+    ]
+    assert reader.push(": 1}") == [Arguments(0, ": 1")]
+    assert reader.push("}") == [Arguments(0, "}")]
+    assert reader.push("\n</tool_call>") == []
+    assert reader.is_complete

@@ -1,0 +1,37 @@
+"""The frames of a socket, from events to JSON."""
+
+from __future__ import annotations
+
+import json
+
+from server.api.frames import Work
+from server.engine.types import Request, SamplingParams, Scored, TokenEvent
+
+REQUEST = Request("ws-1", "ann", (1, 2), SamplingParams())
+WORK = Work("b", REQUEST, str)
+
+
+def test_token_has_no_more_than_was_asked_for() -> None:
+    frame = WORK.frame(TokenEvent("ws-1", 1, 5, 311, " thé"))
+    assert frame is not None
+    assert json.loads(frame) == {
+        "type": "token",
+        "request_id": "b",
+        "seq": 1,
+        "position": 5,
+        "token_id": 311,
+        "text": " thé",
+    }
+
+
+def test_token_shows_how_probable_it_was_where_that_was_asked_for() -> None:
+    plain = WORK.token(TokenEvent("ws-1", 1, 5, 311, "a"))
+    rich = WORK.token(TokenEvent("ws-1", 1, 5, 311, "a", -0.25, ((311, -0.25), (17, -2.5))))
+    top = [{"token_id": 311, "logprob": -0.25}, {"token_id": 17, "logprob": -2.5}]
+    assert json.loads(rich) == {**json.loads(plain), "logprob": -0.25, "top_logprobs": top}
+    none = WORK.token(TokenEvent("ws-1", 1, 5, 311, "a", -0.25))
+    assert json.loads(none) == {**json.loads(plain), "logprob": -0.25, "top_logprobs": []}
+
+
+def test_scores_of_a_prompt_have_no_frame() -> None:
+    assert WORK.frame(Scored("ws-1", (1,), (None,), ((),))) is None

@@ -1,0 +1,159 @@
+"""Whatever a model draws, a call that it ends keeps to the function's schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from server.api.openai.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
+from server.constraints.compiler import Constraints
+from server.constraints.matcher import GrammarMatcher
+from server.engine.errors import EngineError, InvalidRequest
+from tests.tiny import tiny_tokenizer
+
+TEXT = {"type": "text"}
+
+WEATHER: dict[str, Any] = {
+    "name": "weather",
+    "schema": {
+        "type": "object",
+        "properties": {
+            "place": {"$ref": "#/$defs/place"},
+            "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+            "unit": {"enum": ["C", "F"]},
+        },
+        "required": ["place", "unit"],
+        "additionalProperties": False,
+        "$defs": {"place": {"type": "string", "maxLength": 12}},
+    },
+}
+NOTHING: dict[str, Any] = {
+    "name": "do-nothing",
+    "schema": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+ANYTHING: dict[str, Any] = {"name": "any", "schema": {"type": "object"}}
+SCHEMAS = {function["name"]: function["schema"] for function in (WEATHER, NOTHING, ANYTHING)}
+
+
+@pytest.fixture
+async def constraints() -> AsyncIterator[Constraints]:
+    made = Constraints(tiny_tokenizer())
+    yield made
+    await made.close()
+
+
+def calls(*functions: Any, most: int = 1, otherwise: Any = None) -> ToolCallsFormat:
+    return ToolCallsFormat.model_validate(
+        {"functions": [*functions], "max_calls": most, "otherwise": otherwise}
+    )
+
+
+async def start(constraints: Constraints, format: ToolCallsFormat) -> GrammarMatcher:
+    grammar = await constraints.grammar(format)  # type: ignore[arg-type]
+    assert grammar is not None
+    return constraints.matcher(grammar)
+
+
+def drawn(matcher: GrammarMatcher, seed: int, most: int = 120) -> str:
+    """What a model writes in at most so many tokens that draws at random."""
+    tokenizer, draw = tiny_tokenizer(), random.Random(seed)
+    tokens: list[int] = []
+    while len(tokens) < most and not matcher.is_over():
+        mask = matcher.allowed(most - len(tokens))
+        ids = [id for id in range(tokenizer.vocab_size) if mask[id // 32] >> (id % 32) & 1]
+        token = draw.choice(ids)
+        if token == tokenizer.eos_token_id:
+            break
+        matcher.accept(token)
+        tokens.append(token)
+    return tokenizer.decode(tokens)
+
+
+def read(text: str) -> tuple[list[tuple[str, Any]], str, bool]:
+    """The calls with their arguments, the text, and whether all is complete."""
+    reader = CallReader()
+    names: list[str] = []
+    arguments: list[str] = []
+    words = ""
+    for piece in reader.push(text) + reader.end():
+        if isinstance(piece, CallBegins):
+            names.append(piece.name)
+            arguments.append("")
+        elif isinstance(piece, Arguments):
+            arguments[piece.index] += piece.text
+        elif isinstance(piece, Text):
+            words += piece.text
+    found = [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
+    return found, words, reader.is_complete
+
+
+async def test_forced_calls_are_calls_of_their_functions(constraints: Constraints) -> None:
+    beginning = await start(constraints, calls(WEATHER, NOTHING, ANYTHING, most=3))
+    for seed in range(40):
+        text = drawn(beginning.copy(), seed)
+        found, words, is_complete = read(text)
+        assert is_complete, text
+        assert words == ""
+        assert 1 <= len(found) <= 3
+        for name, arguments in found:
+            jsonschema.validate(arguments, SCHEMAS[name])
+
+
+async def test_one_call_is_over_with_its_end(constraints: Constraints) -> None:
+    matcher = await start(constraints, calls(NOTHING))
+    text = '<tool_call>\n{"name": "do-nothing", "arguments": {}}\n</tool_call>'
+    for token in tiny_tokenizer().encode(text):
+        matcher.accept(token)
+    assert matcher.is_over()
+
+
+async def test_an_answer_is_text_or_calls_and_never_both(constraints: Constraints) -> None:
+    beginning = await start(constraints, calls(WEATHER, most=2, otherwise=TEXT))
+    for seed in range(20):
+        text = drawn(beginning.copy(), seed)
+        found, words, is_complete = read(text)
+        assert words == text or (found and not words and is_complete), text
+
+
+async def accepts(constraints: Constraints, format: ToolCallsFormat, text: str) -> bool:
+    matcher, eos = await start(constraints, format), tiny_tokenizer().eos_token_id
+    try:
+        for token in tiny_tokenizer().encode(text):
+            matcher.accept(token)
+    except EngineError:
+        return False
+    return matcher.is_over() or bool(matcher.allowed()[eos // 32] >> (eos % 32) & 1)
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "x", "unit": "C"}}\n</tool_call>'
+
+
+async def test_a_model_may_choose_between_text_and_calls(constraints: Constraints) -> None:
+    format = calls(WEATHER, NOTHING, most=2, otherwise=TEXT)
+    for text in ("", "It rains.", "<tool_cal", "The <tool_call> is\nbroken", CALL):
+        assert await accepts(constraints, format, text), text
+    assert await accepts(constraints, format, f"{CALL}\n{CALL}")
+    for text in ("<tool_call>", "<tool_call>\nIt rains.", f"{CALL}\n", f"{CALL}\n" * 2 + CALL):
+        assert not await accepts(constraints, format, text), text
+
+
+async def test_instead_of_text_there_may_be_json(constraints: Constraints) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    for otherwise in (named, {"type": "json_object"}):
+        format = calls(WEATHER, otherwise=otherwise)
+        assert await accepts(constraints, format, CALL)
+        assert await accepts(constraints, format, '{"a": 1}')
+        assert not await accepts(constraints, format, "It rains.")
+    assert not await accepts(constraints, calls(WEATHER, otherwise=named), '{"b": 1}')
+
+
+async def test_schema_that_cannot_be_kept_to_names_its_function(constraints: Constraints) -> None:
+    schema = {"type": "object", "dependentSchemas": {}}
+    with pytest.raises(InvalidRequest, match="weather: dependentSchemas"):
+        await start(constraints, calls({"name": "weather", "schema": schema}))

@@ -1,0 +1,87 @@
+"""The real server around real, tiny models in folders, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import connect
+
+from model.checkpoint import save_checkpoint
+from server.api.app import create_app
+from server.build import build_models
+from server.config import ServerConfig, model_source
+from server.models import Models, Version
+from server.serving import Server, bind
+from tests.tiny import tiny_checkpoint
+
+#: A generation that goes on until it is told not to, or until the test ends.
+ENDLESS = {"max_tokens": 1_000_000, "ignore_eos": True, "temperature": 0.9, "seed": 7}
+
+
+def write_model(folder: Path, seed: int = 0, attention: str = "gated") -> Path:
+    """A checkpoint whose weights are ``seed``'s, in the place of what was there."""
+    checkpoint = tiny_checkpoint(attention, seed)
+    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    return folder
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server at work, and its models."""
+
+    models: Models
+    http: httpx.AsyncClient
+    port: int
+
+    def socket(self, **options: Any) -> connect:
+        url = f"ws://127.0.0.1:{self.port}/v1/stream"
+        return connect(url, compression=None, max_queue=None, **options)
+
+    async def complete(self, prompt: str = "Once", **body: Any) -> dict[str, Any]:
+        body = {"prompt": prompt, "max_tokens": 20, "seed": 3, "ignore_eos": True, **body}
+        answer: dict[str, Any] = (await self.http.post("/v1/completions", json=body)).json()
+        return answer
+
+    async def text(self, prompt: str = "Once", **body: Any) -> str:
+        answer = await self.complete(prompt, **body)
+        assert "choices" in answer, answer
+        return str(answer["choices"][0]["text"])
+
+    async def retired(self) -> None:
+        """Returns when no old version is left."""
+        async with asyncio.timeout(20):
+            while self.models.retiring:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.01)
+
+    def version(self, name: str) -> Version:
+        return self.models.current[name]
+
+
+@asynccontextmanager
+async def served(*models: str, **settings: Any) -> AsyncIterator[Served]:
+    """A server of ``models``, each a flag's value. Ends with every thread joined."""
+    config = ServerConfig(
+        model=tuple(map(model_source, models)),
+        **{"threads": 1, "max_sessions": 8, **settings},
+    )
+    built, builder = await asyncio.to_thread(build_models, config)
+    app = create_app(built, config, "0.0.0", builder=builder)
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = Server(app, config)
+    done = asyncio.create_task(server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+        try:
+            assert (await http.get("/ready")).status_code == 200  # its threads have started
+            yield Served(built, http, port)
+        finally:
+            await http.aclose()
+            server.stop()
+            server.stop()
+            await done
