@@ -1,0 +1,260 @@
+// A generation as it comes over the wire: how it goes on after each event and each lost socket.
+
+import {
+  Cancelled,
+  ConnectionLost,
+  InternalServerError,
+  ProtocolError,
+  ReaderTooSlow,
+  errorOf,
+} from "./errors.js";
+import { Inbox } from "./inbox.js";
+import { DONE, MORE, MOVE } from "./link.js";
+import { Tries } from "./retry.js";
+
+/**
+ * @typedef {import("./link.js").Exchange} Exchange
+ * @typedef {import("./events.js").Started} Started
+ * @typedef {import("./events.js").Resumed} Resumed
+ * @typedef {import("./events.js").Reset} Reset
+ */
+
+/**
+ * How a stream begins. `isKept`: its session outlives the socket. `follows`: it wants the
+ * events of several generations, where they are there.
+ * @typedef {object} Beginning
+ * @property {Record<string, unknown>} message
+ * @property {boolean} isKept
+ * @property {boolean} follows
+ */
+
+/** @implements {Exchange} */
+export class Stream {
+  /** @type {Inbox<import("./events.js").GenerationEvent>} */
+  inbox = new Inbox();
+  /** @type {Started | Resumed | Reset | null} the first event */
+  first = null;
+  /** @type {import("./events.js").Finished | null} the last one that has arrived */
+  finished = null;
+  /** @type {"cancel" | "detach" | null} */
+  bidding = null;
+  isUnanswered = true;
+  isEnded = false;
+
+  /** @type {Started | Resumed | Reset | null} what the events that come now follow */
+  #latest = null;
+  #lastSeq = 0; // of the last event that has arrived
+  #wasSent = false;
+  #isAway = false; // detached, because its reader does not keep up
+  #tries;
+  /** @type {(event: Started | Resumed | Reset) => void} */
+  #begin = () => {};
+  /** @type {(error: unknown) => void} */
+  #neverBegin = () => {};
+  /** @type {() => void} */
+  #settle = () => {};
+
+  /**
+   * @param {import("./connection.js").Connection} connection
+   * @param {Beginning} beginning
+   * @param {{maxTries: number, maxUnread: number}} limits
+   */
+  constructor(connection, beginning, limits) {
+    this.connection = connection;
+    this.beginning = beginning;
+    this.maxUnread = limits.maxUnread;
+    this.#tries = new Tries(limits.maxTries);
+    /** @type {Promise<Started | Resumed | Reset>} */
+    this.begun = new Promise((resolve, reject) => {
+      this.#begin = resolve;
+      this.#neverBegin = reject;
+    });
+    this.begun.catch(() => {}); // whoever reads is told as well
+    /** @type {Promise<void>} */
+    this.over = new Promise((resolve) => (this.#settle = resolve));
+  }
+
+  /**
+   * The next event, or null after the last one.
+   * @returns {Promise<import("./events.js").GenerationEvent | null>}
+   */
+  next() {
+    const event = this.inbox.next();
+    if (this.#isAway && this.inbox.size <= this.maxUnread / 2) this.#comeBack();
+    return event;
+  }
+
+  /**
+   * Asks the server for its end, or to let it go on unread. `over` tells when that is so.
+   * @param {"cancel" | "detach"} bidding
+   */
+  bid(bidding) {
+    if (this.isEnded) return;
+    this.bidding = bidding;
+    if (this.#isAway && bidding === "cancel") this.#comeBack();
+    else if (this.#isAway) this.#end();
+    else if (!this.connection.isWaiting(this)) this.connection.bid(this);
+    else if (this.#needsNoSocket()) this.#leave("cancel");
+  }
+
+  // What its connection asks and tells
+
+  opening() {
+    this.isUnanswered = this.#wasSent = true;
+    const latest = this.#latest;
+    if (latest === null) return this.beginning.message;
+    return {
+      type: "resume",
+      session: latest.session,
+      epoch: latest.epoch,
+      last_seq: this.#lastSeq,
+      take_over: true, // from ourselves: the server may not know yet that the socket has ended
+    };
+  }
+
+  /**
+   * @param {any} event
+   * @returns {string | number}
+   */
+  receive(event) {
+    this.isUnanswered = false;
+    switch (event.type) {
+      case "token":
+        return this.#continue(event);
+      case "finished":
+        return this.#finish(event);
+      case "started":
+      case "resumed":
+      case "reset":
+        return this.#open(event);
+      case "migrate":
+        if (this.survives()) return MOVE;
+        return this.#end(new ConnectionLost("the server is stopping"));
+      case "detached":
+        return this.#end();
+      case "error":
+        return this.#tries.verdict(event) ?? this.#end(errorOf(event.status, event));
+      default:
+        return MORE; // of a later server
+    }
+  }
+
+  survives() {
+    if (this.bidding !== null && this.#needsNoSocket()) {
+      this.#end();
+      return false;
+    }
+    // What has not begun is begun once: it keeps nothing, or has an idempotency key.
+    return (this.beginning.isKept || this.#latest === null) && this.#tries.take();
+  }
+
+  /** @param {Error} error */
+  fail(error) {
+    this.#end(error);
+  }
+
+  // Inside
+
+  /** Whether it has what it bids for, now that it has no socket. */
+  #needsNoSocket() {
+    if (this.bidding === "detach") return this.#latest !== null;
+    return !this.#wasSent || !this.beginning.isKept;
+  }
+
+  /** Whether the log has more than what has arrived, or will have. */
+  #goesOn() {
+    const latest = this.#latest;
+    if (latest === null || latest.type === "started") return true;
+    return latest.busy || this.#lastSeq < latest.last_seq;
+  }
+
+  /** @param {Started | Resumed | Reset} event */
+  #open(event) {
+    this.#latest = event;
+    this.#lastSeq = event.seq;
+    this.first ??= event;
+    this.#begin(event);
+    if (event.type === "reset") this.inbox.push(event);
+    if (this.#goesOn()) {
+      // A server does not know what a request that has not begun shall end.
+      if (this.bidding !== null) this.connection.bid(this);
+      return MORE;
+    }
+    return this.#endOfLog();
+  }
+
+  #endOfLog() {
+    const wantsEnd = !this.beginning.follows && this.#latest?.type !== "reset";
+    if (!wantsEnd || this.bidding !== null) return this.#end();
+    return this.#end(new ProtocolError("the log has no end of this generation"));
+  }
+
+  /** @param {import("./events.js").Token} event */
+  #continue(event) {
+    if (event.seq !== this.#lastSeq + 1) {
+      if (event.seq <= this.#lastSeq) return MORE; // passed on already
+      return this.#fault(`event ${event.seq} came after ${this.#lastSeq}`);
+    }
+    if (this.inbox.size >= this.maxUnread && this.bidding === null) return this.#goAway();
+    this.#note(event);
+    return this.#goesOn() ? MORE : this.#endOfLog();
+  }
+
+  /** @param {import("./events.js").Finished} event */
+  #finish(event) {
+    const latest = this.#latest;
+    const isPast = latest !== null && latest.type !== "started" && event.seq <= latest.last_seq;
+    const isBusy = isPast && latest.busy;
+    this.finished = event;
+    this.#note(event);
+    if (isPast && this.beginning.follows && this.#goesOn()) return MORE;
+    if (isBusy) this.connection.drop(this, "detach"); // from the generation after this one
+    const failed = event.finish_reason === "error";
+    return this.#end(failed ? new InternalServerError(event.error ?? "the request failed") : null);
+  }
+
+  /** @param {import("./events.js").Token | import("./events.js").Finished} event */
+  #note(event) {
+    this.#lastSeq = event.seq;
+    this.#tries.count = 0;
+    this.inbox.push(event);
+  }
+
+  /** Leaves the events that come to the server, or gives up, as nobody reads. */
+  #goAway() {
+    if (!this.beginning.isKept) {
+      const error = new ReaderTooSlow(`more than ${this.maxUnread} events were left unread`);
+      return this.#leave("cancel", error);
+    }
+    this.connection.drop(this, "detach");
+    this.#isAway = true;
+    return DONE;
+  }
+
+  #comeBack() {
+    this.#isAway = false;
+    this.connection.start(this);
+  }
+
+  /** @param {string} message */
+  #fault(message) {
+    return this.#leave("detach", new ProtocolError(message));
+  }
+
+  /** @param {"cancel" | "detach"} bidding @param {Error | null} [error] */
+  #leave(bidding, error = null) {
+    this.connection.drop(this, bidding);
+    return this.#end(error);
+  }
+
+  /** @param {Error | null} [error] */
+  #end(error = null) {
+    if (this.isEnded) return DONE;
+    this.isEnded = true;
+    if (error === null) this.inbox.end();
+    else this.inbox.fail(error);
+    this.#neverBegin(error ?? new Cancelled("the request ended before it began"));
+    this.#settle();
+    return DONE;
+  }
+}

@@ -1,0 +1,91 @@
+"""The client in Node: against the server, against a stub, its examples, types and package."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.clients.javascript.conftest import CLIENT, HERE, Node
+
+README = (CLIENT / "README.md").read_text()
+EXAMPLES = re.findall(r"```js\n(.*?)```", README, re.DOTALL)
+ADDRESS = "http://127.0.0.1:8000"
+
+
+@pytest.fixture
+def project(node: Node, tmp_path: Path) -> Path:
+    """A project that has installed the client's package, and no more."""
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    packed = json.loads(node.run_npm("pack", "--json", "--pack-destination", str(tmp_path)))
+    node.run_npm("install", "--offline", f"./{packed[0]['filename']}", folder=tmp_path)
+    return tmp_path
+
+
+def test_scenarios_hold_in_node(node: Node, proxy_url: str) -> None:
+    node.test("scenarios.test.mjs", EVERSTREAM_PROXY=proxy_url)
+
+
+def test_client_does_what_it_shall_whatever_the_server_says(node: Node) -> None:
+    node.test("stubbed.test.mjs")
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_examples_of_the_readme_run(
+    node: Node, project: Path, server_url: str, number: int
+) -> None:
+    assert ADDRESS in EXAMPLES[number]
+    example = project / "example.mjs"
+    example.write_text(EXAMPLES[number].replace(ADDRESS, server_url))
+    # Node has no `WebSocket` of its own before version 22.
+    prelude = (HERE / "prelude.mjs").as_uri()
+    assert node.run("--import", prelude, example, folder=project).strip()
+
+
+def test_committed_types_are_those_of_the_code(node: Node, tmp_path: Path) -> None:
+    sources = sorted(CLIENT.glob("*.js"))
+    for file in (*sources, CLIENT / "tsconfig.json", CLIENT / "package.json"):
+        shutil.copy(file, tmp_path)
+    node.run(CLIENT / "node_modules/typescript/bin/tsc", "--project", tmp_path, folder=tmp_path)
+    generated = {file.name: file.read_text() for file in (tmp_path / "types").iterdir()}
+    assert generated.keys() == {f"{file.stem}.d.ts" for file in sources}
+    committed = {file.name: file.read_text() for file in (CLIENT / "types").iterdir()}
+    assert committed == generated, "npm run types writes them"
+
+
+def test_typed_program_compiles_and_a_wrong_one_does_not(node: Node, project: Path) -> None:
+    compiler = CLIENT / "node_modules/typescript/bin/tsc"
+    flags = ("--strict", "--noEmit", "--module", "nodenext", "--lib", "es2022,dom")
+    program = (HERE / "program.ts").read_text()
+    (project / "program.ts").write_text(program)
+    node.run(compiler, *flags, "program.ts", folder=project)
+    wrong = {
+        "max_tokens: 5": "maxTokens: 5",
+        "event.token_id": "event.tokenId",
+        "error.retryAfterS": "error.retry_after_s",
+    }
+    for right, name in wrong.items():
+        assert right in program
+        program = program.replace(right, name)
+    (project / "program.ts").write_text(program)
+    with pytest.raises(AssertionError) as refused:
+        node.run(compiler, *flags, "program.ts", folder=project)
+    assert str(refused.value).count("error TS") == len(wrong)
+
+
+def test_package_has_the_modules_and_their_types_alone(project: Path) -> None:
+    installed = project / "node_modules" / "everstream"
+    found = {str(file.relative_to(installed)) for file in installed.rglob("*") if file.is_file()}
+    modules = {file.name for file in CLIENT.glob("*.js")}
+    types = {f"types/{Path(name).stem}.d.ts" for name in modules}
+    assert found == modules | types | {"package.json", "README.md"}
+
+
+def test_lock_file_names_no_registry() -> None:
+    lock = json.loads((CLIENT / "package-lock.json").read_text())
+    packages = {name: one for name, one in lock["packages"].items() if name}
+    assert all("integrity" in one and "resolved" not in one for one in packages.values())
+    assert not any("dependencies" in one for one in (lock["packages"][""], *packages.values()))
