@@ -179,7 +179,7 @@ def main(
     """Print the lines of a growing file that surprise the model of a running server."""
     file = memory or path.with_name(f"{path.name}.everstream")
     try:
-        with Client(url, api_key) as client:
+        with Client(url, api_key, reconnect_s=0) as client:  # `patiently` waits, and says so
             known = remembered(client, file)
             follower = Follower(client, known, file, threshold, warm_up)
             with closing(Tail(path, known.place)) as tail:

@@ -5,9 +5,9 @@ with Client("http://127.0.0.1:8000") as client:
         print(event.text, end="", flush=True)
 """
 
-from clients.python.asynchronous import AsyncClient, AsyncGeneration, AsyncSession
-from clients.python.calls import Completion, ListedSession, SessionInfo
-from clients.python.errors import (
+from .asynchronous import AsyncClient
+from .backoff import Backoff
+from .errors import (
     AuthenticationError,
     Cancelled,
     CapacityExhausted,
@@ -29,7 +29,7 @@ from clients.python.errors import (
     StoreFailed,
     StoreFull,
 )
-from clients.python.events import (
+from .events import (
     Appended,
     Created,
     Deleted,
@@ -42,10 +42,14 @@ from clients.python.events import (
     Rewound,
     Started,
     Token,
+    TopLogprob,
     Usage,
 )
-from clients.python.protocol import Sampling
-from clients.python.synchronous import Client, Generation, Session
+from .generation import AsyncGeneration, Generation
+from .protocol import Sampling
+from .results import Completion, ListedSession, Score, SessionInfo
+from .session import AsyncSession, Session
+from .synchronous import Client
 
 __all__ = [
     "Appended",
@@ -53,6 +57,7 @@ __all__ = [
     "AsyncGeneration",
     "AsyncSession",
     "AuthenticationError",
+    "Backoff",
     "Cancelled",
     "CapacityExhausted",
     "Client",
@@ -78,6 +83,7 @@ __all__ = [
     "Resumed",
     "Rewound",
     "Sampling",
+    "Score",
     "Session",
     "SessionAttached",
     "SessionBusy",
@@ -90,5 +96,6 @@ __all__ = [
     "StoreFailed",
     "StoreFull",
     "Token",
+    "TopLogprob",
     "Usage",
 ]

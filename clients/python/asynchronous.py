@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from clients.python import calls
-from clients.python.async_socket import AsyncSocket
-from clients.python.calls import Call, Completion, ListedSession, SessionInfo
-from clients.python.errors import ConnectionLost, EverstreamError
-from clients.python.events import (
-    Appended,
-    Created,
-    Deleted,
-    Finished,
-    Forked,
-    Rewound,
-    Token,
-)
-from clients.python.inbox import Farewell
-from clients.python.protocol import Progress, Protocol, Sampling
+from . import calls
+from .backoff import DEFAULT, Backoff
+from .calls import Call, Text
+from .errors import ConnectionLost
+from .events import Created
+from .generation import AsyncGeneration
+from .protocol import Protocol, Sampling
+from .request import Request
+from .results import Completion, ListedSession, Score
+from .session import AsyncSession
+from .stream import Stream
 
 T = TypeVar("T")
 
 
 class AsyncClient:
-    """`clients.python.Client` with ``await``; all methods belong to one event loop."""
+    """`Client` with ``await``; all methods belong to one event loop."""
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        reconnect_s: float = 60.0,
+        backoff: Backoff = DEFAULT,
+    ) -> None:
         self._protocol = Protocol(url, api_key)
-        self._socket = AsyncSocket(self._protocol, timeout_s)
+        self._stream = Stream(self._protocol, timeout_s, reconnect_s, backoff)
         self._http = httpx.AsyncClient(
             base_url=self._protocol.base_url, headers=self._protocol.headers, timeout=timeout_s
         )
@@ -51,16 +53,19 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends the connections. What runs in kept sessions goes on for a while: see `resume`."""
-        await self._http.aclose()
-        await self._socket.close()
+        try:
+            await self._stream.close()
+        finally:
+            await self._http.aclose()
 
     def generate(
         self,
-        prompt: str | Sequence[int] = "",
+        prompt: Text = "",
         *,
         session: str | None = None,
         keep: bool | None = None,
         idempotency_key: str | None = None,
+        model: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGeneration:
         """A generation; iterate over it for its tokens and its end.
@@ -69,15 +74,15 @@ class AsyncClient:
         iterated. One whose ``idempotency_key`` the server has seen is read again
         instead.
         """
-        request_id, message = self._protocol.message(
-            "generate",
-            prompt=prompt,
+        request = self._generate(
+            prompt,
+            model=model,
             session=session,
             keep=keep,
             idempotency_key=idempotency_key,
             **sampling,
         )
-        return AsyncGeneration(self._socket, request_id, message)
+        return AsyncGeneration(self._stream, request)
 
     async def resume(
         self, session: str, last_seq: int, epoch: str | None = None, take_over: bool = False
@@ -88,17 +93,15 @@ class AsyncClient:
         `SessionReset` where the events are gone or ``epoch`` is over, and
         `SessionAttached` where somebody else reads them, unless you ``take_over``.
         """
-        request_id, message = self._protocol.message(
-            "resume", session=session, last_seq=last_seq, epoch=epoch, take_over=take_over
+        generation = AsyncGeneration(
+            self._stream, self._resume(session, last_seq, epoch, take_over)
         )
-        generation = AsyncGeneration(self._socket, request_id, message, follows=True)
-        await generation
-        generation._note(await self._socket.next(request_id, generation._arrived))
+        await generation._fetch_first()
         return generation
 
-    async def create_session(self) -> AsyncSession:
+    async def create_session(self, model: str | None = None) -> AsyncSession:
         """A kept, empty session."""
-        return AsyncSession(self, (await self._socket.ask("create", Created)).session)
+        return AsyncSession(self, (await self._stream.ask("create", Created, model=model)).session)
 
     def session(self, session: str) -> AsyncSession:
         """A session by its id; nothing is asked of the server yet."""
@@ -120,19 +123,50 @@ class AsyncClient:
 
     async def complete(
         self,
-        prompt: str | Sequence[int] = "",
+        prompt: Text = "",
         *,
         session: str | None = None,
         keep: bool | None = None,
         idempotency_key: str | None = None,
+        model: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Completion:
         """A whole answer at once, over HTTP."""
         return await self._call(
             calls.complete(
-                prompt, session=session, keep=keep, idempotency_key=idempotency_key, **sampling
+                prompt,
+                model=model,
+                session=session,
+                keep=keep,
+                idempotency_key=idempotency_key,
+                **sampling,
             )
         )
+
+    async def score(
+        self,
+        prompt: Text,
+        continuations: Sequence[Text],
+        *,
+        top: int | None = None,
+        model: str | None = None,
+    ) -> list[Score]:
+        """How likely each of ``continuations`` is after ``prompt``, which is read once."""
+        return await self._call(calls.score(prompt, continuations, model, top))
+
+    async def embed(
+        self, texts: Text | Sequence[Text], *, model: str | None = None
+    ) -> list[tuple[float, ...]]:
+        """A vector of length 1 for each text."""
+        return await self._call(calls.embed(texts, model))
+
+    async def tokenize(self, text: str, *, model: str | None = None) -> list[int]:
+        """The token ids of ``text``, without the start token."""
+        return await self._call(calls.tokenize(text, model))
+
+    async def detokenize(self, tokens: Sequence[int], *, model: str | None = None) -> str:
+        """The text of token ids."""
+        return await self._call(calls.detokenize(tokens, model))
 
     async def models(self) -> list[dict[str, Any]]:
         """The ``data`` of ``/v1/models``."""
@@ -154,152 +188,14 @@ class AsyncClient:
             raise ConnectionLost(f"no answer from {self._protocol.base_url}: {error}") from error
         return call.result(response.status_code, response.content, response.headers)
 
+    def _generate(self, prompt: Text, **fields: object) -> Request:
+        return self._protocol.request("generate", prompt=prompt, **fields)
 
-class AsyncGeneration(Progress):
-    """The events of a generation, once over.
-
-    Iterating gives a `Token` for each token and ends with a `Finished`, so that
-    the ``text`` of all events joined is the answer. ``started`` is set from the
-    first event on, or ``resumed`` where it is read again. Leaving its ``async
-    with`` block, or dropping it, as an ``async for`` over it does that is left
-    early, cancels what still runs; `detach` it first where it shall go on.
-    """
-
-    def __init__(
-        self, socket: AsyncSocket, request_id: str, message: bytes, follows: bool = False
-    ) -> None:
-        super().__init__(request_id)
-        self._socket = socket
-        self._unsent: bytes | None = message
-        self._follows = follows
-        self._arrived = asyncio.Event()
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self.__aenter__().__await__()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Token | Finished:
-        await self._start()
-        while self._socket.is_open(self.request_id):
-            event = self._note(await self._socket.next(self.request_id, self._arrived))
-            if event is not None:
-                return event
-        raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        await self._start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self.cancel()
-        except EverstreamError:
-            if kind is None:
-                raise
-
-    def __del__(self) -> None:
-        self._socket.abandon(self.request_id)
-
-    async def cancel(self) -> Finished | None:
-        """Ends it and returns its `Finished`; one that is over is left alone."""
-        self._unsent = None
-        if self._socket.is_open(self.request_id):
-            await self._socket.bid(Farewell("cancel", self.request_id))
-            async for _ in self:
-                pass
-        return self.finished
-
-    async def detach(self) -> None:
-        """Leaves it to go on by itself, if its session is kept, and ends the iteration.
-
-        What has not been read is still there for `AsyncClient.resume`, from
-        ``last_seq`` on.
-        """
-        await self._start()
-        if self._socket.is_open(self.request_id):
-            await self._socket.bid(Farewell("detach", self.request_id))
-            while self._socket.is_open(self.request_id):
-                await self._socket.next(self.request_id, self._arrived)
-
-    async def text(self) -> str:
-        """All of the text, when it is there."""
-        return "".join([event.text async for event in self])
-
-    async def _start(self) -> None:
-        message, self._unsent = self._unsent, None
-        if message is not None:
-            await self._socket.start(self.request_id, message, self._arrived, self._follows)
-
-
-class AsyncSession:
-    """A kept session: constant memory on the server until it is deleted or expires."""
-
-    def __init__(self, client: AsyncClient, session: str) -> None:
-        self.id = session
-        self._client = client
-        self._socket = client._socket
-
-    async def append(
-        self,
-        text: str | Sequence[int],
-        *,
-        logprobs: bool = False,
-        idempotency_key: str | None = None,
-    ) -> Appended:
-        """Lets the session read ``text``, or token ids, without generating.
-
-        With ``logprobs`` the answer says how probable each token was. What comes
-        twice under one ``idempotency_key`` is read once, and answered twice.
-        """
-        return await self._socket.ask(
-            "append",
-            Appended,
-            session=self.id,
-            logprobs=logprobs or None,
-            idempotency_key=idempotency_key,
-            **Protocol.fed(text),
+    def _resume(self, session: str, last_seq: int, epoch: str | None, take_over: bool) -> Request:
+        return self._protocol.request(
+            "resume",
+            session=session,
+            last_seq=last_seq,
+            epoch=epoch,
+            take_over=take_over,
         )
-
-    def generate(
-        self,
-        prompt: str | Sequence[int] = "",
-        *,
-        idempotency_key: str | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> AsyncGeneration:
-        """Goes on with the session's text, after ``prompt`` if there is one."""
-        return self._client.generate(
-            prompt, session=self.id, idempotency_key=idempotency_key, **sampling
-        )
-
-    async def fork(self, n: int = 1, at: int | None = None) -> list[AsyncSession]:
-        """``n`` copies, as the session is, or as it was when it had ``at`` tokens."""
-        forked = await self._socket.ask("fork", Forked, session=self.id, n=n, at=at)
-        return [AsyncSession(self._client, session) for session in forked.sessions]
-
-    async def rewind(self, at: int) -> Rewound:
-        """Cuts the text back to ``at`` tokens; the session's epoch is a new one."""
-        return await self._socket.ask("rewind", Rewound, session=self.id, at=at)
-
-    async def cancel(self) -> SessionInfo:
-        """Ends what the session runs, also where nobody reads it."""
-        return await self._client._call(calls.cancel_session(self.id))
-
-    async def info(self) -> SessionInfo:
-        """Position, epoch, idle seconds and bytes."""
-        return await self._client._call(calls.session_info(self.id))
-
-    async def export(self) -> bytes:
-        """The session as it is now, as one signed file."""
-        return await self._client._call(calls.export_session(self.id))
-
-    async def delete(self) -> None:
-        """Forgets it."""
-        await self._socket.ask("delete", Deleted, session=self.id)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
-from clients.python.errors import ProtocolError, error_of
-from clients.python.events import Usage, from_fields
-from clients.python.message import encode
+from .errors import ProtocolError, error_of
+from .events import from_fields
+from .message import encode
+from .results import Completion, ListedSession, Score, SessionInfo, SessionPage
 
 SESSIONS_PATH = "/v1/sessions"
 JSON_TYPE = "application/json"
@@ -18,53 +19,8 @@ SESSION_TYPE = "application/vnd.everstream.session"
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer of ``POST /v1/completions``."""
-
-    text: str
-    finish_reason: str
-    session: str | None
-    seed: int
-    position: int
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """A kept session as the server sees it.
-
-    ``parked``: what it runs rests until somebody reads it.
-    """
-
-    session: str
-    epoch: str
-    position: int
-    seq: int
-    busy: bool
-    parked: bool
-    idle_s: float
-    state_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListedSession:
-    """A kept session in the list of them, awake or asleep."""
-
-    session: str
-    epoch: str
-    position: int
-    seq: int
-    busy: bool
-    stored_bytes: int
-
-
-class SessionPage(NamedTuple):
-    """Some sessions; more come ``after`` the last of them, or none where it is None."""
-
-    sessions: list[ListedSession]
-    after: str | None
+#: A text, or its token ids.
+Text = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +48,7 @@ class Call(Generic[T]):
             raise ProtocolError(f"no answer of this protocol: {content[:80]!r}") from error
 
 
-def complete(prompt: str | Sequence[int], **fields: object) -> Call[Completion]:
+def complete(prompt: Text, **fields: object) -> Call[Completion]:
     """A whole completion at once."""
     return Call("POST", "/v1/completions", _completion, encode({"prompt": prompt, **fields}))
 
@@ -100,6 +56,30 @@ def complete(prompt: str | Sequence[int], **fields: object) -> Call[Completion]:
 def models() -> Call[list[dict[str, Any]]]:
     """The models that are served."""
     return Call("GET", "/v1/models", _models)
+
+
+def score(
+    prompt: Text, continuations: Sequence[Text], model: str | None, top: int | None
+) -> Call[list[Score]]:
+    """How likely each of ``continuations`` is after ``prompt``."""
+    body = encode({"prompt": prompt, "continuations": continuations, "model": model, "top": top})
+    return Call("POST", "/v1/score", _scores, body)
+
+
+def embed(texts: Text | Sequence[Text], model: str | None) -> Call[list[tuple[float, ...]]]:
+    """A vector for each text."""
+    return Call("POST", "/v1/embeddings", _vectors, encode({"input": texts, "model": model}))
+
+
+def tokenize(text: str, model: str | None) -> Call[list[int]]:
+    """The ids of a text, without the start token."""
+    fields = {"prompt": text, "model": model, "add_special_tokens": False, "allow_special": False}
+    return Call("POST", "/tokenize", _token_ids, encode(fields))
+
+
+def detokenize(tokens: Sequence[int], model: str | None) -> Call[str]:
+    """The text of token ids."""
+    return Call("POST", "/detokenize", _text, encode({"tokens": tokens, "model": model}))
 
 
 def session_info(session: str) -> Call[SessionInfo]:
@@ -149,6 +129,22 @@ def _models(content: bytes) -> list[dict[str, Any]]:
     if not isinstance(found, list):
         raise TypeError(found)
     return found
+
+
+def _scores(content: bytes) -> list[Score]:
+    return [from_fields(Score, one) for one in _json_of(content)["data"]]
+
+
+def _vectors(content: bytes) -> list[tuple[float, ...]]:
+    return [tuple(one["embedding"]) for one in _json_of(content)["data"]]
+
+
+def _token_ids(content: bytes) -> list[int]:
+    return list(_json_of(content)["tokens"])
+
+
+def _text(content: bytes) -> str:
+    return str(_json_of(content)["prompt"])
 
 
 def _session_info(content: bytes) -> SessionInfo:

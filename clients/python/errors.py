@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+STOPPING = "the server is stopping; the session was saved"
+
 
 class EverstreamError(Exception):
     """Base of all errors of this client.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from clients.python.errors import EverstreamError, error_of
+from .errors import EverstreamError, error_of
 
 T = TypeVar("T")
 
@@ -43,14 +43,28 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most probable tokens of a place."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; ``text`` is what became safe to show, often empty."""
+    """One generated token; ``text`` is what became safe to show, often empty.
+
+    ``logprob`` is the natural logarithm of its probability, and ``top_logprobs``
+    has the most probable ones, best first, where ``top_logprobs`` was asked for.
+    """
 
     request_id: str
     seq: int
     position: int
     token_id: int
     text: str
+    logprob: float | None = None
+    top_logprobs: tuple[TopLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +225,15 @@ def parse_event(frame: dict[str, Any]) -> Event | None:
 def from_fields(kind: type[T], fields: dict[str, Any]) -> T:
     """A ``kind`` of what ``fields`` has of it; what a later server may have added is left out."""
     known = {name: fields[name] for name in kind.__slots__ if name in fields}  # type: ignore[attr-defined]
-    known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    for name, value in known.items():
+        if isinstance(value, list):
+            known[name] = _frozen(value)
     if "usage" in known:
         known["usage"] = from_fields(Usage, known["usage"])
+    if kind is Token and known.get("top_logprobs"):
+        known["top_logprobs"] = tuple(from_fields(TopLogprob, one) for one in known["top_logprobs"])
     return kind(**known)
+
+
+def _frozen(items: list[Any]) -> tuple[Any, ...]:
+    return tuple(_frozen(item) if isinstance(item, list) else item for item in items)

@@ -1,151 +1,174 @@
-"""What has arrived for each request of a socket and is not read yet: no I/O, for both clients."""
+"""What has arrived for one request and is not read yet, over all its connections: no I/O."""
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
-from clients.python.errors import EverstreamError, ReaderTooSlow
-from clients.python.events import Event, Finished, Refused, Reset, Resumed, Started, Token
+from .backoff import Trials
+from .errors import (
+    CapacityExhausted,
+    ConnectionLost,
+    EverstreamError,
+    KeyInUse,
+    ProtocolError,
+    SessionAttached,
+    SessionMigrated,
+    StoreFailed,
+)
+from .events import Detached, Event, Finished, Migrate, Refused, Reset, Resumed, Started, Token
+from .request import Cursor, Farewell, Request
 
-#: Events that may wait for one reader. Beyond that its request fails, and no other one waits.
-MAX_UNREAD = 65_536
+#: What passes by itself. The server may not know yet that our last connection has ended: then
+#: that one is the other reader, or still holds the key.
+PASSING = (CapacityExhausted, ConnectionLost, KeyInUse, SessionAttached, SessionMigrated)
+PASSING_STATUSES = (502, 504)
 
 
-class Farewell(NamedTuple):
-    """A message about a request that nobody reads any more."""
-
-    kind: Literal["cancel", "detach"]
-    request_id: str
+def is_passing(error: EverstreamError) -> bool:
+    """Whether the same request may do better a little later."""
+    return isinstance(error, (*PASSING, StoreFailed)) or error.status in PASSING_STATUSES
 
 
-@dataclass(slots=True)
-class _Inbox:
-    """``follows``: events of more than one generation may come, and all are wanted."""
+class Inbox:
+    """``events`` are unread; ``wake`` is called when there are more, or when something else is new.
 
-    wake: Callable[[], None]
-    follows: bool
-    events: deque[Event] = field(default_factory=deque)
-    error: EverstreamError | None = None
-    resumed: Resumed | None = None
-    ended: bool = False
+    It is *lost* from the end of its connection, or its server's, until the first
+    answer to what `again` says. Then its events go on where they were: the reader
+    sees nothing of it.
+    """
+
+    def __init__(self, request: Request, wake: Callable[[], None]) -> None:
+        self.request = request
+        self.wake = wake
+        self.events: deque[Event] = deque()
+        self.error: EverstreamError | None = None
+        self.is_ended = False
+        self.is_lost = False
+        self.is_being_recovered = False
+        self.trials: Trials | None = None
+        self.farewell: Farewell | None = None
+        self._has_begun = False
+        self._cursor: Cursor | None = None
+        self._resumed: Resumed | None = None
+        self._recovered: Resumed | None = None
 
     @property
     def is_alive(self) -> bool:
         """Whether the server may have more for it."""
-        return self.error is None and not self.ended
+        return self.error is None and not self.is_ended
+
+    @property
+    def can_be_recovered(self) -> bool:
+        """Whether `again` would bring it back."""
+        if self.request.is_kept and self._cursor is not None:
+            return True
+        return self.request.is_repeatable and not self._has_begun
+
+    def again(self) -> bytes:
+        """The message that brings it back on another connection."""
+        if self._cursor is None:
+            return self.request.message
+        return self.request.resumed_at(self._cursor)
 
     def fail(self, error: EverstreamError) -> None:
+        """It ends with ``error``, after what has arrived."""
         if self.is_alive:
             self.error = error
             self.wake()
 
-    def goes_on(self, event: Event) -> bool:
+    def give_up(self, error: EverstreamError) -> None:
+        """Nothing brings it back after ``error``."""
+        self.fail(self.request.lost(error, self._has_begun))
+
+    def lose(self, error: EverstreamError, for_good: bool) -> bool:
+        """Its connection has ended. Whether it is worth bringing back; it has failed where not."""
+        if not self.is_alive:
+            return False
+        if self.farewell is not None and self.farewell.kind == "detach":
+            self._put(Detached(self.request.request_id))
+            return False
+        if for_good or not self.can_be_recovered:
+            self.give_up(error)
+            return False
+        self.is_lost = True
+        return True
+
+    def migrates(self, event: Event) -> bool:
+        """Whether ``event`` asks us to read on elsewhere, and we can."""
+        return isinstance(event, Migrate) and self.can_be_recovered
+
+    def deliver(self, event: Event) -> bool:
+        """Takes an event. Whether a generation that is not wanted stays attached to the request."""
+        if self.is_lost:
+            self.is_lost = False
+            if isinstance(event, Resumed) and self._cursor is not None:
+                self._recovered = event
+                self.wake()
+                self._end_if_over(event.seq)
+                return self.is_ended and event.busy
+        if not isinstance(event, Resumed | Refused):
+            self.trials = None
+        if self._recovered is not None and self._is_repeated(event):
+            return False
+        goes_on = self._goes_on(event)
+        attached = not goes_on and self._runs_on(event)
+        self._advance(event)
+        self.is_ended = not goes_on
+        self._put(event)
+        if goes_on and isinstance(event, Token):
+            self._end_if_over(event.seq)
+        return attached
+
+    def _put(self, event: Event) -> None:
+        self._has_begun = True
+        self.is_ended = self.is_ended or isinstance(event, Detached)
+        self.events.append(event)
+        self.wake()
+
+    def _advance(self, event: Event) -> None:
+        if isinstance(event, Started | Resumed):
+            self._cursor = Cursor(event.session, event.epoch, event.seq)
+        elif isinstance(event, Token | Finished) and self._cursor is not None:
+            self._cursor = self._cursor._replace(seq=event.seq)
+
+    def _is_repeated(self, event: Event) -> bool:
+        """Whether ``event`` has been here before. One that leaves a gap is an error."""
+        if not isinstance(event, Token | Finished) or self._cursor is None:
+            return False
+        if event.seq > self._cursor.seq + 1:
+            self.fail(ProtocolError(f"event {event.seq} came after {self._cursor.seq}"))
+            return True
+        return isinstance(event, Token) and event.seq <= self._cursor.seq
+
+    def _end_if_over(self, seq: int) -> None:
+        """Fails where the log ends with event ``seq``, nothing runs, and no end has come."""
+        found = self._recovered
+        if found is None or found.busy or seq < found.last_seq or self.is_ended:
+            return
+        self.fail(ConnectionLost("the session stopped while the connection was lost"))
+
+    def _goes_on(self, event: Event) -> bool:
         """Whether more events follow ``event``.
 
         What is read again ends where the log ends, or with the running generation;
         where only one generation is wanted, with the first end of one.
         """
         if isinstance(event, Resumed):
-            self.resumed = event
+            self._resumed = event
             return event.busy or event.seq < event.last_seq
-        if self.resumed is None or not isinstance(event, Token | Finished):
+        if self._resumed is None or not isinstance(event, Token | Finished):
             return isinstance(event, Started | Token)
-        is_past = event.seq <= self.resumed.last_seq
-        if isinstance(event, Finished) and not (is_past and self.follows):
+        is_past = event.seq <= self._resumed.last_seq
+        if isinstance(event, Finished) and not (is_past and self.request.follows):
             return False
-        return self.resumed.busy or event.seq < self.resumed.last_seq
+        return self._resumed.busy or event.seq < self._resumed.last_seq
 
-    def runs_on(self, event: Event) -> bool:
+    def _runs_on(self, event: Event) -> bool:
         """Whether ``event``, the last one that is wanted, leaves a generation attached to it."""
         if isinstance(event, Reset):
             return event.busy
-        if self.resumed is None or not isinstance(event, Finished):
+        found = self._recovered or self._resumed
+        if found is None or not isinstance(event, Finished):
             return False
-        return self.resumed.busy and event.seq <= self.resumed.last_seq
-
-
-class Inboxes:
-    """The requests that are alive on a socket, each with its unread events.
-
-    ``farewells`` are due to the server: whoever owns the socket takes them from
-    there and sends them.
-    """
-
-    def __init__(self, max_unread: int = MAX_UNREAD) -> None:
-        self.farewells: deque[Farewell] = deque()
-        self._max_unread = max_unread
-        self._inboxes: dict[str, _Inbox] = {}
-
-    def open(
-        self, request_id: str, wake: Callable[[], None] = lambda: None, follows: bool = False
-    ) -> None:
-        """Begins to keep events of a request; ``wake`` is called when `take` has news.
-
-        One that ``follows`` a session wants the events of several generations.
-        """
-        self._inboxes[request_id] = _Inbox(wake, follows)
-
-    def is_open(self, request_id: str) -> bool:
-        """Whether `take` may still give something."""
-        return request_id in self._inboxes
-
-    def deliver(self, event: Event) -> None:
-        """Puts an event where it belongs; one that nobody waits for is dropped."""
-        if event.request_id is None:
-            assert isinstance(event, Refused), event
-            self._fail_unnamed(event.error)
-            return
-        inbox = self._inboxes.get(event.request_id)
-        if inbox is None or not inbox.is_alive:
-            return
-        goes_on = inbox.goes_on(event)
-        if len(inbox.events) >= self._max_unread and goes_on:
-            inbox.fail(ReaderTooSlow(f"more than {self._max_unread} events were left unread"))
-            self.farewells.append(Farewell("detach", event.request_id))
-            return
-        inbox.ended = not goes_on
-        if inbox.ended and inbox.runs_on(event):
-            self.farewells.append(Farewell("detach", event.request_id))
-        inbox.events.append(event)
-        inbox.wake()
-
-    def take(self, request_id: str) -> Event | None:
-        """The next event of an open request, or None where it has not come yet.
-
-        Its last event closes it. Raises what ended it otherwise, once all that
-        came before has been taken.
-        """
-        inbox = self._inboxes[request_id]
-        if inbox.events:
-            event = inbox.events.popleft()
-            if inbox.ended and not inbox.events:
-                del self._inboxes[request_id]
-            return event
-        if inbox.error is None:
-            return None
-        del self._inboxes[request_id]
-        # Several requests may end with one error, and raising it adds a traceback to it.
-        raise copy.copy(inbox.error)
-
-    def abandon(self, request_id: str, kind: Literal["cancel", "detach"] = "cancel") -> None:
-        """Closes a request that nobody reads any more. Finalizers call it, from any thread."""
-        inbox = self._inboxes.pop(request_id, None)
-        if inbox is not None and inbox.is_alive:
-            self.farewells.append(Farewell(kind, request_id))
-
-    def fail(self, error: EverstreamError) -> None:
-        """The socket is gone: every open request ends with ``error``."""
-        self.farewells.clear()
-        for inbox in list(self._inboxes.values()):
-            inbox.fail(error)
-
-    def _fail_unnamed(self, error: EverstreamError) -> None:
-        """The server could not read a frame, so nobody knows whose it was: none may hang."""
-        for request_id, inbox in list(self._inboxes.items()):
-            if inbox.is_alive:
-                inbox.fail(error)
-                self.farewells.append(Farewell("cancel", request_id))
+        return found.busy and event.seq <= found.last_seq

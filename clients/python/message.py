@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from clients.python.errors import InvalidRequest
+from .errors import InvalidRequest
 
 
 def encode(fields: Mapping[str, object]) -> bytes:

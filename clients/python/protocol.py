@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-from clients.python.errors import (
+from .errors import (
+    STOPPING,
     Cancelled,
     ConnectionLost,
     EverstreamError,
@@ -20,19 +21,16 @@ from clients.python.errors import (
     SessionReset,
     error_of,
 )
-from clients.python.events import (
+from .events import (
     Event,
     Finished,
     Migrate,
     Refused,
     Reset,
-    Resumed,
-    Started,
-    Token,
     parse_event,
 )
-from clients.python.inbox import Farewell
-from clients.python.message import encode
+from .message import encode
+from .request import Farewell, Request
 
 STREAM_PATH = "/v1/stream"
 
@@ -47,6 +45,7 @@ class Sampling(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
@@ -54,6 +53,9 @@ class Sampling(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    logit_bias: Mapping[int, float] | Mapping[str, float]
+    top_logprobs: int
+    response_format: Mapping[str, object]
 
 
 class Protocol:
@@ -77,6 +79,13 @@ class Protocol:
         """A new message's request id and JSON; fields that are None are left out."""
         request_id = f"r{next(self._numbers)}"
         return request_id, encode({"type": kind, "request_id": request_id, **fields})
+
+    def request(self, kind: str, **fields: object) -> Request:
+        """`message`, and what is to become of it where its connection is lost."""
+        request_id, message = self.message(kind, **fields)
+        is_kept = fields.get("session") is not None or bool(fields.get("keep"))
+        is_repeatable = fields.get("idempotency_key") is not None or kind == "resume"
+        return Request(request_id, kind, message, is_kept, is_repeatable)
 
     @staticmethod
     def farewell(farewell: Farewell) -> bytes:
@@ -106,7 +115,7 @@ class Protocol:
         if isinstance(event, Reset):
             raise SessionReset(event.reason, event.session, event.epoch, event.last_seq)
         if isinstance(event, Migrate):
-            raise SessionMigrated("the server is stopping; the session was saved", "migrated")
+            raise SessionMigrated(STOPPING, "migrated")
         return event
 
     @staticmethod
@@ -117,38 +126,6 @@ class Protocol:
         if isinstance(event, Finished):
             raise Cancelled("the request was cancelled")
         raise ProtocolError(f"{event} is no answer to this request")
-
-
-class Progress:
-    """How far a generation has come, as its reader sees it.
-
-    ``session``, ``epoch`` and ``last_seq`` are what `resume` wants, to go on after
-    the last event that was read. They are None until the generation has begun.
-    """
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.session: str | None = None
-        self.epoch: str | None = None
-        self.last_seq: int | None = None
-        self.started: Started | None = None
-        self.resumed: Resumed | None = None
-        self.finished: Finished | None = None
-
-    def _note(self, event: Event) -> Token | Finished | None:
-        """Remembers ``event`` and gives it back if it has text to show."""
-        if isinstance(event, Started | Resumed):
-            self.session, self.epoch = event.session, event.epoch
-        if isinstance(event, Started):
-            self.started, self.last_seq = event, event.seq
-        elif isinstance(event, Resumed):
-            self.resumed, self.last_seq = event, event.seq
-        elif isinstance(event, Token | Finished):
-            self.last_seq = event.seq
-            if isinstance(event, Finished):
-                self.finished = event
-            return event
-        return None
 
 
 def handshake_error(error: InvalidHandshake) -> EverstreamError:

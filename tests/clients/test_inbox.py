@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from clients.python.errors import ConnectionLost, InvalidRequest, ReaderTooSlow
+from clients.python.errors import ConnectionLost, InvalidRequest, ReaderTooSlow, SessionMigrated
 from clients.python.events import (
     Detached,
     Event,
@@ -14,7 +16,12 @@ from clients.python.events import (
     Token,
     Usage,
 )
-from clients.python.inbox import Inboxes
+from clients.python.inboxes import Inboxes
+from clients.python.request import Request
+
+
+def request(request_id: str, kind: str = "generate", **more: bool) -> Request:
+    return Request(request_id, kind, b"{}", **more)
 
 
 def token(request_id: str, seq: int) -> Token:
@@ -32,19 +39,16 @@ def resumed(seq: int, last_seq: int, busy: bool) -> Resumed:
 def read_again(*events: Event, follows: bool = True) -> tuple[int, Inboxes]:
     """How many of ``events`` are taken before the request is over."""
     inboxes = Inboxes()
-    inboxes.open("a", follows=follows)
+    inboxes.open(request("a", "resume" if follows else "generate"))
     for event in events:
         inboxes.deliver(event)
-    num_taken = 0
-    while inboxes.is_open("a") and inboxes.take("a") is not None:
-        num_taken += 1
-    return num_taken, inboxes
+    return len(inboxes.take("a")), inboxes
 
 
 def opened(*request_ids: str, max_unread: int = 8) -> Inboxes:
     inboxes = Inboxes(max_unread)
     for request_id in request_ids:
-        inboxes.open(request_id)
+        inboxes.open(request(request_id))
     return inboxes
 
 
@@ -53,23 +57,23 @@ def test_each_request_gets_its_own_events_in_order() -> None:
     events: list[Event] = [token("a", 1), token("b", 1), token("a", 2)]
     for event in events:
         inboxes.deliver(event)
-    assert [inboxes.take("a"), inboxes.take("a")] == [events[0], events[2]]
-    assert inboxes.take("a") is None
-    assert inboxes.take("b") == events[1]
+    assert inboxes.take("a") == [events[0], events[2]]
+    assert inboxes.take("a") == []
+    assert inboxes.take("b") == [events[1]]
 
 
 def test_last_event_closes_the_request() -> None:
     inboxes = opened("a")
     inboxes.deliver(end("a"))
     assert inboxes.is_open("a")
-    assert inboxes.take("a") == end("a")
+    assert inboxes.take("a") == [end("a")]
     assert not inboxes.is_open("a")
 
 
 def test_arrival_and_failure_wake_the_reader() -> None:
     inboxes, woken = Inboxes(), list[str]()
-    inboxes.open("a", lambda: woken.append("a"))
-    inboxes.open("b", lambda: woken.append("b"))
+    inboxes.open(request("a"), lambda: woken.append("a"))
+    inboxes.open(request("b"), lambda: woken.append("b"))
     inboxes.deliver(token("b", 1))
     assert woken == ["b"]
     inboxes.fail(ConnectionLost("gone"))
@@ -80,7 +84,7 @@ def test_failure_comes_after_what_had_arrived_and_reaches_everyone() -> None:
     inboxes = opened("a", "b")
     inboxes.deliver(token("a", 1))
     inboxes.fail(ConnectionLost("gone"))
-    assert inboxes.take("a") == token("a", 1)
+    assert inboxes.take("a") == [token("a", 1)]
     for request_id in "ab":
         with pytest.raises(ConnectionLost, match="gone"):
             inboxes.take(request_id)
@@ -93,17 +97,17 @@ def test_unread_events_are_bounded_and_harm_no_other_request() -> None:
         inboxes.deliver(token("slow", seq))
     inboxes.deliver(token("other", 1))
     assert list(inboxes.farewells) == [("detach", "slow")]
-    assert [inboxes.take("slow") for _ in range(3)] == [token("slow", seq) for seq in (1, 2, 3)]
+    assert inboxes.take("slow") == [token("slow", seq) for seq in (1, 2, 3)]
     with pytest.raises(ReaderTooSlow):
         inboxes.take("slow")
-    assert inboxes.take("other") == token("other", 1)
+    assert inboxes.take("other") == [token("other", 1)]
 
 
 def test_full_inbox_still_takes_the_end() -> None:
     inboxes = opened("a", max_unread=1)
     inboxes.deliver(token("a", 1))
     inboxes.deliver(end("a"))
-    assert [inboxes.take("a"), inboxes.take("a")] == [token("a", 1), end("a")]
+    assert inboxes.take("a") == [token("a", 1), end("a")]
 
 
 def test_abandoned_request_is_to_be_cancelled_once_and_its_events_dropped() -> None:
@@ -177,4 +181,62 @@ def test_request_whose_end_is_unread_needs_no_cancel() -> None:
     inboxes = opened("a")
     inboxes.deliver(end("a"))
     inboxes.abandon("a")
+    assert not inboxes.farewells
+
+
+LOST = ConnectionLost("the connection ended")
+
+
+def begun(is_kept: bool, kind: str = "resume") -> Inboxes:
+    """One request that has had two events of a session."""
+    inboxes = Inboxes()
+    inboxes.open(request("a", kind, is_kept=is_kept))
+    inboxes.deliver(resumed(5, 5, busy=True))
+    inboxes.deliver(token("a", 6))
+    return inboxes
+
+
+def test_kept_request_is_asked_for_again_after_its_last_event() -> None:
+    inboxes = begun(is_kept=True)
+    inboxes.lose(LOST, for_good=False)
+    ((inbox, error),) = inboxes.lost
+    message = json.loads(inbox.again())
+    assert (message["type"], message["last_seq"], message["epoch"]) == ("resume", 6, "store-0")
+    assert error is LOST
+    inboxes.deliver(resumed(6, 8, busy=False))
+    for event in (token("a", 6), token("a", 7), end("a", 8)):
+        inboxes.deliver(event)
+    read = [resumed(5, 5, busy=True), token("a", 6), token("a", 7), end("a", 8)]
+    assert inboxes.take("a") == read
+    assert not inboxes.is_open("a")
+
+
+@pytest.mark.parametrize(("is_kept", "for_good"), [(False, False), (True, True)])
+def test_what_cannot_be_brought_back_ends_after_what_had_come(
+    is_kept: bool, for_good: bool
+) -> None:
+    inboxes = begun(is_kept, "generate")
+    inboxes.lose(LOST, for_good)
+    assert not inboxes.lost
+    assert len(inboxes.take("a")) == 2
+    with pytest.raises(ConnectionLost, match="the connection ended; "):
+        inboxes.take("a")
+
+
+def test_migrate_is_followed_and_not_seen() -> None:
+    inboxes = begun(is_kept=True)
+    inboxes.deliver(Migrate("a", "s", "store-0", 6, 12))
+    ((inbox, error),) = inboxes.lost
+    assert isinstance(error, SessionMigrated)
+    assert inboxes.is_wanted(inbox)
+    assert len(inboxes.take("a")) == 2
+
+
+def test_abandoned_request_is_not_asked_for_again() -> None:
+    inboxes = begun(is_kept=True)
+    inboxes.lose(LOST, for_good=False)
+    ((inbox, _),) = inboxes.lost
+    inbox.is_being_recovered = True
+    inboxes.abandon("a")
+    assert not inboxes.is_wanted(inbox)
     assert not inboxes.farewells

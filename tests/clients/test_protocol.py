@@ -26,6 +26,7 @@ from clients.python import (
     StoreFailed,
     StoreFull,
     Token,
+    TopLogprob,
     Usage,
     calls,
 )
@@ -80,9 +81,15 @@ def test_what_json_cannot_carry_is_refused_by_name(protocol: Protocol, value: ob
 
 
 def test_event_of_a_later_server_is_read_as_far_as_it_is_known() -> None:
-    event = Protocol.event(json.dumps({**TOKEN, "logprob": -0.5}))
+    event = Protocol.event(json.dumps({**TOKEN, "mood": "good"}))
     assert event == Token("r1", 1, 5, 7, "é")
     assert Protocol.event('{"type": "drift", "request_id": "r1"}') is None
+
+
+def test_token_says_how_probable_it_was() -> None:
+    more = {"logprob": -0.5, "top_logprobs": [{"token_id": 7, "logprob": -0.5}]}
+    event = Protocol.event(json.dumps({**TOKEN, **more}))
+    assert event == Token("r1", 1, 5, 7, "é", -0.5, (TopLogprob(7, -0.5),))
 
 
 @pytest.mark.parametrize("frame", ["", "[]", "3", "{}", '{"type": "token"}', '{"type": "error"}'])

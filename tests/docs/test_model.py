@@ -12,7 +12,7 @@ from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.training.loop import _INDIFFERENT
 from model.training.report import COLUMNS
-from server.main import BUNDLED_MODEL
+from server.build import BUNDLED_MODEL
 from tests.docs.pages import flags, names, page, rows, section
 
 TEXT = page("model.md")

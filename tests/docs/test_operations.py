@@ -8,10 +8,10 @@ from typing import get_args
 
 from model.config import ModelConfig
 from model.state import StateLayout
+from server.build import BUNDLED_MODEL, DEFAULT_STATE_MEMORY_BYTES
 from server.config import ServerConfig, flag_of, parse_bytes
 from server.engine.types import EngineStats, Finished, FinishReason, Usage
-from server.main import BUNDLED_MODEL, DEFAULT_STATE_MEMORY_BYTES
-from server.metrics import Metrics
+from server.metrics import Metrics, Scrape, render
 from tests.docs.pages import flags, names, page, rows, section
 
 TEXT = page("operations.md")
@@ -86,7 +86,8 @@ def metrics() -> Iterator[tuple[str, str]]:
     counters = Metrics()
     counters.ttft.observe(0.1)
     counters.request_finished(Finished("r", None, 1, 2, "", "stop", Usage(1, 1)))
-    text = counters.render(EngineStats(4, 1, 1, 1, 0, 64, 1, 1, 0)).decode()
+    stats = EngineStats(4, 1, 1, 1, 0, 64, 1, 1, 0)
+    text = render([Scrape("m", counters, [stats])], 1).decode()
     found = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     assert found
     yield from found

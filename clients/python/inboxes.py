@@ -1,0 +1,133 @@
+"""The requests that are alive in a client, each with its unread events: no I/O."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from .errors import STOPPING, ConnectionLost, EverstreamError, ReaderTooSlow, SessionMigrated
+from .events import Event, Refused
+from .inbox import Inbox, is_passing
+from .request import Farewell, Request
+
+#: Events that may wait for one reader. Beyond that its request fails, and no other one waits.
+MAX_UNREAD = 65_536
+
+
+class Lost(NamedTuple):
+    """A request that is to be brought back, and what took it away."""
+
+    inbox: Inbox
+    error: EverstreamError
+
+
+class Inboxes:
+    """``farewells`` are due to the server, and what is ``lost`` is to be brought back.
+
+    Whoever owns the socket takes them from there.
+    """
+
+    def __init__(self, max_unread: int = MAX_UNREAD) -> None:
+        self.farewells: deque[Farewell] = deque()
+        self.lost: deque[Lost] = deque()
+        self._max_unread = max_unread
+        self._inboxes: dict[str, Inbox] = {}
+
+    def open(self, request: Request, wake: Callable[[], None] = lambda: None) -> None:
+        """Begins to keep events of a request; ``wake`` is called when `take` has news."""
+        self._inboxes[request.request_id] = Inbox(request, wake)
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether `take` may still give something."""
+        return request_id in self._inboxes
+
+    def is_being_recovered(self, request_id: str) -> bool:
+        """Whether it is lost and not asked for again yet."""
+        inbox = self._inboxes.get(request_id)
+        return inbox is not None and inbox.is_being_recovered and inbox.is_alive
+
+    def is_wanted(self, inbox: Inbox) -> bool:
+        """Whether somebody waits for a lost one."""
+        is_open = self._inboxes.get(inbox.request.request_id) is inbox
+        return is_open and inbox.is_alive and inbox.is_lost
+
+    def deliver(self, event: Event) -> None:
+        """Puts an event where it belongs; one that nobody waits for is dropped."""
+        if event.request_id is None:
+            assert isinstance(event, Refused), event
+            self._fail_unnamed(event.error)
+            return
+        inbox = self._inboxes.get(event.request_id)
+        if inbox is None or not inbox.is_alive:
+            return
+        if inbox.migrates(event):
+            inbox.is_lost = True
+            self.lost.append(Lost(inbox, SessionMigrated(STOPPING, "migrated")))
+        elif inbox.is_lost and isinstance(event, Refused) and is_passing(event.error):
+            self.lost.append(Lost(inbox, event.error))
+        elif inbox.deliver(event):
+            self.farewells.append(Farewell("detach", event.request_id))
+        elif len(inbox.events) > self._max_unread and inbox.is_alive:
+            inbox.events.pop()
+            inbox.fail(ReaderTooSlow(f"more than {self._max_unread} events were left unread"))
+            self.farewells.append(Farewell("detach", event.request_id))
+
+    def take(self, request_id: str) -> list[Event]:
+        """All events of an open request that have come; none where it has no news.
+
+        Its last event closes it. Raises what ended it otherwise, once all that
+        came before has been taken.
+        """
+        inbox = self._inboxes[request_id]
+        if inbox.events:
+            events = list(inbox.events)
+            inbox.events.clear()
+            if inbox.is_ended:
+                del self._inboxes[request_id]
+            return events
+        if inbox.error is None:
+            return []
+        del self._inboxes[request_id]
+        # Several requests may end with one error, and raising it adds a traceback to it.
+        raise copy.copy(inbox.error)
+
+    def bid(self, farewell: Farewell) -> None:
+        """A reader wants the end of a request, and waits for it."""
+        inbox = self._inboxes.get(farewell.request_id)
+        if inbox is None or not inbox.is_alive:
+            return
+        inbox.farewell = farewell
+        if inbox.is_lost:  # a cancel is said again when it is back
+            if farewell.kind == "detach":
+                inbox.lose(ConnectionLost("detached"), for_good=False)
+        else:
+            self.farewells.append(farewell)
+
+    def abandon(self, request_id: str, kind: Literal["cancel", "detach"] = "cancel") -> None:
+        """Closes a request that nobody reads any more."""
+        inbox = self._inboxes.pop(request_id, None)
+        if inbox is not None and inbox.is_alive and not inbox.is_being_recovered:
+            self.farewells.append(Farewell(kind, request_id))
+
+    def lose(self, error: EverstreamError, for_good: bool) -> None:
+        """The connection is gone: what cannot be brought back ends."""
+        self.farewells.clear()
+        for inbox in list(self._inboxes.values()):
+            if inbox.lose(error, for_good):
+                self.lost.append(Lost(inbox, error))
+
+    def fail(self, error: EverstreamError) -> None:
+        """The client was closed: every open request ends with ``error``."""
+        self.farewells.clear()
+        self.lost.clear()
+        for inbox in list(self._inboxes.values()):
+            inbox.fail(error)
+
+    def _fail_unnamed(self, error: EverstreamError) -> None:
+        """The server could not read a frame, so nobody knows whose it was: none may hang."""
+        for request_id, inbox in list(self._inboxes.items()):
+            if inbox.is_alive:
+                inbox.fail(error)
+                self.farewells.append(Farewell("cancel", request_id))

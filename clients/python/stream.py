@@ -1,0 +1,215 @@
+"""The requests of a client over one connection after another; each has one reader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
+
+from .backoff import Backoff
+from .connection import dial, is_for_good
+from .errors import ConnectionLost, EverstreamError, ProtocolError
+from .events import Event
+from .inbox import Inbox, is_passing
+from .inboxes import Inboxes
+from .protocol import Answer, Protocol
+from .request import Farewell, Request
+
+CLOSED = "the client was closed"
+
+
+class Stream:
+    """Makes its connection when the first request is sent, and anew when it is lost.
+
+    What can be brought back then is, within ``reconnect_s``. All methods but
+    `abandon` belong to one event loop. A request that `start` has begun is over
+    when `is_open` says so.
+    """
+
+    _loop: asyncio.AbstractEventLoop  # known from the first connection on
+
+    def __init__(
+        self, protocol: Protocol, timeout_s: float, reconnect_s: float, backoff: Backoff
+    ) -> None:
+        self._protocol = protocol
+        self._timeout_s, self._reconnect_s = timeout_s, reconnect_s
+        self._backoff = backoff
+        self._connection: ClientConnection | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+        self._inboxes = Inboxes()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._was_connected = False
+        self._closed = False
+
+    async def close(self) -> None:
+        """Ends the connection and every request."""
+        self._closed = True
+        if self._connection is not None:
+            await self._connection.close()
+        self._inboxes.fail(ConnectionLost(CLOSED))
+        for task in self._tasks:
+            if task is not self._reader:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def start(self, request: Request, arrived: asyncio.Event) -> None:
+        """Sends a request; ``arrived`` is set whenever `next` may have something."""
+        connection = await self._connected()
+        self._inboxes.open(request, arrived.set)
+        with contextlib.suppress(ConnectionClosed):  # the reader says so, to all alike
+            await connection.send(request.message, text=True)
+
+    async def ask(self, kind: str, answer: type[Answer], **fields: object) -> Answer:
+        """Sends a request that has one answer, and waits for it."""
+        request = self._protocol.request(kind, **fields)
+        arrived = asyncio.Event()
+        try:
+            await self.start(request, arrived)
+            (event, *_) = await self.next(request.request_id, arrived)
+            return self._protocol.expected(self._protocol.checked(event), answer)
+        finally:
+            self._abandon(request.request_id)
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether `next` may still give something."""
+        return self._inboxes.is_open(request_id)
+
+    async def next(self, request_id: str, arrived: asyncio.Event) -> list[Event]:
+        """The next events of an open request, as many as have arrived."""
+        while not (events := self._inboxes.take(request_id)):
+            arrived.clear()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await arrived.wait()
+            except TimeoutError as error:
+                if self._inboxes.is_being_recovered(request_id):
+                    continue  # what brings it back knows when to end
+                self._inboxes.abandon(request_id, "detach")
+                self._attend()
+                raise ConnectionLost(f"no event within {self._timeout_s:g} s") from error
+        return events
+
+    def bid(self, farewell: Farewell) -> None:
+        """Asks for the end of a request; its last events are still to be read."""
+        self._inboxes.bid(farewell)
+        self._attend()
+
+    def abandon(self, request_id: str) -> None:
+        """Cancels a request that nobody reads any more, if it still runs. From any thread."""
+        if self._inboxes.is_open(request_id):
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the socket is too
+                self._loop.call_soon_threadsafe(self._abandon, request_id)
+
+    def _abandon(self, request_id: str) -> None:
+        self._inboxes.abandon(request_id)
+        self._attend()
+
+    # The connection
+
+    async def _connected(self) -> ClientConnection:
+        """An open connection: this one, or the next."""
+        async with self._connecting:
+            if self._reader is not None and not self._is_connected:
+                await asyncio.wait([self._reader])  # its requests come before others
+            if self._connection is None:
+                self._connection = await self._connect()
+                self._reader = self._spawn(self._read(self._connection))
+            return self._connection
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._connection is not None and self._connection.state is State.OPEN
+
+    async def _connect(self) -> ClientConnection:
+        """Tries again where there was a connection before: the address is right."""
+        self._loop = asyncio.get_running_loop()
+        trials = self._backoff.trials(self._reconnect_s)
+        while True:
+            self._check_open()
+            try:
+                connection = await dial(self._protocol, self._timeout_s)
+            except EverstreamError as error:
+                if not (self._was_connected and is_passing(error)):
+                    raise
+                await trials.wait(error)
+                continue
+            self._was_connected = True
+            if self._closed:
+                await connection.close()
+            self._check_open()
+            return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLost(CLOSED)
+
+    async def _read(self, connection: ClientConnection) -> None:
+        """Delivers frames until the connection ends; it never waits for a reader of events."""
+        ended: EverstreamError
+        try:
+            while True:
+                if (event := self._protocol.event(await connection.recv())) is not None:
+                    self._inboxes.deliver(event)
+                self._attend()
+        except ConnectionClosed as closed:
+            ended, for_good = ConnectionLost(f"the connection ended: {closed}"), is_for_good(closed)
+        except ProtocolError as error:
+            ended, for_good = error, True
+        self._connection = None
+        if self._closed:
+            ended, for_good = ConnectionLost(CLOSED), True
+        self._inboxes.lose(ended, for_good or self._reconnect_s <= 0)
+        self._attend()
+        await connection.close()
+
+    # What is due
+
+    def _attend(self) -> None:
+        """Begins what the inboxes want done."""
+        while self._inboxes.lost:
+            inbox, error = self._inboxes.lost.popleft()
+            if not inbox.is_being_recovered:
+                inbox.is_being_recovered = True
+                self._spawn(self._recover(inbox, error))
+        if self._inboxes.farewells:
+            self._spawn(self._say_farewells())
+
+    async def _recover(self, inbox: Inbox, error: EverstreamError) -> None:
+        """Asks for a lost request again, on the next connection if need be.
+
+        From then on its answer, or the end of that connection, says how it goes on.
+        """
+        inbox.trials = inbox.trials or self._backoff.trials(self._reconnect_s)
+        try:
+            await inbox.trials.wait(error)
+            connection = await self._connected()
+        except EverstreamError as failure:
+            inbox.give_up(failure)
+            return
+        finally:
+            inbox.is_being_recovered = False
+        if not self._inboxes.is_wanted(inbox):
+            return
+        with contextlib.suppress(ConnectionClosed):
+            await connection.send(inbox.again(), text=True)
+            if inbox.farewell is not None:
+                await connection.send(self._protocol.farewell(inbox.farewell), text=True)
+        inbox.wake()  # its reader waits for an event of this connection now
+
+    async def _say_farewells(self) -> None:
+        while self._inboxes.farewells and self._connection is not None:
+            message = self._protocol.farewell(self._inboxes.farewells.popleft())
+            with contextlib.suppress(ConnectionClosed):
+                await self._connection.send(message, text=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
