@@ -1,35 +1,46 @@
 // The page: puts the parts together, and draws at most once per frame.
 
-import { Connection } from "./connection.js";
+import { Announcer } from "./announcer.js";
+import { TokenCard } from "./card.js";
+import { Comparison } from "./compare.js";
+import { Composer } from "./composer.js";
 import { formatCount, formatMillis, formatRate, formatShort } from "./format.js";
+import { watchKeys } from "./keys.js";
 import { Memory } from "./memory.js";
-import { readSampling, watchSampling } from "./sampling.js";
-import { Session } from "./session.js";
-import { Story } from "./story.js";
+import { Panes } from "./panes.js";
+import { watchSampling } from "./sampling.js";
+import { Server } from "./server.js";
+import { SpeedChart } from "./speed.js";
+import { Status } from "./status.js";
+import { watchSurprise, watchTheme } from "./switches.js";
 
 const $ = (id) => document.getElementById(id);
-const buttons = { generate: $("generate"), stop: $("stop"), continue: $("continue"), new: $("new") };
-const prompt = $("prompt");
 
-const story = new Story($("page"), $("story"), $("latest"));
+const server = new Server({ onStatus, onModels });
+const status = new Status($, server);
+const panes = new Panes({
+  row: $("panes"),
+  tabs: $("tabs"),
+  template: $("pane-template"),
+  server,
+  onAdd: (pane) => card.watch(pane),
+  onChange: scheduleFrame,
+});
 const memory = new Memory({
   chart: $("chart"),
   stateBytes: $("state-bytes"),
   cacheBytes: $("cache-bytes"),
   verdict: $("verdict"),
 });
-const connection = new Connection({ onStatus, onModel, onEvent: (event) => session.handle(event) });
-const session = new Session((message) => connection.send(message), {
-  onText: (text) => story.append(text),
-  onEnd,
-  onError: showNotice,
-  onChange: scheduleFrame,
-});
+const speed = new SpeedChart($("speed-chart"), $("token-ms"));
+const announcer = new Announcer($("announcer"));
+const composer = new Composer($, panes, server);
+const comparison = new Comparison(panes, $("comparison"));
+const card = new TokenCard($("card"), { fork, rewind, instead }, (words) => announcer.say(words));
 
-let opening = prompt.value;
-let connected = false;
-let countdown = null;
+let models = [];
 let frame = null;
+let spoken = { pane: null, count: 0 };
 
 function scheduleFrame() {
   frame ??= requestAnimationFrame(drawFrame);
@@ -37,165 +48,121 @@ function scheduleFrame() {
 
 function drawFrame(now) {
   frame = null;
-  story.flush();
-  story.setLive(session.run !== null);
-  memory.show(session.position);
-  $("position").textContent = formatCount(session.position);
-  showSpeed(now);
-  showButtons();
-  if (session.run) scheduleFrame();
+  const { active, list } = panes;
+  for (const pane of list) pane.view.draw(pane, now, pane === active);
+  showFigures(active, now);
+  composer.draw();
+  comparison.draw();
+  speak(active);
+  $("add-pane").disabled = panes.isFull;
+  $("compare").hidden = list.length < 2;
+  document.body.classList.toggle("single", list.length === 1);
+  if (list.some((pane) => pane.run)) scheduleFrame();
 }
 
-function showSpeed(now) {
-  const { meter, run } = session;
+function showFigures(pane, now) {
+  const { meter, run, model, series } = pane;
+  const { position } = pane.transcript;
+  if (model) memory.setModel(model);
+  memory.show(position);
+  speed.draw(series, position);
+  $("position").textContent = formatCount(position);
   const rate = run ? meter.currentRate(now) : meter?.meanRate();
   const first = meter?.firstTokenMs ?? null;
   if (rate || !run) $("rate").textContent = rate ? formatRate(rate) : "–";
   $("first-token").textContent = first === null ? "–" : formatMillis(first);
 }
 
-function showButtons() {
-  const running = session.run !== null;
-  const canStart = connected && !running;
-  const empty = prompt.value === "";
-  const enabled = {
-    generate: canStart && !empty,
-    stop: running,
-    continue: canStart && session.id !== null,
-    new: session.id !== null || running || story.story.hasChildNodes(),
-  };
-  const main = running ? "stop" : empty && session.id ? "continue" : "generate";
-  const focused = document.activeElement;
-  for (const [name, button] of Object.entries(buttons)) {
-    button.disabled = !enabled[name];
-    button.classList.toggle("primary", name === main);
+function speak(pane) {
+  const { pieces } = pane.transcript;
+  if (spoken.pane !== pane || spoken.count > pieces.length) spoken = { pane, count: pieces.length };
+  const fresh = pieces.slice(spoken.count).filter((piece) => piece.kind === "token");
+  spoken.count = pieces.length;
+  if (fresh.length) announcer.add(fresh.map((piece) => piece.text).join(""));
+}
+
+function addPane() {
+  if (panes.add()) $("prompt").focus();
+}
+
+async function fork(pane, piece) {
+  const copy = await panes.fork(pane, piece.end);
+  if (copy) $("prompt").focus({ preventScroll: true });
+}
+
+function rewind(pane, piece) {
+  return pane.rewind(piece.end);
+}
+
+/** Forks before a token, and goes on with another one in its place. */
+async function instead(pane, piece, token) {
+  const text = await server.textOf(token, pane.model?.id);
+  const copy = await panes.fork(pane, piece.start);
+  if (!copy) return;
+  await copy.feed(token, text ?? "");
+  composer.continueIn(copy);
+}
+
+function onModels(list) {
+  models = list;
+  const picker = $("model");
+  const chosen = models.find((model) => model.id === picker.value) ?? models[0];
+  const options = models.map((model) => new Option(model.id, model.id, false, model === chosen));
+  picker.replaceChildren(...options);
+  picker.hidden = models.length < 2;
+  chooseModel(chosen);
+}
+
+/** New sessions are of this model, and those in which nothing has been written. */
+function chooseModel(model) {
+  panes.model = model;
+  for (const pane of panes.list) {
+    if (!pane.session && !pane.run) pane.model = model;
+    else pane.model = models.find(({ id }) => id === pane.model?.id) ?? pane.model ?? model;
   }
-  const focusLost = focused?.disabled && Object.values(buttons).includes(focused);
-  if (focusLost && enabled[main]) buttons[main].focus();
-  prompt.placeholder = session.id ? "Add words of your own, or continue" : "Write a beginning";
-}
-
-function start(text) {
-  const sampling = $("controls");
-  if (!sampling.checkValidity()) {
-    $("sampling").open = true;
-    sampling.reportValidity();
-    return;
-  }
-  const endedBefore = session.atEndOfText;
-  const fresh = session.id === null;
-  if (!session.generate(text, readSampling(sampling))) {
-    showNotice("There is no connection to the server at the moment.");
-    return;
-  }
-  hideNotice();
-  if (fresh) story.clear();
-  else if (endedBefore) story.addBreak();
-  $("intro").hidden = true;
-  $("summary").textContent = "";
-  if (text) story.addPrompt(text);
-  if (fresh) opening = text;
-  prompt.value = "";
-}
-
-function startFresh() {
-  session.reset();
-  story.clear();
-  hideNotice();
-  $("intro").hidden = false;
-  $("summary").textContent = "";
-  if (prompt.value === "") prompt.value = opening;
-  prompt.focus();
-  scheduleFrame();
-}
-
-function onEnd({ reason, seed, tokens }) {
-  const how = { stop: "End of the text", cancelled: "Stopped", error: "Broken off" }[reason];
-  const count = `${formatCount(tokens)} ${tokens === 1 ? "token" : "tokens"}`;
-  $("summary").textContent = `${how ? `${how}, ` : ""}${count}, seed ${seed}`;
-}
-
-function onModel(model) {
-  memory.setModel(model);
   const { parameters, attention } = model.everstream;
-  const parts = [model.id, `${formatShort(parameters)} parameters`, `${attention} attention`];
-  $("model").textContent = parts.join(" · ");
+  const facts = [`${formatShort(parameters)} parameters`, `${attention} attention`];
+  if (models.length < 2) facts.unshift(model.id);
+  $("model-facts").textContent = facts.join(" · ");
   scheduleFrame();
 }
 
-function onStatus(status) {
-  connected = status.state === "open";
-  clearInterval(countdown);
-  $("connection").dataset.state = status.state;
-  $("retry").hidden = status.state !== "waiting";
-  showKeyForm(status);
-  if (connected) session.freeDoomed();
-  else session.connectionLost();
-  const words = { connecting: "Connecting", open: "Connected", key: "Key wanted" };
-  $("connection-text").textContent = words[status.state] ?? status.reason;
-  $("countdown").textContent = "";
-  if (status.state === "waiting") startCountdown(status.delayMs);
+function onStatus(now) {
+  status.show(now);
+  if (now.state === "waiting") for (const pane of panes.list) pane.connectionLost();
   scheduleFrame();
 }
 
-function startCountdown(delayMs) {
-  const until = performance.now() + delayMs;
-  const show = () => {
-    const seconds = Math.max(1, Math.ceil((until - performance.now()) / 1000));
-    $("countdown").textContent = `Trying again in ${seconds}\u00a0s`;
-  };
-  show();
-  countdown = setInterval(show, 1000);
+function toggleCompare() {
+  if (panes.list.length < 2) return;
+  comparison.toggle();
+  $("compare").setAttribute("aria-pressed", String(comparison.isOn));
 }
 
-function showKeyForm({ state, rejected }) {
-  if (state === "connecting") return;
-  $("key-form").hidden = state !== "key";
-  if (state !== "key") return;
-  $("key-hint").textContent = rejected
-    ? "The server did not accept that key."
-    : "It is kept in this browser tab only.";
-  $("key").focus();
-}
-
-function showNotice(words) {
-  $("notice").textContent = words;
-  $("notice").hidden = false;
-}
-
-function hideNotice() {
-  $("notice").hidden = true;
-}
-
-$("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  start(prompt.value);
+$("model").addEventListener("change", ({ target }) => {
+  chooseModel(models.find((model) => model.id === target.value));
 });
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  connection.useKey($("key").value.trim());
-  $("key").value = "";
-});
-buttons.stop.addEventListener("click", () => session.stop());
-buttons.continue.addEventListener("click", () => start(""));
-buttons.new.addEventListener("click", startFresh);
-$("retry").addEventListener("click", () => connection.connect());
-prompt.addEventListener("input", scheduleFrame);
-prompt.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  const idle = connected && session.run === null;
-  if (idle && (prompt.value !== "" || session.id !== null)) start(prompt.value);
-});
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") session.stop();
-});
-window.addEventListener("online", () => connection.connect());
+$("add-pane").addEventListener("click", addPane);
+$("compare").addEventListener("click", toggleCompare);
+$("everywhere").addEventListener("change", scheduleFrame);
+$("help-open").addEventListener("click", () => $("help").showModal());
+window.addEventListener("online", () => server.connect());
 window.addEventListener("pagehide", (event) => {
-  if (session.id && !event.persisted) {
-    connection.request(`v1/sessions/${session.id}`, { method: "DELETE", keepalive: true });
-  }
+  if (event.persisted) return;
+  for (const { session } of panes.list) if (session) server.freeAtLast(session);
 });
 
+watchKeys({
+  escape: () => (card.isOpen ? card.hide() : composer.stop()),
+  add: addPane,
+  close: () => panes.remove(panes.active),
+  compare: toggleCompare,
+  surprise: () => $("surprise").click(),
+  theme: () => $("theme").click(),
+  goTo: (index) => panes.list[index] && panes.activate(panes.list[index]),
+});
+watchTheme($("theme"));
+watchSurprise($("surprise"));
 watchSampling($("controls"), $("sampling"));
-connection.connect();
+panes.add();
+server.connect();

@@ -14,6 +14,7 @@ export class Memory {
 
   /** Takes the server's description of its model, as `/v1/models` gives it. */
   setModel({ everstream }) {
+    if (everstream === this.model) return;
     this.model = everstream;
     this.elements.stateBytes.textContent = formatBytes(everstream.state_bytes_per_session);
     this.shown = null;

@@ -6,7 +6,16 @@ export function readSampling(form) {
   for (const input of form.elements) {
     if (input.name && input.value !== "") fields[input.name] = Number(input.value);
   }
+  const stop = form.querySelector("#stop-texts").value.split("\n").filter(Boolean);
+  // A line end cannot be written in a line of its own.
+  if (stop.length) fields.stop = stop.map((text) => text.replaceAll("\\n", "\n"));
   return fields;
+}
+
+/** The sampling of the pane at `index` where several begin at once: no two get the same seed. */
+export function samplingOf(fields, index) {
+  if (fields.seed === undefined || index === 0) return fields;
+  return { ...fields, seed: fields.seed + index };
 }
 
 /** Keeps the number beside each slider equal to it, fills its track, and minds narrow screens. */

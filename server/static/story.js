@@ -1,21 +1,28 @@
 // The text on the page. What arrives is collected and written once per frame.
 
 const NEAR_END_PX = 48;
+const LONGEST_BLOCK_CHARS = 1500;
+/** Log-probabilities below which a token counts as one step more surprising: 1/7, 1/40, 1/400. */
+const SURPRISES = [-1.95, -3.7, -6];
 
 /**
- * Writes prompts and answers into `story`, which scrolls inside `page`.
- *
- * Every line is its own block, so a frame lays out the last line alone,
- * however long the text has grown. The text content stays exactly what came.
+ * Writes the pieces of a transcript into `story`, which scrolls inside `page`: a span for each,
+ * so that it can be pointed at, and a block for each line or so. A frame lays out the last block
+ * alone, and blocks out of sight are not laid out at all, however long the text has grown. The
+ * text content stays exactly what came.
  */
 export class Story {
   constructor(page, story, latestButton) {
     this.page = page;
     this.story = story;
     this.latestButton = latestButton;
-    this.pending = "";
-    this.line = null;
     this.following = true;
+    this.spans = [];
+    this.pieces = new WeakMap();
+    this.pending = [];
+    this.block = null;
+    this.blockChars = 0;
+    this.numCommon = 0;
     page.addEventListener("scroll", () => this.#noticeScroll(), { passive: true });
     latestButton.addEventListener("click", () => {
       this.follow();
@@ -23,46 +30,93 @@ export class Story {
     });
   }
 
-  /** Removes everything. */
-  clear() {
-    this.pending = "";
-    this.line = null;
-    this.story.replaceChildren();
-    this.follow();
-  }
-
-  /** Adds the reader's own words, set apart from the model's. */
-  addPrompt(text) {
-    this.flush();
-    this.#write(text, "prompt");
-    this.follow();
-  }
-
-  /** Marks that the text before has ended and another begins. */
-  addBreak() {
-    this.flush();
-    const ornament = document.createElement("hr");
-    this.story.append(ornament);
-    this.line = null;
-  }
-
-  /** Queues generated text for the next frame. */
-  append(text) {
-    this.pending += text;
+  /** Queues pieces for the next frame. */
+  append(...pieces) {
+    this.pending.push(...pieces);
   }
 
   /** Writes what is queued; call once per frame. */
   flush() {
-    if (!this.pending) return;
-    this.#write(this.pending, "answer");
-    this.pending = "";
+    if (this.pending.length === 0) return;
+    const fresh = document.createDocumentFragment();
+    for (const piece of this.pending) this.#write(piece, fresh);
+    this.pending.length = 0;
+    this.story.append(fresh);
     if (this.following) this.#scrollToEnd();
+  }
+
+  /** Removes all but the first `count` pieces. */
+  truncate(count) {
+    this.flush();
+    const [kept, gone] = [this.spans[count - 1], this.spans[count]];
+    if (gone === undefined) return;
+    const range = document.createRange();
+    if (kept) range.setStartAfter(kept);
+    else range.setStart(this.story, 0);
+    range.setEnd(this.story, this.story.childNodes.length);
+    range.deleteContents();
+    this.spans.length = count;
+    this.numCommon = Math.min(this.numCommon, count);
+    this.block = kept?.parentElement === this.story ? null : (kept?.parentElement ?? null);
+    this.blockChars = this.block?.textContent.length ?? 0;
+    if (this.block?.textContent.endsWith("\n")) this.block = null;
+    while (this.story.lastElementChild?.className === "line" && !this.story.lastElementChild.firstChild) {
+      this.story.lastElementChild.remove();
+    }
+    if (count === 0) this.follow();
+  }
+
+  /** Marks the place after the first `count` pieces as the one where a copy of session `from` left it. */
+  markOrigin(count, from) {
+    this.flush();
+    const mark = document.createElement("span");
+    mark.className = "mark";
+    mark.dataset.label = from;
+    mark.setAttribute("role", "note");
+    mark.setAttribute("aria-label", `Left session ${from} here`);
+    for (const span of this.spans.slice(0, count)) span.classList.add("shared");
+    this.spans[count - 1]?.after(mark);
+  }
+
+  /** Marks a piece as one after which the session `name` has left. */
+  markBranch(index, name) {
+    this.flush();
+    const span = this.spans[index];
+    if (span) span.dataset.branches = (span.dataset.branches ?? "") + name;
+  }
+
+  /** Takes the marks of the session `name` away, which is no more. */
+  unmarkBranch(name) {
+    for (const span of this.story.querySelectorAll("[data-branches]")) {
+      span.dataset.branches = span.dataset.branches.replace(name, "");
+      if (span.dataset.branches === "") delete span.dataset.branches;
+    }
+  }
+
+  /** Dims the first `count` pieces, which other sessions have as well. */
+  setCommon(count) {
+    this.flush();
+    const [from, to] = [Math.min(count, this.numCommon), Math.max(count, this.numCommon)];
+    for (const span of this.spans.slice(from, to)) span.classList.toggle("common", count > from);
+    this.numCommon = count;
+  }
+
+  /** Shows a place in the text, in the middle. */
+  reveal(index) {
+    this.flush();
+    this.spans[Math.min(index, this.spans.length - 1)]?.scrollIntoView({ block: "center" });
+  }
+
+  /** The piece that an element shows, or undefined. */
+  pieceOf(element) {
+    return this.pieces.get(element);
   }
 
   /** Shows or hides the caret. */
   setLive(live) {
     this.story.classList.toggle("live", live);
-    this.story.setAttribute("aria-busy", String(live));
+    const busy = String(live);
+    if (this.story.getAttribute("aria-busy") !== busy) this.story.setAttribute("aria-busy", busy);
   }
 
   /** Goes to the end and stays there as text arrives. */
@@ -72,28 +126,28 @@ export class Story {
     this.#scrollToEnd();
   }
 
-  #write(text, kind) {
-    for (const piece of text.split(/(?<=\n)/)) {
-      if (!this.line) {
-        this.line = document.createElement("div");
-        this.line.className = "line";
-        this.story.append(this.line);
-      }
-      this.#writeRun(piece, kind);
-      if (piece.endsWith("\n")) this.line = null;
-    }
-  }
-
-  #writeRun(text, kind) {
-    const last = this.line.lastElementChild;
-    if (last?.className === kind) {
-      last.firstChild.appendData(text);
+  #write(piece, fresh) {
+    const span = document.createElement(piece.kind === "break" ? "hr" : "span");
+    this.spans.push(span);
+    this.pieces.set(span, piece);
+    if (piece.kind === "break") {
+      fresh.append(span);
+      this.block = null;
       return;
     }
-    const run = document.createElement("span");
-    run.className = kind;
-    run.append(document.createTextNode(text));
-    this.line.append(run);
+    span.className = piece.kind === "prompt" ? "prompt" : "answer";
+    span.append(piece.text); // as text, never as HTML
+    const surprise = SURPRISES.filter((limit) => piece.logprob < limit).length;
+    if (piece.logprob !== null && surprise) span.dataset.surprise = surprise;
+    if (!this.block || this.blockChars > LONGEST_BLOCK_CHARS) {
+      this.block = document.createElement("div");
+      this.block.className = "line";
+      this.blockChars = 0;
+      fresh.append(this.block);
+    }
+    this.block.append(span);
+    this.blockChars += piece.text.length;
+    if (piece.text.endsWith("\n")) this.block = null;
   }
 
   #noticeScroll() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -70,6 +71,40 @@ def start_server() -> Iterator[StartServer]:
             server.kill()
 
 
+@pytest.fixture
+def start_real() -> Iterator[StartServer]:
+    """Starts servers of the real model, with flags of the command."""
+    started: list[ServerProcess] = []
+
+    def start(*flags: str, port: int = 0) -> ServerProcess:
+        port = port or free_port()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "server.main", "serve", "--port", str(port), *flags],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        server = ServerProcess(process, port)
+        started.append(server)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if server.url in line:
+                return server
+        raise AssertionError("the server did not start")
+
+    yield start
+    for server in started:
+        if server.process.returncode is None:
+            server.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> ServerProcess:
     """One server for the tests that leave it whole."""
@@ -99,10 +134,10 @@ class Visit:
         """The messages of one type that came from the server."""
         return [message for message in self.received if message["type"] == type]
 
-    def watch_socket(self, socket: WebSocket) -> None:
-        self.urls.append(socket.url)
-        socket.on("framesent", lambda frame: self.sent.append(json.loads(frame)))
-        socket.on("framereceived", lambda frame: self.received.append(json.loads(frame)))
+    def watch_socket(self, stream: WebSocket) -> None:
+        self.urls.append(stream.url)
+        stream.on("framesent", lambda frame: self.sent.append(json.loads(frame)))
+        stream.on("framereceived", lambda frame: self.received.append(json.loads(frame)))
 
 
 @pytest.fixture

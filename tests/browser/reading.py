@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import ServerProcess
 
@@ -27,8 +27,26 @@ def wait_until_ended(page: Page) -> str:
     return page.locator("#summary").inner_text()
 
 
-def story_of(page: Page) -> str:
-    return page.locator("#story").text_content() or ""
+def story_of(page: Page, pane: int = 0) -> str:
+    return page.locator(".story").nth(pane).text_content() or ""
+
+
+def token(page: Page, index: int, pane: int = 0) -> Locator:
+    """A generated token of a pane."""
+    return page.locator(".pane").nth(pane).locator(".answer").nth(index)
+
+
+def write(page: Page, prompt: str = "Hello", max_tokens: int = 40) -> None:
+    """Generates to the end in the active session."""
+    begin(page, prompt, max_tokens)
+    wait_until_ended(page)
+
+
+def fork_at(page: Page, index: int, pane: int = 0) -> None:
+    """Clicks a token, and waits for the copy."""
+    before = page.locator(".pane").count()
+    token(page, index, pane).click()
+    expect(page.locator(".pane")).to_have_count(before + 1)
 
 
 def decode(tokens: bytes) -> str:

@@ -29,7 +29,7 @@ def test_streams_the_text_after_the_prompt(visit: Visit, server: ServerProcess) 
     assert wait_until_ended(page) == "120 tokens, seed 0"
     # The fake engine reads its story from the position, which the prompt has moved.
     assert story_of(page) == "Hello" + decode(STORY[5:125])
-    assert page.locator("#story .prompt").text_content() == "Hello"
+    assert page.locator(".story .prompt").text_content() == "Hello"
     expect_position(page, 125)
     expect(page.locator("#first-token")).to_have_text(re.compile(r"^[\d.]+\s(ms|s)$"))
     expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.,]+$"))
@@ -39,11 +39,11 @@ def test_text_grows_while_the_request_runs(visit: Visit, server: ServerProcess) 
     page = visit.page
     open_page(page, server)
     begin(page, "Hello", ENDLESS)
-    expect(page.locator("#story")).to_contain_text("little fox who lived")
-    expect(page.locator("#story")).to_have_attribute("aria-busy", "true")
+    expect(page.locator(".story")).to_contain_text("little fox who lived")
+    expect(page.locator(".story")).to_have_attribute("aria-busy", "true")
     page.get_by_role("button", name="Stop").click()
     assert wait_until_ended(page).startswith("Stopped, ")
-    expect(page.locator("#story")).to_have_attribute("aria-busy", "false")
+    expect(page.locator(".story")).to_have_attribute("aria-busy", "false")
 
 
 @pytest.mark.parametrize("how", ["button", "escape"])
@@ -51,7 +51,7 @@ def test_stop_ends_the_stream_and_keeps_text(visit: Visit, server: ServerProcess
     page = visit.page
     open_page(page, server)
     begin(page, "Hello", ENDLESS)
-    expect(page.locator("#story .answer").first).to_be_visible()
+    expect(page.locator(".story .answer").first).to_be_visible()
     if how == "button":
         page.get_by_role("button", name="Stop").click()
     else:
@@ -110,7 +110,7 @@ def test_new_in_the_middle_of_a_stream_shows_nothing_of_it(
     page = visit.page
     open_page(page, server)
     begin(page, "Hello", ENDLESS)
-    expect(page.locator("#story .answer").first).to_be_visible()
+    expect(page.locator(".story .answer").first).to_be_visible()
     page.get_by_role("button", name="New").click()
     begin(page, "Again", 20)
     assert wait_until_ended(page) == "20 tokens, seed 0"
@@ -125,8 +125,8 @@ def test_text_that_has_ended_is_set_apart_from_the_next(
     begin(page, "The END", 50)
     assert wait_until_ended(page) == "End of the text, 1 token, seed 0"
     page.get_by_role("button", name="Continue").click()
-    expect(page.locator("#story hr")).to_have_count(1)
-    expect(page.locator("#story .answer").first).to_be_visible()
+    expect(page.locator(".story hr")).to_have_count(1)
+    expect(page.locator(".story .answer").first).to_be_visible()
 
 
 def test_memory_is_constant_while_the_cache_would_grow(visit: Visit, server: ServerProcess) -> None:
@@ -151,21 +151,32 @@ def test_sampling_controls_are_sent(visit: Visit, server: ServerProcess) -> None
     page.locator("#temperature").fill("0.5")
     page.locator("#top-p").fill("0.9")
     page.locator("#min-p").fill("0.05")
+    page.locator("#typical-p").fill("0.8")
     page.locator("#repetition-penalty").fill("1.1")
+    page.locator("#presence-penalty").fill("0.5")
+    page.locator("#frequency-penalty").fill("-0.5")
+    page.fill("#stop-texts", "the end\n\\n\\n")
     page.fill("#top-k", "40")
     begin(page, "Hello", 3)
     wait_until_ended(page)
-    message = {k: v for k, v in visit.sent[0].items() if k not in {"type", "request_id"}}
+    by_client = {"type", "request_id", "idempotency_key"}
+    message = {k: v for k, v in visit.sent[0].items() if k not in by_client}
     assert message == {
         "prompt": "Hello",
+        "model": "fake",
         "keep": True,
         "max_tokens": 3,
         "seed": 0,
         "temperature": 0.5,
         "top_p": 0.9,
         "min_p": 0.05,
+        "typical_p": 0.8,
         "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
         "top_k": 40,
+        "top_logprobs": 5,
+        "stop": ["the end", "\n\n"],
     }
 
 
@@ -194,4 +205,4 @@ def test_prompt_is_shown_as_text_never_as_html(visit: Visit, server: ServerProce
     begin(page, markup, 5)
     wait_until_ended(page)
     assert story_of(page).startswith(markup)
-    expect(page.locator("#story b, #story img")).to_have_count(0)
+    expect(page.locator(".story b, .story img")).to_have_count(0)

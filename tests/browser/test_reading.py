@@ -27,7 +27,7 @@ def test_text_is_written_once_per_frame(visit: Visit, start_server: StartServer)
     page.evaluate(
         """() => {
           window.writes = window.frames_drawn = 0;
-          const story = document.getElementById("story");
+          const story = document.querySelector(".story");
           const options = { childList: true, characterData: true, subtree: true };
           new MutationObserver(() => { window.writes += 1; }).observe(story, options);
           const count = () => { window.frames_drawn += 1; requestAnimationFrame(count); };
@@ -51,7 +51,7 @@ def test_keyboard_alone_writes_stops_and_continues(visit: Visit, server: ServerP
     page.keyboard.press("Enter")
     expect(page.locator("#prompt")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.locator("#story .answer").first).to_be_visible()
+    expect(page.locator(".story .answer").first).to_be_visible()
     page.keyboard.press("Escape")
     wait_until_ended(page)
     before = position_of(page)
@@ -76,9 +76,9 @@ def test_reader_who_scrolls_back_is_left_in_peace(visit: Visit, server: ServerPr
     page.set_viewport_size({"width": 1280, "height": 560})
     open_page(page, server)
     begin(page, "Hello", ENDLESS)
-    expect(page.locator("#story .line")).not_to_have_count(0)
+    expect(page.locator(".story .line")).not_to_have_count(0)
     expect(page.locator("#position")).to_have_text(re.compile(r"^[\d,]*\d{4}$|^\d,\d{3}$"))
-    scroller = page.locator("#page")
+    scroller = page.locator(".page")
     scroller.evaluate("page => { page.scrollTop = 0; }")
     expect(page.get_by_role("button", name="Latest text")).to_be_visible()
     seen = position_of(page)

@@ -1,0 +1,70 @@
+// One generation of a pane: from the request to its last event, over as many sockets as it takes.
+
+import { Meter } from "./meter.js";
+
+/** How many alternatives to each token are asked for. */
+const NUM_ALTERNATIVES = 5;
+
+/**
+ * Reads a generation and tells `watcher` of it: `begun(session, run)`, `token(event, run)`,
+ * `finished(event, run)`, `reset(event, run)`, `failed(error, run)`, and `over(run)` at last.
+ * What was abandoned is told no more, and its new session is freed.
+ */
+export class Run {
+  seed = null;
+  isAbandoned = false;
+  isStopping = false;
+  wasLost = false; // its connection, since the last token
+
+  constructor(pane, prompt, sampling, watcher) {
+    const options = { ...sampling, top_logprobs: NUM_ALTERNATIVES };
+    this.pane = pane;
+    this.watcher = watcher;
+    this.meter = new Meter(performance.now());
+    this.generation = pane.session
+      ? pane.session.generate(prompt, options)
+      : pane.server.client.complete(prompt, { ...options, keep: true, model: pane.model?.id });
+    this.done = this.#read();
+  }
+
+  /** Ends it; what was written stays. */
+  stop() {
+    if (this.isStopping) return;
+    this.isStopping = true;
+    this.generation.cancel();
+  }
+
+  /** Ends it, and nobody hears of it again. */
+  abandon() {
+    this.isAbandoned = true;
+    this.stop();
+  }
+
+  async #read() {
+    const { client } = this.pane.server;
+    try {
+      const begun = await this.generation.begun();
+      if (this.isAbandoned) return;
+      this.seed = begun.seed ?? null;
+      this.watcher.begun(client.session(begun.session), this);
+      for await (const event of this.generation) {
+        if (this.isAbandoned) return;
+        this.watcher[event.type]?.(event, this);
+        if (event.type === "token") this.wasLost = false;
+      }
+    } catch (error) {
+      if (!this.isAbandoned && !this.isStopping) this.watcher.failed(error, this);
+    } finally {
+      this.#end(client);
+    }
+  }
+
+  #end(client) {
+    if (!this.isAbandoned) {
+      this.watcher.over(this);
+      return;
+    }
+    const { session } = this.generation;
+    if (session) this.pane.server.free(client.session(session));
+  }
+}

@@ -1,0 +1,81 @@
+"""Long texts, and a server that goes away in the middle of one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import ServerProcess, StartServer, Visit
+from tests.browser.reading import begin, open_page, story_of, token, wait_until_ended
+
+pytestmark = pytest.mark.browser
+
+
+def test_blocks_of_a_long_text_that_are_out_of_sight_are_not_laid_out(
+    visit: Visit, start_server: StartServer
+) -> None:
+    page = visit.page
+    open_page(page, start_server(step_ms=0))
+    begin(page, "Hello", 8000)
+    expect(page.locator("#summary")).to_have_text("8,000 tokens, seed 0", timeout=60_000)
+    blocks = page.evaluate(
+        """() => [...document.querySelectorAll(".line")].map((line) => [
+          line.textContent.length, line.firstChild.checkVisibility({ contentVisibilityAuto: true }),
+        ])"""
+    )
+    assert len(blocks) > 20
+    assert max(length for length, _ in blocks) < 2000
+    drawn = [is_drawn for _, is_drawn in blocks]
+    assert drawn[-1]
+    assert not any(drawn[: len(drawn) // 2])
+
+
+def test_text_without_line_ends_is_cut_into_blocks_too(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "x" * 4000, 300)
+    wait_until_ended(page)
+    assert page.locator(".line").first.text_content() == "x" * 4000
+    assert story_of(page).startswith("x" * 4000)
+
+
+def test_time_per_token_is_drawn_along_the_text(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    expect(page.locator("#token-ms")).to_have_text("\u2013")
+    begin(page, "Hello", 400)
+    wait_until_ended(page)
+    expect(page.locator("#token-ms")).to_have_text(re.compile(r"^[\d.]+\s(ms|s)$"))
+    path = page.locator(".speed-line").get_attribute("d") or ""
+    points = [float(x) for x in re.findall(r"[ML]([\d.]+) ", path)]
+    assert 2 <= len(points) <= 399 // 8
+    assert points == sorted(points)
+    # The axis is that of the chart of memory: no run of tokens is beyond where the session is.
+    now = float(page.locator("#chart .state-dot").get_attribute("cx") or 0)
+    assert now / 2 < points[-1] <= now
+
+
+def test_stream_goes_on_where_it_was_after_the_server_was_killed(
+    visit: Visit, start_real: StartServer, tmp_path: Path
+) -> None:
+    page = visit.page
+    flags = ("--store", str(tmp_path / "store"), "--continue-on-start")
+    server = start_real(*flags)
+    open_page(page, server)
+    begin(page, "Once upon a time", 1500)
+    expect(token(page, 100)).to_be_attached(timeout=30_000)
+    server.kill()
+    expect(page.locator("#connection")).to_have_attribute("data-state", re.compile("waiting"))
+    expect(page.locator(".story")).to_have_attribute("aria-busy", "true")
+    start_real(*flags, port=server.port)
+    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0", timeout=60_000)
+    expect(page.locator(".taken-up")).to_contain_text("nothing is missing")
+    seen = story_of(page)
+
+    page.get_by_role("button", name="Add session").click()
+    begin(page, "Once upon a time", 1500)
+    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0", timeout=60_000)
+    assert story_of(page, 1) == seen
