@@ -20,11 +20,13 @@ $(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || \
 	echo "The native runtime was not built, so the server runs on torch, many times slower (Debian: apt-get install g++ python3-dev)." >&2
 endef
 
+NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
+NODE_TESTS := tests/clients/javascript
 ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell command -v qemu-aarch64 2>/dev/null))
 ARM_TESTS := tests/model/ops/cpu/arm
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test reliability lint format bench soak docker docker-check clean
+.PHONY: help serve test reliability compat lint format bench soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -36,16 +38,23 @@ test: $(VENV)/.installed-dev ## Installs what is missing and runs every test
 ifeq ($(CHROMIUM),)
 	@echo "No Chromium is installed, so tests/browser is left out (Debian: apt-get install chromium)." >&2
 endif
+ifeq ($(NODE),)
+	@echo "$(NODE_TESTS) is left out (Debian: apt-get install nodejs npm)." >&2
+endif
 ifeq ($(ARM),)
 	@echo "$(ARM_TESTS) is left out (Debian: apt-get install g++-aarch64-linux-gnu qemu-user)." >&2
 endif
 	@$(WARN_WITHOUT_NATIVE)
-	@$(BIN)/python -m pytest $(if $(CHROMIUM),,--ignore=tests/browser) \
+	@$(BIN)/python -m pytest $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
+		$(if $(NODE),,--ignore=$(NODE_TESTS) --ignore=tests/compat/test_openai_node.py) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
 		$$($(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || echo --ignore=tests/model/ops) $(ARGS)
 
 reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
+
+compat: $(VENV)/.installed-dev ## Runs real clients, each in its own environment, against a server
+	@$(BIN)/python -m pytest tests/compat --long $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Checks style, types, the Dockerfile and the manifests
 	$(BIN)/ruff check $(CHECKED)
@@ -76,7 +85,7 @@ docker-check: $(VENV)/.installed-dev ## Does what the Dockerfile does, without a
 	deploy/check-install $(PYTHON)
 
 clean: ## Removes the environment, what was built and every cache
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis model/ops/cpu/_native.*.so
+	rm -rf $(VENV) .compat build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis model/ops/cpu/_native.*.so
 	find model/ops/cpu/cmake -mindepth 1 ! -name CMakeLists.txt -delete
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -77,6 +77,14 @@ def test_wheel_carries_every_data_file(wheel_files: set[str], folder: str) -> No
     assert present <= wheel_files
 
 
+def test_wheel_carries_the_javascript_client_that_the_page_uses(wheel_files: set[str]) -> None:
+    modules = (ROOT / "clients" / "javascript").glob("*.js")
+    present = {path.relative_to(ROOT).as_posix() for path in modules}
+    assert "clients/javascript/everstream.js" in present
+    assert present <= wheel_files
+    assert {name for name in wheel_files if "node_modules" in name} == set()
+
+
 def test_wheel_carries_the_three_packages_alone(wheel_files: set[str]) -> None:
     assert {path.partition("/")[0] for path in wheel_files} == {"server", "model", "clients"}
 
@@ -112,7 +120,7 @@ def test_sdist_carries_the_sources_and_nothing_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        *("serve", "test", "reliability", "lint", "format", "bench", "soak"),
+        *("serve", "test", "reliability", "compat", "lint", "format", "bench", "soak"),
         *("docker", "docker-check", "clean"),
     ],
 )

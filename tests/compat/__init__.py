@@ -1,0 +1,1 @@
+"""Real clients, as the registries have them, against a real server: `make compat`."""

@@ -1,0 +1,130 @@
+"""Environments of the clients, whose dependencies clash with ours and with each other's.
+
+Each is made from its pinned list under `.compat/` in the clone, and used again
+while nothing it is made from changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PLACE = HERE.parent.parent / ".compat"
+INSTALL_TIMEOUT_S = 1500.0
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client's folder of checks, and what runs them: ``program`` is its Python or Node."""
+
+    folder: Path
+    program: Path
+
+    def run(self, *arguments: object, timeout_s: float, **environment: str) -> str:
+        """Runs the program in the client's folder; its output, where it ends well."""
+        return succeed([self.program, *arguments], self.folder, timeout_s, **environment)
+
+    @contextmanager
+    def running(self, *arguments: object, **environment: str) -> Iterator[Iterator[str]]:
+        """The lines that the program prints while the block runs; it must end well by itself."""
+        process = subprocess.Popen(
+            [str(part) for part in (self.program, *arguments)],
+            cwd=self.folder,
+            env={**_outer_environment(), **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            yield (line.rstrip("\n") for line in process.stdout)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()
+
+    def check(self, *files: str, timeout_s: float = 100.0, **environment: str) -> str:
+        """Runs checks with the environment's own pytest; none may be skipped."""
+        options = ("--config-file", HERE / "checks.ini", "--rootdir", self.folder)
+        output = self.run("-m", "pytest", *options, *files, timeout_s=timeout_s, **environment)
+        assert " passed" in output, output
+        assert "skipped" not in output, output
+        return output
+
+
+def python_client(name: str) -> Client:
+    """The environment that `NAME/requirements.txt` pins, made if need be."""
+    folder, place = HERE / name, PLACE / name
+    requirements = folder / "requirements.txt"
+    program = place / "bin" / "python"
+    stamp = place / "installed-from"
+    made_from = _digest(requirements.read_bytes(), sys.version.encode())
+    if not stamp.exists() or stamp.read_text() != made_from:
+        shutil.rmtree(place, ignore_errors=True)
+        succeed([sys.executable, "-m", "venv", place], HERE, INSTALL_TIMEOUT_S)
+        install = ("-m", "pip", "install", "--quiet", "--requirement", requirements)
+        succeed([program, *install], HERE, INSTALL_TIMEOUT_S)
+        stamp.write_text(made_from)
+    return Client(folder, program)
+
+
+def node_client(name: str) -> Client:
+    """Node with the packages that `NAME/package-lock.json` pins, installed if need be.
+
+    Its folder is a copy, because Node looks for packages beside the file that wants them.
+    """
+    place = PLACE / name
+    place.mkdir(parents=True, exist_ok=True)
+    node, npm = (_found(program) for program in ("node", "npm"))
+    for old in place.glob("*.mjs"):
+        old.unlink()
+    for file in (HERE / name).iterdir():
+        shutil.copy(file, place)
+    stamp = place / "node_modules" / "installed-from"
+    made_from = _digest((place / "package-lock.json").read_bytes())
+    if not stamp.exists() or stamp.read_text() != made_from:
+        quiet = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+        succeed([npm, "ci", "--ignore-scripts", *quiet], place, INSTALL_TIMEOUT_S)
+        stamp.write_text(made_from)
+    return Client(place, node)
+
+
+def succeed(command: list[object], folder: Path, timeout_s: float, **environment: str) -> str:
+    """What ``command`` prints. Fails with all of it where it does not end with 0."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**_outer_environment(), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    shown = " ".join(map(str, command))
+    assert done.returncode == 0, f"{shown} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def _outer_environment() -> Mapping[str, str]:
+    """Without what the project pins and sets for itself."""
+    ours = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "PYTHONPATH", "PYTEST_ADDOPTS")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _found(program: str) -> Path:
+    """Fails, and does not skip, where it is missing: else nobody would notice."""
+    path = shutil.which(program)
+    assert path is not None, f"{program} is not installed (Debian: apt-get install nodejs npm)"
+    return Path(path)
