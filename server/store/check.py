@@ -67,6 +67,16 @@ def _problems(execute: Execute, path: Path) -> Iterator[str]:
         yield from _broken_log(execute, key, id, log_seq, count, seq)
         ends[key] = (id, seq, journal, running)
     yield from _broken_journal(execute, ends)
+    yield from _nobody_s(execute)
+
+
+def _nobody_s(execute: Execute) -> Iterator[str]:
+    """What is left of sessions that are gone."""
+    for table in ("snapshot", "segment"):
+        query = f"SELECT COUNT(*) FROM {table} WHERE session NOT IN (SELECT key FROM session)"  # noqa: S608
+        (count,) = execute(query).fetchone()
+        if count:
+            yield f"{count} rows of {table} belong to no session"
 
 
 def _broken_states(execute: Execute, folder: Path) -> Iterator[str]:

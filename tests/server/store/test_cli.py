@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import apsw
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from server.store.cli import check_command, compact_command, export_command
+from server.store.database import FILE_NAME
 from server.store.portable import import_session
 from server.store.signing import signing_key
 from server.store.sqlite_store import open_store
@@ -53,6 +55,15 @@ class TestCheck:
         shutil.copytree(path, tmp_path / "dead")
         assert run("check", tmp_path / "dead").exit_code == 0
         store.close()
+
+    def test_what_is_left_of_a_session_that_is_gone_is_counted(self, path: Path) -> None:
+        database = apsw.Connection(str(path / FILE_NAME))
+        database.execute("PRAGMA foreign_keys = OFF")
+        database.execute("DELETE FROM session WHERE id = 'two'")
+        database.close()
+        result = run("check", path)
+        assert result.exit_code == 1
+        assert "rows of snapshot belong to no session" in result.output
 
     def test_every_broken_state_is_named(self, path: Path) -> None:
         for file in path.glob("snapshots/*/*"):
