@@ -1,7 +1,7 @@
 """Where does linear attention begin to pay? Time and memory of one layer against the text's length.
 
 Training is forward and backward, prefill is forward alone; both read the whole text at once, as
-`parallel` does. A point has a forked process to itself: the memory is the growth of that process's
+`parallel` does. A point has a process to itself: the memory is the growth of that process's
 `ru_maxrss` over a first pass, so it counts what the allocator takes, and not the input or torch.
 The time is the fastest of the passes after it. A curve ends where a point takes too long or too
 much.
@@ -110,7 +110,7 @@ def measure_here(layer: Attention, mode: str, num_tokens: int, limits: Limits) -
 
 
 def peak_bytes() -> int:
-    """The most that was ever resident of this process; in a forked one, since its start."""
+    """The most that was ever resident of this process; in a forked one since its start."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -122,35 +122,40 @@ def timed(work: Callable[[], None]) -> float:
 
 
 def measure_apart(make: MakeLayer, mode: str, num_tokens: int, limits: Limits) -> Point | None:
-    """One point in a forked process of its own; None where its memory was not to be had.
+    """One point in a process of its own; None where its memory was not to be had.
 
-    The layer is made there: torch's threads, once at work here, would not outlive the fork.
+    It is forked from one that has imported torch and done nothing else: what this
+    process has taken and given back would be there for the layer to use.
     """
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(writer, make, mode, num_tokens, limits))
     process.start()
     writer.close()
     try:
-        point: Point | None = reader.recv()
+        point: Point | str | None = reader.recv()
     except EOFError:
-        raise RuntimeError(f"the process of {mode} at {num_tokens} tokens died") from None
+        point = "it was killed"
     finally:
         process.join()
         reader.close()
+    if isinstance(point, str):
+        raise RuntimeError(f"the process of {mode} at {num_tokens} tokens died: {point}")
     return point
 
 
 def child(writer: Connection, make: MakeLayer, mode: str, num_tokens: int, limits: Limits) -> None:
-    """Sends a point, or None. The limit on memory keeps a bad guess from the whole machine."""
+    """Sends a point, None, or why there is none.
+
+    The limit on memory keeps a bad guess from the whole machine.
+    """
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2 * limits.bytes, resource.RLIM_INFINITY))
     try:
         writer.send(measure_here(make(), mode, num_tokens, limits))
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        writer.send(None)
+    except Exception as error:
+        writer.send(None if "can't allocate memory" in str(error) else repr(error))
 
 
 def measure_curve(make: MakeLayer, mode: str, lengths: list[int], limits: Limits) -> Curve:

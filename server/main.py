@@ -55,7 +55,7 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Checkpoint folder or hub id, or NAME=PATH; repeat for more [the bundled one]."
+            help="Checkpoint folder or hub id, or NAME=PATH; repeat for more \\[the bundled one]."
         ),
     ] = None,
     model_dir: Annotated[
@@ -63,12 +63,12 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
-    backend: Annotated[str | None, typer.Option(help="auto, native or torch [auto].")] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, native or torch \\[auto].")] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
+        int | None, typer.Option(help="Threads of the model \\[all cores, or 1 on torch].")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of weights: auto, float32, bfloat16 or int8 [auto].")
+        str | None, typer.Option(help="Of weights: auto, float32, bfloat16 or int8 \\[auto].")
     ] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions that fit the pool.")] = None,
     state_memory: Annotated[
@@ -99,10 +99,10 @@ def serve(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Folder of the durable sessions, or memory [the user's state folder]."),
+        typer.Option(help="Folder of the durable sessions, or memory \\[the user's state folder]."),
     ] = None,
     durability: Annotated[
-        str | None, typer.Option(help="full: survives a power cut; relaxed: a kill [full].")
+        str | None, typer.Option(help="full: survives a power cut; relaxed: a kill \\[full].")
     ] = None,
     store_size: Annotated[str | None, typer.Option(help="Most that the store may hold.")] = None,
     retention: Annotated[
@@ -128,9 +128,9 @@ def serve(
         bool | None,
         typer.Option("--trust-unsigned-state", help="Import sessions that nobody has signed."),
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json \\[text].")] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error [info].")
+        str | None, typer.Option(help="debug, info, warning or error \\[info].")
     ] = None,
     otel_endpoint: Annotated[
         str | None, typer.Option(help="Where OpenTelemetry traces go, such as http://host:4318.")
@@ -210,7 +210,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
+        int | None, typer.Option(help="Threads of the model \\[all cores, or 1 on torch].")
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
 ) -> None:

@@ -201,7 +201,11 @@ class ModelChanges:
         models = self._models
         taken = {v.home.path: v.service.model.digest for v in models.versions if v.home}
         version = await asyncio.to_thread(self._builder.build, source, checkpoint, taken, metrics)
-        await models.start_version(version)
+        try:
+            await models.start_version(version)
+        except BaseException:
+            await models.stop_version(version)
+            raise
         if models.is_draining:
             await models.stop_version(version)
             raise Draining

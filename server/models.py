@@ -6,7 +6,7 @@ All of it belongs to one event loop. `server.model_changes` loads and unloads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from server.api.errors import ModelNotFound
@@ -54,6 +54,7 @@ class Models:
         self._continue_unfinished = continue_unfinished
         self._tenants: Mapping[str, Tenant] = {}
         self._watching: dict[Driver, asyncio.Task[None]] = {}
+        self._stopping: set[Driver] = set()
         self._seen: dict[str, Version] = {}
         self._ended: dict[str, EngineStats] = {}
         assert self.current, "there is no model"
@@ -144,6 +145,7 @@ class Models:
 
     async def stop_version(self, version: Version) -> bool:
         """Ends its threads, which gives its memory back; False if they did not end in time."""
+        self._stopping.add(version.driver)
         if (watching := self._watching.pop(version.driver, None)) is not None:
             watching.cancel()
         ended = await version.driver.stop()
@@ -153,6 +155,7 @@ class Models:
     def retired(self, version: Version, stats: EngineStats) -> None:
         """Takes out one that has ended; its counts stay."""
         self.retiring.remove(version)
+        self._stopping.discard(version.driver)
         self._seen = {id: each for id, each in self._seen.items() if each is not version}
         before = self._ended.pop(version.name, NO_STATS)
         if any(each.name == version.name for each in self.versions):
@@ -166,7 +169,7 @@ class Models:
 
     @property
     def healthy(self) -> bool:
-        return all(version.driver.healthy for version in self.versions)
+        return all(driver.healthy for driver in self._serving())
 
     @property
     def ready(self) -> bool:
@@ -176,7 +179,12 @@ class Models:
     @property
     def takes_sockets(self) -> bool:
         """Whether a new socket is of use."""
-        return all(version.driver.takes_sockets for version in self.versions)
+        return all(driver.takes_sockets for driver in self._serving())
+
+    def _serving(self) -> Iterator[Driver]:
+        """Those that have not been told to end."""
+        drivers = (version.driver for version in self.versions)
+        return (driver for driver in drivers if driver not in self._stopping)
 
     async def scrapes(self) -> list[Scrape]:
         """The counts of each model, over all of its versions."""

@@ -102,6 +102,8 @@ class WebSocketProtocol(OffersShortcut, WebSocketsSansIOProtocol, ReadsLittle):
         if self.close_sent or self.transport.is_closing():  # the app cannot know
             raise ClientDisconnected
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # by a refusal; uvicorn would log that it never was
 
     def _refuse_handshake(self) -> None:
         """Where h11 took a head that is too long for websockets, uvicorn would wait for ever."""

@@ -11,10 +11,12 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -84,17 +86,19 @@ def bench(
     else:
         levels = [_arriving(load, one, duration) for one in _levels(rate, "rate", float)]
     limits = Limits(ttft_limit, itl_limit)
+    if plot is not None and find_spec("matplotlib") is None:
+        raise _fail("--plot needs matplotlib: install it, or the extra train", 2)
     console = Console(highlight=False)
     try:
         summaries = list(_measure(load, warm_up, levels, limits, console))
     except (EverstreamError, OSError) as error:
         raise _fail(unreachable(error, url), 1) from error
-    if plot is not None:
-        _plot(summaries, limits, plot)
     figures = {"limits": limits._asdict(), "levels": [asdict(one) for one in summaries]}
     line = json.dumps(figures, allow_nan=False)
     if output is not None:
         output.write_text(line + "\n", encoding="utf-8")
+    if plot is not None:
+        _plot(summaries, limits, plot)
     typer.echo(line)
     if any(one.errors for one in summaries):
         raise typer.Exit(1)
@@ -126,26 +130,29 @@ def _arriving(load: Load, rate: float, duration_s: float) -> Load:
 
 
 def _table(concurrent: bool) -> Table:
-    table = Table(show_header=True)
-    columns = ("streams" if concurrent else "requests/s due", "tokens/s", "requests/s", "goodput/s")
-    for name in columns:
+    """Narrow enough for 80 columns."""
+    table = Table(caption="p50 / p90 / p99 in ms", box=SIMPLE, padding=(0, 1, 0, 0))
+    first = "streams" if concurrent else "due/s"
+    for name in (first, "tokens/s", "req/s", "good/s", "TTFT", "ITL", "request", "failed"):
         table.add_column(name, justify="right")
-    for name in ("TTFT", "ITL", "all"):
-        for percent in (50, 90, 99):
-            table.add_column(f"{name} p{percent} ms", justify="right")
-    table.add_column("errors", justify="right")
     return table
 
 
 def _cells(summary: Summary) -> Iterator[str]:
     yield f"{summary.rate or summary.streams:g}"
-    for figure in (summary.tokens_per_s, summary.requests_per_s, summary.goodput_per_s):
-        yield f"{figure:,.1f}"
+    yield f"{summary.tokens_per_s:,.0f}"
+    yield f"{summary.requests_per_s:.1f}"
+    yield f"{summary.goodput_per_s:.1f}"
     for name in ("ttft", "itl", "latency"):
-        for percent in (50, 90, 99):
-            time_ms = getattr(summary, f"{name}_p{percent}_ms")
-            yield "-" if time_ms is None else f"{time_ms:,.1f}"
+        yield " / ".join(_ms(getattr(summary, f"{name}_p{percent}_ms")) for percent in (50, 90, 99))
     yield f"{summary.errors:,}"
+
+
+def _ms(time_ms: float | None) -> str:
+    """Three digits at the most of what is below a second."""
+    if time_ms is None:
+        return "-"
+    return f"{time_ms:.1f}" if time_ms < 10 else f"{time_ms:.0f}"
 
 
 def _levels(text: str, option: str, number: type[Number]) -> list[Number]:
@@ -172,10 +179,7 @@ def _prompts(
 def _plot(summaries: Sequence[Summary], limits: Limits, path: Path) -> None:
     from clients.bench.plot import draw
 
-    try:
-        draw(summaries, limits, path)
-    except ImportError as error:
-        raise _fail("--plot needs matplotlib: pip install 'everstream[train]'", 2) from error
+    draw(summaries, limits, path)
 
 
 def _fail(message: str, status: Literal[1, 2]) -> typer.Exit:

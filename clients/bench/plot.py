@@ -9,7 +9,7 @@ from clients.bench.figures import Limits, Summary
 
 
 def draw(levels: Sequence[Summary], limits: Limits, path: Path) -> None:
-    """Writes the picture; its format follows the name. Raises `ImportError` without matplotlib."""
+    """Writes the picture; its format follows the name."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -96,7 +96,9 @@ class Conversation:
             except SessionNotFound:
                 self._complain("the session has expired; /new begins another")
             except HistoryGone:
-                self._complain("that lies before the part of the log that the server keeps")
+                self._complain(
+                    "that lies before what the server keeps: a copy goes back to where it was made"
+                )
             except ConnectionLost:
                 raise
             except (EverstreamError, Mistaken, NotAnArchive, OSError) as error:

@@ -73,7 +73,7 @@ class ModelDeleted(BaseModel):
 async def versions(request: Request) -> Response:
     """Every version that this process has, those that still end what they run too."""
     models = models_of(request)
-    serving = [await _version(each, "serving") for each in models.current.values()]
+    serving = [await _version(each, "serving") for each in list(models.current.values())]
     retiring = [await _version(each, "retiring") for each in list(models.retiring)]
     return _json({"object": "list", "data": serving + retiring})
 

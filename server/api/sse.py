@@ -199,17 +199,21 @@ class SseAnswer(RequestAnswer):
     async def _stream(self, events: list[Event], send: Send, write: Write) -> None:
         """Sends ``events`` and all that follow; those take the shortcut while the client reads."""
         chunks = self._writer.chunks
+        refused: list[bytes] = []  # a writer counts what it makes: nothing is made twice
 
         def write_now(events: Sequence[Event]) -> bool:
             if not isinstance(events[-1], TokenEvent):
                 return False
-            if write([chunks(event) for event in events]):
+            made = [chunks(event) for event in events]
+            if write(made):
                 self._is_end(events)
                 return True
+            refused.extend(made)
             return False
 
         while True:
-            body = b"".join(map(chunks, events))
+            body = b"".join((*refused, *map(chunks, events[len(refused) :])))
+            refused.clear()
             is_end = self._is_end(events)
             if is_end:
                 body += self._writer.end()

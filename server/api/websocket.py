@@ -9,6 +9,7 @@ the outbox is empty and the client reads, tokens take the shortcut and wake nobo
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,12 +28,14 @@ from server.api.sockets import Sockets
 from server.api.stream_sender import Alive, Close, Sender
 from server.api.translate import parse_message, request_id_of
 from server.driver import Driver
-from server.engine.errors import EngineError, InvalidRequest, QueueFull
+from server.engine.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
 from server.engine.types import Event, Request
 from server.models import Models
 from server.outbox import ON_THEIR_WAY, Outbox, ReaderTooSlow
 from server.sessions import Cursor, KeyInUse, Resumed
 from server.store.base import Keyed
+
+logger = logging.getLogger("everstream.stream")
 
 
 class StreamEndpoint:
@@ -128,6 +131,10 @@ class Stream:
             await self._obey(message)
         except EngineError as error:
             self._outbox.put([error_frame(message.request_id, error)])
+        except Exception:  # ours; what else the socket does goes on
+            logger.exception("a message failed")
+            failure = InternalFailure("the server failed; it has logged why")
+            self._outbox.put([error_frame(message.request_id, failure)])
 
     async def _obey(self, message: schemas.Message) -> None:
         if (wanted := MESSAGES[message.type]) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import struct
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -21,6 +22,8 @@ from server.constraints.errors import NotTried, Refused
 from server.constraints.vocabulary import Vocabulary
 from server.constraints.worker import frame, setup_frame
 
+logger = logging.getLogger("everstream.constraints")
+
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 30.0
 
@@ -28,6 +31,14 @@ TOO_SLOW = "took too long to compile"
 TOO_LARGE = "takes too much time or memory to compile"
 
 _LENGTH = struct.Struct("<I")
+
+#: Each thread of a library would reserve memory, of which there is a bound.
+_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +68,7 @@ class Child:
 
     async def grammar(self, format: Mapping[str, Any]) -> str:
         """Its grammar text. Raises `Refused`."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            await self.close()
-            process = await self._started()
+        process = await self._ready()
         try:
             async with asyncio.timeout(self._limits.timeout_s):
                 answer = await _asked(process, frame(format))
@@ -95,7 +103,7 @@ class Child:
             stdin=PIPE,
             stdout=PIPE,
             cwd=ROOT,
-            env={"MALLOC_ARENA_MAX": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            env=_ENVIRONMENT,
         )
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -104,6 +112,18 @@ class Child:
             await self.close()
             raise
         return process
+
+    async def _ready(self) -> Process:
+        """One that waits for a format. Raises `NotTried` where it does not start."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            return process
+        await self.close()
+        try:
+            return await self._started()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            logger.error("the process that tries formats does not start: %r", error)
+            raise NotTried("cannot be compiled at present") from error
 
 
 async def _asked(process: Process, request: bytes) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,24 @@ class OpenConstraint:
     def value(self) -> Constraint:
         return Constraint(self.grammar, tuple(self.tokens))
 
-    def allowed(self, matchers: Matchers, budget: int) -> npt.NDArray[np.uint32]:
-        """The mask of the tokens that may come, ``budget`` in all. Raises as the matcher does."""
-        return self._made(matchers).allowed(budget)
+    def allowed(
+        self, matchers: Matchers, budget: int, ends: Sequence[int]
+    ) -> npt.NDArray[np.uint32]:
+        """The mask of the tokens that may come, ``budget`` in all. Raises as the matcher does.
 
-    def accept(self, token: int, eos_token_id: int, matchers: Matchers) -> bool:
+        ``ends`` are those that end the text without being part of it: the end-of-text
+        token, and others that may come where that may.
+        """
+        mask = self._made(matchers).allowed(budget)
+        eos, *others = ends
+        if others and mask[eos // 32] >> (eos % 32) & 1:
+            for id in others:
+                mask[id // 32] |= np.uint32(1 << id % 32)
+        return mask
+
+    def accept(self, token: int, ends: Sequence[int], matchers: Matchers) -> bool:
         """Goes on by ``token``; says whether the text is complete. Raises as `allowed` does."""
-        if token == eos_token_id:
+        if token in ends:
             return True
         matcher = self._made(matchers)
         matcher.accept(token)

@@ -23,6 +23,10 @@ class Detokenizer:
         except UnicodeDecodeError:
             return self._go_on(data)
 
+    def is_silent(self, token_id: int) -> bool:
+        """Whether the token stands for no text."""
+        return not self._tokenizer.token_bytes(token_id)
+
     @property
     def undecoded(self) -> bytes:
         """The bytes of an unfinished character."""

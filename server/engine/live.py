@@ -27,7 +27,8 @@ class Live:
     at those in ``cached_at`` the prefix cache takes the state of ``prompt``, which is kept
     up to the last one. ``feeds_last`` says that the text's last token is fed with the
     others, ``alone`` that they are no part of a batch. ``ends`` are the tokens that end
-    it. At ``max_generated`` tokens it parks. ``scores`` and ``embedding`` are those of the
+    it, ``silent_ends`` those that end a text under a grammar: they are no part of it.
+    At ``max_generated`` tokens it parks. ``scores`` and ``embedding`` are those of the
     prompt so far, ``logprob`` and ``top`` those of the last token drawn, where wanted.
     """
 
@@ -39,6 +40,7 @@ class Live:
     penalized: bool = False
     max_tokens: int = 0
     ends: frozenset[int] = frozenset()
+    silent_ends: tuple[int, ...] = ()
     stop_strings: StopStrings | None = None
     feeds_last: bool = False
     alone: bool = False
@@ -80,6 +82,8 @@ class Live:
             live.max_tokens = params.max_tokens
             end = () if params.ignore_eos else (eos,)
             live.ends = frozenset((*params.stop_token_ids, *end))
+            silent = filter(session.detokenizer.is_silent, sorted(live.ends - {eos}))
+            live.silent_ends = (eos, *silent)
             if params.stop:
                 live.stop_strings = StopStrings(params.stop)
                 live.stop_strings.restore(progress.withheld)

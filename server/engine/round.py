@@ -254,7 +254,7 @@ class Round:
     def _generated(self, live: Live, token: int, now: float) -> None:
         session, stops, met, ended = live.session, live.stop_strings, False, False
         if session.constraint is not None:
-            ended = session.constraint.accept(token, self._eos_token_id, self._matchers)
+            ended = session.constraint.accept(token, live.silent_ends, self._matchers)
         text = session.detokenizer.push(token)
         if stops is not None:
             text, met = stops.push(text)

@@ -28,7 +28,7 @@ def row(live: Live, count: int, matchers: Matchers) -> Feed:
             recent = [*session.recent, *tokens][-PENALTY_WINDOW:]
         if session.constraint is not None:
             budget = live.max_tokens - live.num_generated
-            allowed = session.constraint.allowed(matchers, budget)
+            allowed = session.constraint.allowed(matchers, budget, live.silent_ends)
     return Feed(slot, session.position, tokens, draw, recent, allowed)
 
 

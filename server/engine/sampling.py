@@ -32,19 +32,21 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Raises `InvalidRequest` that names the first field out of range."""
     for ok, field, rule in (
         (
-            params.temperature == 0.0 or 0.01 <= params.temperature <= 100.0,
+            params.temperature == 0.0 or params.temperature >= 0.01,
             "temperature",
-            "must be 0 (greedy) or in 0.01..100",
+            "must be 0 (greedy) or at least 0.01",
         ),
+        (params.temperature <= 100.0, "temperature", "must be at most 100"),
         (0 <= params.top_k <= vocab_size, "top_k", f"must be in 0..{vocab_size}"),
         (0.0 < params.top_p <= 1.0, "top_p", "must be above 0 and at most 1"),
         (0.0 <= params.min_p <= 1.0, "min_p", "must be in 0..1"),
         (0.0 < params.typical_p <= 1.0, "typical_p", "must be above 0 and at most 1"),
         (
-            0.01 <= params.repetition_penalty <= 100.0,
+            params.repetition_penalty >= 0.01,
             "repetition_penalty",
-            "must be in 0.01..100",
+            "must be at least 0.01",
         ),
+        (params.repetition_penalty <= 100.0, "repetition_penalty", "must be at most 100"),
         (-2.0 <= params.presence_penalty <= 2.0, "presence_penalty", "must be in -2..2"),
         (-2.0 <= params.frequency_penalty <= 2.0, "frequency_penalty", "must be in -2..2"),
         (

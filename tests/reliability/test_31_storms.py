@@ -99,7 +99,7 @@ def check_calm(engine: Engine) -> None:
     assert stats.num_running == stats.num_waiting == stats.num_parked == 0
     assert engine.next_expiry() is None
     assert not engine._live
-    assert not engine._round.cancelled
+    assert not engine._round.endings.cancelled
 
 
 OPTIONS = {

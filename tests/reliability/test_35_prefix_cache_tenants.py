@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.reliability.servers import LOCAL, ServerProcess
 from tests.reliability.streams import write_tiny_model
@@ -41,12 +42,16 @@ class Tenant:
 
     def _prefixes(self) -> Prefixes:
         text = httpx.get(f"{self._url}/metrics", headers=self._headers).text
-        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
-        return Prefixes(
-            float(values['everstream_prefix_lookups_total{result="hit"}']),
-            float(values['everstream_prefix_lookups_total{result="miss"}']),
-            float(values["everstream_prefix_saved_tokens_total"]),
-        )
+        samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
+        lookups = {
+            sample.labels["result"]: sample.value
+            for sample in samples
+            if sample.name == "everstream_prefix_lookups_total"
+        }
+        (saved,) = (s.value for s in samples if s.name == "everstream_prefix_saved_tokens_total")
+        return Prefixes(lookups["hit"], lookups["miss"], saved)
 
 
 def test_same_tenant_hits_and_another_misses(tmp_path: Path) -> None:

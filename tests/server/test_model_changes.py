@@ -68,6 +68,17 @@ async def test_loaded_model_is_served_beside_the_others(tmp_path: Path) -> None:
         assert await statuses(server) == [("a", "serving"), ("second", "serving")]
 
 
+async def test_server_is_healthy_while_a_model_ends(tmp_path: Path) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path) as server:
+        await post(server, "", name="second", path="b")
+        ending = asyncio.create_task(server.models.stop_version(server.version("second")))
+        while not ending.done():
+            assert server.models.healthy
+            assert server.models.takes_sockets
+            await asyncio.sleep(0)
+
+
 async def test_unloaded_model_ends_its_streams_and_gives_its_threads_and_memory_back(
     tmp_path: Path,
 ) -> None:

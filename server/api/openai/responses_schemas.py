@@ -180,7 +180,12 @@ class ResponsesBody(schemas.Once):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: (
+        Annotated[
+            list[Literal["message.output_text.logprobs"]], Field(fail_fast=True, max_length=8)
+        ]
+        | None
+    ) = None
     text: TextConfig | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -209,9 +214,7 @@ class ResponsesBody(schemas.Once):
         Annotated[schemas.TokenIds, Field(max_length=schemas.MAX_STOP_TOKEN_IDS)] | None
     ) = None
     ignore_eos: bool | None = None
-    logit_bias: (
-        Annotated[dict[schemas.TokenId, schemas.Bias], Field(max_length=schemas.MAX_BIASES)] | None
-    ) = None
+    logit_bias: schemas.Biases | None = None
 
 
 class ResponseCreate(ResponsesBody):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,10 +38,12 @@ from server.api.service import Service
 from server.api.shortcut import Write, writer_of
 from server.api.sockets import Sockets
 from server.api.stream_sender import Close
-from server.engine.errors import EngineError, InvalidRequest, QueueFull
+from server.engine.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.models import Models
 from server.outbox import ON_THEIR_WAY, Outbox, ReaderTooSlow
+
+logger = logging.getLogger("everstream.responses")
 
 #: Responses that are not stored and can be gone on from.
 MAX_REMEMBERED = 16
@@ -172,6 +175,10 @@ class ResponsesSocket:
                 await self._respond(lane[0])
             except EngineError as error:
                 self._outbox.put([error_frame(error, stream_id)])
+            except Exception:  # ours; what else is asked for goes on
+                logger.exception("a response failed")
+                failure = InternalFailure("the server failed; it has logged why")
+                self._outbox.put([error_frame(failure, stream_id)])
             lane.popleft()
         del self._lanes[stream_id]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ class Work:
         if self.source is None:
             await self._submit(sink)
             return self
-        session = await _branch(self.source)
+        session = await self._branched(self.source)
         begun = replace(self, request=replace(self.request, session=session))
         try:
             await begun._submit(sink)
@@ -90,6 +91,17 @@ class Work:
             await begun.forget()
             raise
         return begun
+
+    async def _branched(self, source: Kept) -> str:
+        """A session of its own; gone again where the caller leaves meanwhile."""
+        branching = asyncio.ensure_future(_branch(source))
+        try:
+            return await asyncio.shield(branching)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineError):
+                session = await branching
+                await replace(self, request=replace(self.request, session=session)).forget()
+            raise
 
     async def _submit(self, sink: Sink) -> None:
         sessions = self.service.sessions

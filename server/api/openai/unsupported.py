@@ -125,14 +125,10 @@ CHAT = {
 #: `POST /v1/responses`.
 RESPONSES = {
     **_HOSTED,
-    **_refused(["background"], "is not supported; a durable session goes on by itself", False),
     **_refused(["conversation"], "is not supported; use previous_response_id"),
-    **_refused(["include"], "is not supported", []),
     **_refused(["max_tool_calls"], "there are no built-in tools"),
-    **_refused(["parallel_tool_calls"], "is not supported", True),
     **_refused(["prompt"], "there are no stored prompts"),
     **_refused(["reasoning"], "the model does not reason apart", {}),
-    **_refused(["truncation"], "an input is never cut", "disabled"),
     **_refused(["context_management"], "the state has a constant size: nothing needs to be cut"),
     **_refused(["messages"], "is for /v1/chat/completions; give input"),
     **_refused(["max_tokens", "max_completion_tokens"], "is called max_output_tokens here"),

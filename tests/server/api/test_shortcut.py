@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from server.api.keyring import Keyring
-from server.api.openai.completion_writer import CompletionWriter
+from server.api.openai.completion_writer import CompletionWriter, Shown
 from server.api.service import Service
 from server.api.shortcut import EXTENSION, writer_of
 from server.api.sockets import Sockets
@@ -120,6 +120,18 @@ async def test_order_holds_whichever_writes_are_refused(stream: Any, refuse: str
     peer = Peer([digit == "1" for digit in refuse])
     await stream(peer, {"extensions": {EXTENSION: peer.write}})
     assert peer.seqs()[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))
+
+
+@pytest.mark.parametrize("refuse", ["0", "1", "01", "0010111"])
+async def test_writer_that_counts_makes_each_chunk_once(refuse: str) -> None:
+    peer = Peer([digit == "1" for digit in refuse])
+    request = Request("r", "me", (1,), SamplingParams(max_tokens=NUM_TOKENS))
+    writer = CompletionWriter((request,), "fake", 0, shown=Shown(usage_so_far=True))
+    async with serving() as service:
+        answer = SseAnswer(service, request, writer)
+        await answer({"extensions": {EXTENSION: peer.write}}, peer.receive, peer.send)
+    counts = [int(found) for found in re.findall(rb'"completion_tokens":(\d+)', peer.received)]
+    assert counts[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))
 
 
 @pytest.mark.parametrize("stream", [stream_events, stream_frames])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from server.engine.constraint import OpenConstraint
 from server.engine.engine import Engine
 from server.engine.errors import InvalidRequest
 from server.engine.value import Constraint
@@ -74,6 +75,31 @@ def test_end_of_text_ends_it_where_the_grammar_allows_that(engine: Engine) -> No
     assert all(finished(events).finish_reason == "stop" for events in texts)
     for tokens in ended:
         assert EOS in follow(tokens[:-1]).ids()
+
+
+def test_silent_end_may_come_exactly_where_the_end_of_text_may(
+    matchers: FakeMatchers, whole: list[int]
+) -> None:
+    """As a chat template's end of turn, which no grammar knows."""
+    ends = EOS, VOCAB_SIZE - 1
+    could_end = []
+    for length in range(LENGTH):
+        place, plain = OpenConstraint(GRAMMAR, whole[:length]), follow(whole[:length])
+        mask = place.allowed(matchers, LENGTH, ends)
+        allowed = {id for id in range(VOCAB_SIZE) if mask[id // 32] >> (id % 32) & 1}
+        could_end.append(EOS in plain.ids())
+        assert allowed == {*plain.ids(), *(ends if could_end[-1] else ())}
+        assert place.accept(ends[1], ends, matchers)
+        assert place.tokens == whole[:length]
+    assert {*could_end} == {True, False}
+
+
+def test_request_knows_its_silent_ends(engine: Engine) -> None:
+    text = next(id for id in range(VOCAB_SIZE) if engine.tokenizer.token_bytes(id))
+    engine.submit(constrained(stop_token_ids=(text,)), 0.0)
+    (live,) = engine._live.values()
+    assert live.silent_ends == (EOS,)
+    assert text in live.ends
 
 
 def test_kept_session_is_free_after_its_end(engine: Engine, whole: list[int]) -> None:
