@@ -29,6 +29,12 @@ OPEN = {"GET /health", "GET /ready"}
 #: short. A path with a parameter also matches the fixed path beside it, with other methods. And
 #: whoever comes with a cursor of another server is told so, also of a session that is gone.
 LEFT_OUT = "positive_data_acceptance,allow_header_conformance,use_after_free"
+#: They load from a folder that the operator names: tests/server/test_model_changes.py has one.
+NEEDS_A_FOLDER = {
+    "POST /v1/admin/models",
+    "POST /v1/admin/models/{name}/reload",
+    "DELETE /v1/admin/models/{name}",
+}
 MAX_SESSIONS, MAX_TOKENS = 4096, 8
 MAX_ITEMS = 1024
 
@@ -143,6 +149,9 @@ async def test_no_answer_is_an_error_of_ours_or_undocumented(
     seen = seen_by(tmp_path)
     assert seen.keys() == operations_of(document)
     for operation, statuses in seen.items():
+        if operation in NEEDS_A_FOLDER:
+            assert statuses & {400, 403, 404, 409}, (operation, statuses)
+            continue
         assert 200 in statuses, (operation, statuses)
     assert {400, 404, 405} <= set().union(*seen.values())
 
