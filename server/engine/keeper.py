@@ -172,12 +172,14 @@ class Keeper:
         """For one more session. Raises `CapacityExhausted`."""
         if self._table.has_room:
             return
-        session = self._table.oldest_quiet()
-        if session is None or not self._config.can_evict:
+        if self._config.can_evict and (session := self._table.oldest_quiet()) is not None:
+            self.evict(session)
+        elif (session := self._table.oldest_expendable()) is not None:
+            self.delete(session)
+        else:
             raise CapacityExhausted(
                 f"all {len(self._table)} sessions that fit this server are in use; try again later"
             )
-        self.evict(session)
 
     def evict(self, session: Session) -> None:
         """The store alone has the session from now on, with what it runs, which is parked."""

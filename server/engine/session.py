@@ -33,8 +33,9 @@ class Session:
     Its text is what the state has seen (``position`` tokens), then what it is
     owed, then ``pending``, the last token: to feed that one is what gives the
     next request its first logits. ``state`` None is the empty one, unless the
-    session has a ``slot``. ``live`` is the request that it runs. What it says is
-    not in its ``repr``, which a log may show.
+    session has a ``slot``. ``live`` is the request that it runs. One that is
+    ``expendable`` may be forgotten where there is no room and no store. What it
+    says is not in its ``repr``, which a log may show.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Session:
     saved_position: int = 0
     num_owed: int = 0
     constraint: OpenConstraint | None = field(default=None, repr=False)
+    expendable: bool = False
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_WINDOW), repr=False)
     _debt: deque[_Owed] = field(default_factory=deque)
 
@@ -112,6 +114,7 @@ class Session:
 
         An unfinished character, and what a grammar asks for, end where new text begins.
         """
+        self.expendable = request.unattended
         if request.tokens:
             self.detokenizer.flush()
             self.constraint = None

@@ -161,6 +161,10 @@ class SessionTable:
         """The session that has been idle for longest."""
         return next(iter(self._quiet.values()), None)
 
+    def oldest_expendable(self) -> Session | None:
+        """The same of those that nobody was promised."""
+        return next((one for one in self._quiet.values() if one.expendable), None)
+
     def next_expiry(self) -> float | None:
         """When the first idle session's time is over."""
         session = self.oldest_quiet()

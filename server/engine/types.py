@@ -70,7 +70,7 @@ class Request:
     scored; these have the same ids, and the session is not kept. ``embed`` asks
     for the mean of the fed tokens' hidden states. A ``note`` is kept beside the key
     for as long as the session is. One that is ``unattended`` does not park where
-    nobody reads it.
+    nobody reads it, and its session may be forgotten where there is no store to take it.
     """
 
     request_id: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -168,6 +169,20 @@ def test_full_engine_without_a_store_refuses(make_engine: MakeEngine) -> None:
     engine = make_engine(max_sessions=2)
     for _ in range(2):
         kept(engine)
+    with pytest.raises(CapacityExhausted):
+        engine.create_session("me", 0.0)
+
+
+def test_without_a_store_what_nobody_was_promised_makes_room(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_sessions=3)
+    promised = kept(engine)
+    for name in "ab":
+        solo(engine, replace(request(name, keep=True), unattended=True))
+    first, second = (session.id for session in engine._sessions if session.id != promised)
+    engine.take_records()
+    engine.create_session("me", 0.0)
+    assert engine.take_records()[0] == (first, Deleted())
+    solo(engine, request("c", session=second))  # it is somebody's own from now on
     with pytest.raises(CapacityExhausted):
         engine.create_session("me", 0.0)
 
