@@ -82,6 +82,9 @@ class ModelBuilder:
             store.close()
             message = f"--state-memory: {num_sessions} sessions: {error.strerror}"
             raise ModelBroken(message) from error
+        except BaseException:  # the next attempt must find it free
+            store.close()
+            raise
         driver = Driver(engine, time.monotonic, metrics, store, self._tracer)
         service = make_service(
             driver,

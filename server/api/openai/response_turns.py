@@ -27,6 +27,8 @@ from server.engine.errors import EngineError, InvalidRequest
 
 #: Responses of a conversation that is read again.
 MAX_TURNS = 4096
+#: Of what was said, as JSON: more than a chat template may write is of no use.
+MAX_BYTES = 8 << 20
 
 #: Stands for what was said. It ends in a letter, so that no token reaches beyond it.
 _SAID = "Thus it was said"
@@ -104,10 +106,13 @@ async def history(find: FindTurn, last: Turn) -> list[Json]:
 
     Raises `InvalidRequest` where they are not all there, or too many.
     """
-    turns = [last]
+    turns, num_bytes = [last], 0
     while (previous := turns[-1].note.fields["previous_response_id"]) is not None:
         if len(turns) == MAX_TURNS:
             raise _unreadable(f"has more than {MAX_TURNS} responses")
+        num_bytes += len(turns[-1].note.packed())
+        if num_bytes > MAX_BYTES:
+            raise _unreadable(f"has more than {MAX_BYTES} bytes")
         try:
             turns.append(await find(previous))
         except ResponseNotFound:

@@ -11,10 +11,19 @@ import pytest
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.api.openai.chat_messages import FunctionDefinition, FunctionTool
-from server.api.openai.response_turns import Ask, what_follows, whole_prompt
+from server.api.openai.response_note import Json, Note
+from server.api.openai.response_turns import (
+    MAX_BYTES,
+    Ask,
+    Turn,
+    history,
+    what_follows,
+    whole_prompt,
+)
 from server.api.service import Service, make_service
 from server.config import ServerConfig
 from server.driver import Driver
+from server.engine.errors import InvalidRequest
 from server.metrics import Metrics
 from server.store.memory_store import MemoryStore
 from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
@@ -105,3 +114,22 @@ async def test_template_that_refuses_a_stand_in_must_read_it_all(
 ) -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": "o"}
     assert await what_follows(services["strict"], Ask([output], None, ()), None) is None
+
+
+def turn(number: int, text: str) -> Turn:
+    """One of a chain, after the one before it."""
+    fields = {"previous_response_id": f"resp_{number - 1}" if number else None}
+
+    async def output() -> list[Json]:
+        return []
+
+    return Turn(Note(f"resp_{number}", fields, [{"text": text}]), output)
+
+
+async def test_conversation_that_is_too_large_is_not_read_again() -> None:
+    async def find(name: str) -> Turn:
+        return turn(int(name.removeprefix("resp_")), "x" * (MAX_BYTES // 8))
+
+    assert len(await history(find, turn(5, ""))) == 6
+    with pytest.raises(InvalidRequest, match="has more than 8388608 bytes"):
+        await history(find, turn(9, ""))
