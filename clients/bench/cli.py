@@ -131,7 +131,7 @@ def _arriving(load: Load, rate: float, duration_s: float) -> Load:
 
 def _table(concurrent: bool) -> Table:
     """Narrow enough for 80 columns."""
-    table = Table(caption="p50 / p90 / p99 in ms", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(caption="p50/p90/p99 in ms", box=SIMPLE, padding=(0, 1, 0, 0))
     first = "streams" if concurrent else "due/s"
     for name in (first, "tokens/s", "req/s", "good/s", "TTFT", "ITL", "request", "failed"):
         table.add_column(name, justify="right")
@@ -144,7 +144,7 @@ def _cells(summary: Summary) -> Iterator[str]:
     yield f"{summary.requests_per_s:.1f}"
     yield f"{summary.goodput_per_s:.1f}"
     for name in ("ttft", "itl", "latency"):
-        yield " / ".join(_ms(getattr(summary, f"{name}_p{percent}_ms")) for percent in (50, 90, 99))
+        yield "/".join(_ms(getattr(summary, f"{name}_p{percent}_ms")) for percent in (50, 90, 99))
     yield f"{summary.errors:,}"
 
 
