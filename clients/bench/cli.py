@@ -134,7 +134,7 @@ def _table(concurrent: bool) -> Table:
     table = Table(caption="p50/p90/p99 in ms", box=SIMPLE, padding=(0, 1, 0, 0))
     first = "streams" if concurrent else "due/s"
     for name in (first, "tokens/s", "req/s", "good/s", "TTFT", "ITL", "request", "failed"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 
