@@ -19,7 +19,7 @@ BAD_BODIES: tuple[tuple[str, str, object, int], ...] = (
     ("POST", "/v1/completions", {}, 400),
     ("POST", "/v1/completions", {"prompt": ""}, 400),
     ("POST", "/v1/completions", {"prompt": "x", "max_tokens": "3"}, 400),
-    ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 0}, 400),
+    ("POST", "/v1/completions", {"prompt": "x", "max_tokens": -1}, 400),
     ("POST", "/v1/completions", {"prompt": "x", "max_tokens": True}, 400),
     ("POST", "/v1/completions", {"prompt": "x", "temperature": 3}, 400),
     ("POST", "/v1/completions", b'{"prompt": "x", "temperature": NaN}', 400),

@@ -41,7 +41,9 @@ async def observe(server: ServerProcess) -> Observation:
     async with open_raw(server.url, ask) as reader:
         answer = (await reader.read()).decode()
     values = {
-        (sample.name, *sample.labels.values()): int(sample.value)
+        (sample.name, *(value for name, value in sample.labels.items() if name != "model")): int(
+            sample.value
+        )
         for family in text_string_to_metric_families(answer.partition("\r\n\r\n")[2])
         for sample in family.samples
         if family.type == "gauge"

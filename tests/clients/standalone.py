@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent.parent
 CLIENT = ROOT / "clients" / "python"
 DEPENDENCIES = ("httpx", "websockets")
+#: What `make` and tests set for the project; paths in it are from its folder.
+OURS = ("PYTHONPATH", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
 
 
 class Standalone:
@@ -52,7 +54,7 @@ class Standalone:
                     (site / top).symlink_to(Path(str(found.locate_file(top))))
 
     def _succeed(self, *command: str, folder: Path | None = None) -> str:
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        clean = {name: value for name, value in os.environ.items() if name not in OURS}
         done = subprocess.run(
             command,
             cwd=folder or self._folder,
