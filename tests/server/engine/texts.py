@@ -71,7 +71,10 @@ class Text:
                 matcher.accept(token)
             ended = token == EOS or matcher.is_over()
             grammar, tokens = self.constraint
-            self._constrain(None if ended else Constraint(grammar, (*tokens, token)), matcher)
+            if ended:
+                self._constrain(None)
+            else:
+                self._constrain(Constraint(grammar, (*tokens, token)), matcher)
         self.seq += 1
         text = self._detokenizer.push(token)
         event = TokenEvent(request_id, self.seq, place, token, text)
