@@ -22,8 +22,8 @@ from server.store.codec import (
 from server.store.database import FILE_NAME
 from server.store.errors import SnapshotBroken, SnapshotMismatch
 from server.store.migrations import MIGRATIONS
-from server.store.snapshots import DIR_NAME
 from server.store.state_file import decode_state
+from server.store.state_files import DIR_NAME
 
 Execute = Callable[..., Any]
 

@@ -15,6 +15,7 @@ from server.store.errors import Fenced
 from server.store.files import Files
 from server.store.log import Log
 from server.store.snapshots import Snapshots
+from server.store.state_files import StateFiles
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
 
@@ -52,16 +53,15 @@ class Connection:
     ) -> None:
         self.database = Database(place.path, place.vfs, place.is_full)
         try:
-            self.snapshots = Snapshots(
-                place.path, place.files, self.database, place.identity, place.is_full
-            )
+            states = StateFiles(place.path, place.files, place.identity, place.is_full)
+            self.snapshots = Snapshots(self.database, place.identity, states)
             self.tables = Tables(self.database)
             self.unsaved = unsaved
             self.log = Log(self.database, self.tables, self.snapshots, unsaved)
             self._file = place.path / FILE_NAME
             self._stat = self._file.stat()
             self._recover(known, clock)
-            self.snapshots.remove_leftovers()
+            states.remove_leftovers(self.snapshots.used())
         except BaseException:
             self.database.abandon()
             raise

@@ -53,6 +53,8 @@ class Log:
     recovers from the disk. ``unsaved`` outlives it.
     """
 
+    max_journal_rows = MAX_JOURNAL_ROWS
+
     def __init__(
         self, database: Database, tables: Tables, snapshots: Snapshots, unsaved: Unsaved
     ) -> None:
@@ -92,16 +94,20 @@ class Log:
             steps = self._steps(records, new_files)
             data = _packed(steps)
             if data is not None:
-                with self._database.transaction():
-                    self._execute("INSERT INTO journal VALUES (?, ?)", (self.last_row + 1, data))
+                self._add_row(data, steps)
                 self.last_row += 1
         except BaseException:
-            self._snapshots.remove(new_files.values())
+            self._snapshots.states.remove(new_files.values())
             raise
         for _, entry, kept in steps:
             if kept is not None and isinstance(entry, Opened) and entry.value.state is not None:
                 entry.value.state.file = kept.file
         return steps
+
+    def _add_row(self, data: bytes, steps: Sequence[Step]) -> None:
+        """The row after the last, durably."""
+        with self._database.transaction():
+            self._execute("INSERT INTO journal VALUES (?, ?)", (self.last_row + 1, data))
 
     def settle(self, steps: Iterable[Step], now_s: float) -> None:
         """Does what follows from records that have been added."""
@@ -142,7 +148,7 @@ class Log:
             return None
         file = new_files.get(id(state)) or self._snapshots.file_of(state)
         if file is None:
-            (file,) = self._snapshots.write([(state, entry.value.position)])
+            (file,) = self._snapshots.states.write([(state, entry.value.position)])
             new_files[id(state)] = file
         return file
 
@@ -229,13 +235,16 @@ class Log:
 
     def prune(self, now_s: float) -> None:
         """Stores old tails, and drops the rows of the journal that no tail needs."""
-        old = self.last_row - MAX_JOURNAL_ROWS
+        old = self.last_row - self.max_journal_rows
         tails = [head for head in self.heads.values() if head.tail]
         self.store_tails([head for head in tails if head.tail_journal < old], self.last_row, now_s)
         first = min((head.tail_journal for head in tails if head.tail), default=self.last_row)
         # The last row stays, so that no number is given twice.
-        self._execute("DELETE FROM journal WHERE id < ?", (first,))
+        self._drop_rows_before(first)
         self.pruned_row = self.last_row
+
+    def _drop_rows_before(self, row: int) -> None:
+        self._execute("DELETE FROM journal WHERE id < ?", (row,))
 
     # Recovery
 
@@ -245,12 +254,9 @@ class Log:
         Rows after ``last_row`` are those of a commit that has failed: they go.
         ``held`` are the sessions that the engine has.
         """
-        if last_row is not None:
-            self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
-        self._next_key = self._tables.last_key() + 1
         self.last_row = last_row or 0
         by_key: dict[int, Head | None] = {}
-        for row, data in self._execute("SELECT id, data FROM journal ORDER BY id").fetchall():
+        for row, data in self._rows_up_to(last_row):
             self.last_row = row
             self._redo(row, decode_json(data), by_key, now_s)
         for head in self.heads.values():
@@ -258,6 +264,16 @@ class Log:
         for id in held:
             if (held_head := self.head(id)) is not None:
                 held_head.is_held = True
+
+    def _rows_up_to(self, last_row: int | None) -> list[tuple[int, bytes]]:
+        """What is left of the journal, once later rows are gone."""
+        self._next_key = self._tables.last_key() + 1
+        if last_row is not None:
+            self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
+        found: list[tuple[int, bytes]] = self._execute(
+            "SELECT id, data FROM journal ORDER BY id"
+        ).fetchall()
+        return found
 
     def _redo(
         self, row: int, packed: Iterable[Any], by_key: dict[int, Head | None], now_s: float

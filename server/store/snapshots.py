@@ -1,25 +1,39 @@
-"""Snapshots of sessions: a row for each value, and a file for each state, which rows may share."""
+"""Snapshots of sessions: a row for each value, and one state by name, which rows may share."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from server.engine.value import SessionValue, StateBlock
 from server.store.base import Identity
 from server.store.codec import decode_json, decode_value, encode
-from server.store.database import Database
 from server.store.errors import SnapshotBroken
-from server.store.files import Files
-from server.store.state_file import check_identity, decode_state, encode_state, labels
+from server.store.state_file import check_identity, labels
 
 logger = logging.getLogger(__name__)
 
-DIR_NAME = "snapshots"
+
+class States(Protocol):
+    """Where the states themselves are, by names of its own."""
+
+    def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
+        """Names of states with their positions, durable when this returns, or none."""
+
+    def read(self, name: str, position: int) -> StateBlock:
+        """A state. Raises `SnapshotBroken` and `SnapshotMismatch`."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Those that no row names any more. Never fails: what is left over is found later."""
+
+
+class Rows(Protocol):
+    """The part of a database that is needed here."""
+
+    @property
+    def execute(self) -> Callable[..., Any]: ...
 
 
 class Row(NamedTuple):
@@ -33,70 +47,30 @@ class Row(NamedTuple):
 
 
 class Snapshots:
-    """Rows of one database, and files under ``path``; transactions are the caller's."""
+    """Rows of one database, whose ``states`` are elsewhere; transactions are the caller's."""
 
-    def __init__(
-        self, path: Path, files: Files, database: Database, identity: Identity, is_full: bool
-    ) -> None:
-        self._dir, self._files, self._is_full = path / DIR_NAME, files, is_full
+    def __init__(self, database: Rows, identity: Identity, states: States) -> None:
         self._execute: Callable[..., Any] = database.execute
         self._identity = identity
+        self.states = states
         self.identity_key = 0
 
-    # Files
+    # States
 
     def file_of(self, state: StateBlock) -> str | None:
-        """The file that has the state already."""
+        """The name of the state, if it is kept already."""
         return state.file if state.file is not None and self._is_used(state.file) else None
-
-    def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
-        """New files with states and their positions, durable when this returns, or none.
-
-        Those that are written together lie together, so that one sync of a folder
-        is enough.
-        """
-        folder = secrets.token_hex(1)
-        files = [f"{folder}/{secrets.token_hex(16)}.safetensors" for _ in states]
-        try:
-            for file, (state, position) in zip(files, states, strict=True):
-                self._write(self._dir / file, state, position)
-            if self._is_full and files:
-                self._files.sync_dir(self._dir / folder)
-                self._files.sync_dir(self._dir)
-        except BaseException:
-            self.remove(files)
-            raise
-        return files
-
-    def _write(self, path: Path, state: StateBlock, position: int) -> None:
-        new = path.with_suffix(".new")
-        try:
-            self._files.write(new, encode_state(state, self._identity, position))
-            if self._is_full:
-                self._files.sync(new)
-            self._files.rename(new, path)
-        except BaseException:
-            self._remove(new)
-            raise
-
-    def remove(self, files: Iterable[str]) -> None:
-        """Removes files."""
-        for file in files:
-            self._remove(self._dir / file)
 
     def unused(self, files: Iterable[str]) -> list[str]:
         """Those of ``files`` that no row names."""
         return [file for file in files if not self._is_used(file)]
 
-    def remove_leftovers(self) -> None:
-        """Removes every file that no row names."""
-        used = {file for (file,) in self._execute("SELECT file FROM snapshot WHERE file NOTNULL")}
-        for path in self._dir.glob("*/*"):
-            if f"{path.parent.name}/{path.name}" not in used:
-                self._remove(path)
+    def used(self) -> set[str]:
+        """All that a row names."""
+        return {file for (file,) in self._execute("SELECT file FROM snapshot WHERE file NOTNULL")}
 
     def num_bytes(self) -> int:
-        """Of all state files."""
+        """Of all states."""
         query = "SELECT count(DISTINCT file) FROM snapshot"
         return int(self._execute(query).fetchone()[0]) * self._identity.state_bytes
 
@@ -104,21 +78,12 @@ class Snapshots:
         found = self._execute("SELECT 1 FROM snapshot WHERE file = ?", (file,)).fetchone()
         return found is not None
 
-    def _remove(self, path: Path) -> None:
-        """What cannot be removed now is found by `remove_leftovers`."""
-        try:
-            self._files.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            logger.warning("could not remove %s: %s", path, error)
-
     # Rows
 
     def prepare(self) -> None:
         """Notes this server's identity, before any `add`."""
         fields = (encode(labels(self._identity)).decode(),)
-        self._execute("INSERT OR IGNORE INTO identity VALUES (NULL, ?)", fields)
+        self._execute("INSERT INTO identity (fields) VALUES (?) ON CONFLICT DO NOTHING", fields)
         query = "SELECT key FROM identity WHERE fields = ?"
         self.identity_key = self._execute(query, fields).fetchone()[0]
 
@@ -129,7 +94,8 @@ class Snapshots:
         data = encode(value).decode()
         num_bytes = len(data) + (0 if file is None else self._identity.state_bytes)
         self._execute(
-            "INSERT INTO snapshot VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO snapshot (session, place, length, identity, value, file, bytes) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (key, place, value.length, identity_key, data, file, num_bytes),
         )
         return num_bytes
@@ -162,18 +128,14 @@ class Snapshots:
             try:
                 yield place, self._value(decode_value(value), file)
             except SnapshotBroken as error:
-                logger.error("state file %s: %s; trying the one before it", file, error)
+                logger.error("state %s: %s; trying the one before it", file, error)
                 broken = error
         if broken is not None:
             raise broken
 
     def read(self, file: str, position: int) -> StateBlock:
         """A state. Raises `SnapshotBroken` and `SnapshotMismatch`."""
-        try:
-            data = self._files.read(self._dir / file)
-        except OSError as error:
-            raise SnapshotBroken(f"cannot be read: {error}") from error
-        state = decode_state(data, self._identity, position)
+        state = self.states.read(file, position)
         state.file = file
         return state
 

@@ -26,7 +26,7 @@ from server.store.heads import Head
 from server.store.history import events_after, past
 from server.store.lock import Lock, Waiting
 from server.store.signing import signing_key
-from server.store.snapshots import DIR_NAME
+from server.store.state_files import DIR_NAME
 from server.store.unsaved import Unsaved
 from server.store.upkeep import Limits, Upkeep
 

@@ -10,9 +10,9 @@ from server.engine.types import Finished
 from server.engine.value import Accepted, Entry
 from server.store.base import Keyed
 from server.store.codec import build, decode_json, encode, pack_entries, unpack_entries
-from server.store.database import Database
 from server.store.heads import Head
 from server.store.history import total_tokens
+from server.store.snapshots import Rows
 
 _HEAD_BY_ID = (
     "SELECT key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
@@ -24,12 +24,22 @@ _LIST = (
     "WHERE id > ? ORDER BY id LIMIT ?"
 )
 _LIST_OF_OWNER = _LIST.replace("WHERE", "WHERE owner = ? AND")
+_BEGIN_KEY = """
+    INSERT INTO request_key
+        (owner, key, session, session_id, request_id, first_seq, length, is_append, note)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (owner, key) DO UPDATE SET
+        session = excluded.session, session_id = excluded.session_id,
+        request_id = excluded.request_id, first_seq = excluded.first_seq,
+        length = excluded.length, is_append = excluded.is_append, note = excluded.note,
+        finished = NULL, gone_s = NULL
+"""
 
 
 class Tables:
     """Rows of one database; transactions are the caller's."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Rows) -> None:
         self._execute: Callable[..., Any] = database.execute
 
     # Sessions
@@ -55,7 +65,8 @@ class Tables:
     def add_session(self, head: Head, now_s: float) -> None:
         """A new row."""
         self._execute(
-            "INSERT INTO session VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?)",
+            "INSERT INTO session (key, id, owner, epoch, length, seq, running, num_entries, "
+            "log_seq, journal, created_s, used_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(head.key, head.id, head.owner, head.epoch, head.length, head.seq),
                 *(head.running, 0, head.log_seq, head.journal, now_s, now_s),
@@ -190,10 +201,10 @@ class Tables:
         """A request came under its client's key."""
         request = entry.request
         self._execute(
-            "INSERT OR REPLACE INTO request_key VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
+            _BEGIN_KEY,
             (
                 *(head.owner, request.key, head.key, head.id, request.request_id),
-                *(entry.seq, entry.length, request.sampling is None, request.note),
+                *(entry.seq, entry.length, int(request.sampling is None), request.note),
             ),
         )
         if request.note is not None:

@@ -116,7 +116,7 @@ class Upkeep:
             if save.value.state is not None:
                 save.value.state.file = file
         self._clock.stored()
-        self._snapshots.remove(unused)
+        self._snapshots.states.remove(unused)
         log.unused_files, log.changed = set(), set()
 
     def _write_states(self, saves: list[Save]) -> list[str | None]:
@@ -129,7 +129,7 @@ class Upkeep:
                 found[id(state)] = self._snapshots.file_of(state)
                 if found[id(state)] is None:
                     new.append((state, position))
-        written = self._snapshots.write(new)
+        written = self._snapshots.states.write(new)
         found.update((id(state), file) for (state, _), file in zip(new, written, strict=True))
         return [found[id(value.state)] for _, _, value in saves]
 

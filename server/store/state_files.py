@@ -1,0 +1,80 @@
+"""States as files in a folder: written whole, synced, and only then called by their names."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from server.engine.value import StateBlock
+from server.store.base import Identity
+from server.store.errors import SnapshotBroken
+from server.store.files import Files
+from server.store.state_file import decode_state, encode_state
+
+logger = logging.getLogger(__name__)
+
+DIR_NAME = "snapshots"
+
+
+class StateFiles:
+    """Those under ``path``; see `server.store.snapshots.States`."""
+
+    def __init__(self, path: Path, files: Files, identity: Identity, is_full: bool) -> None:
+        self._dir, self._files, self._is_full = path / DIR_NAME, files, is_full
+        self._identity = identity
+
+    def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
+        """Those that are written together lie together: one sync of a folder is enough."""
+        folder = secrets.token_hex(1)
+        files = [f"{folder}/{secrets.token_hex(16)}.safetensors" for _ in states]
+        try:
+            for file, (state, position) in zip(files, states, strict=True):
+                self._write(self._dir / file, state, position)
+            if self._is_full and files:
+                self._files.sync_dir(self._dir / folder)
+                self._files.sync_dir(self._dir)
+        except BaseException:
+            self.remove(files)
+            raise
+        return files
+
+    def _write(self, path: Path, state: StateBlock, position: int) -> None:
+        new = path.with_suffix(".new")
+        try:
+            self._files.write(new, encode_state(state, self._identity, position))
+            if self._is_full:
+                self._files.sync(new)
+            self._files.rename(new, path)
+        except BaseException:
+            self._remove(new)
+            raise
+
+    def read(self, name: str, position: int) -> StateBlock:
+        """See `server.store.snapshots.States`."""
+        try:
+            data = self._files.read(self._dir / name)
+        except OSError as error:
+            raise SnapshotBroken(f"cannot be read: {error}") from error
+        return decode_state(data, self._identity, position)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """See `server.store.snapshots.States`."""
+        for name in names:
+            self._remove(self._dir / name)
+
+    def remove_leftovers(self, used: set[str]) -> None:
+        """Removes every file whose name is not in ``used``."""
+        for path in self._dir.glob("*/*"):
+            if f"{path.parent.name}/{path.name}" not in used:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """What cannot be removed now is found by `remove_leftovers`."""
+        try:
+            self._files.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            logger.warning("could not remove %s: %s", path, error)
