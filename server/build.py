@@ -26,7 +26,8 @@ from server.engine.config import EngineConfig
 from server.metrics import Metrics
 from server.model_changes import ModelBroken
 from server.models import Models, Version
-from server.storage import home_of, open_prefixes, open_storage
+from server.sessions import Elsewhere
+from server.storage import Home, Shared, home_of, open_prefixes, open_storage
 from server.store.base import Store
 from server.store.errors import StoreError
 from server.tracing import OFF, Tracer
@@ -41,8 +42,10 @@ class ModelBuilder:
     ``backends`` keeps the name of the backend that each version runs on, for the greeting.
     """
 
-    def __init__(self, config: ServerConfig, tracer: Tracer = OFF) -> None:
-        self._config, self._tracer = config, tracer
+    def __init__(
+        self, config: ServerConfig, tracer: Tracer = OFF, shared: Shared | None = None
+    ) -> None:
+        self._config, self._tracer, self._shared = config, tracer, shared
 
     def read(self, source: ModelSource) -> Checkpoint:
         """The checkpoint at ``source``. Raises `ModelBroken`."""
@@ -71,7 +74,9 @@ class ModelBuilder:
             raise ModelBroken(str(error)) from error
         home = home_of(config, source, checkpoint.digest, taken)
         try:
-            store, signing = open_storage(config, checkpoint, backend, home)
+            store, signing = open_storage(
+                config, source.name, checkpoint, backend, home, self._shared
+            )
         except OSError as error:
             raise StoreError(f"the session store cannot be opened: {error.strerror}") from error
         try:
@@ -93,11 +98,19 @@ class ModelBuilder:
             config,
             signing,
             prefixes=open_prefixes(config, checkpoint, backend, driver, home),
-            elsewhere=None if home is None else home.owner_elsewhere,
+            elsewhere=self._elsewhere(source, checkpoint, home),
             chat_template=checkpoint.chat_template,
             constraints=constraints,
+            peers=None if self._shared is None else self._shared.peers(driver, store),
         )
         return Version(source, service, home)
+
+    def _elsewhere(
+        self, source: ModelSource, checkpoint: Checkpoint, home: Home | None
+    ) -> Elsewhere | None:
+        if self._shared is not None:
+            return self._shared.owner_elsewhere(source.name, checkpoint.digest)
+        return None if home is None else home.owner_elsewhere
 
     def refreshed(self, version: Version, source: ModelSource, checkpoint: Checkpoint) -> Version:
         """``version`` with what may change without its weights."""
@@ -105,9 +118,15 @@ class ModelBuilder:
         return Version(source, service, version.home)
 
 
-def build_models(config: ServerConfig, tracer: Tracer = OFF) -> tuple[Models, ModelBuilder]:
-    """Every model that the configuration names. Raises as `ModelBuilder` does."""
-    builder = ModelBuilder(config, tracer)
+def build_models(
+    config: ServerConfig, tracer: Tracer = OFF, shared: Shared | None = None
+) -> tuple[Models, ModelBuilder]:
+    """Every model that the configuration names. Raises as `ModelBuilder` does.
+
+    ``shared`` opens the stores where ``config.is_shared``.
+    """
+    assert (shared is not None) == config.is_shared, config.store and "a shared store"
+    builder = ModelBuilder(config, tracer, shared)
     versions: list[Version] = []
     for source in config.model:
         taken = {v.home.path: v.service.model.digest for v in versions if v.home}

@@ -42,7 +42,12 @@ _VARIABLE_ONLY = frozenset(
         "max_log_tokens",
         "save_interval_tokens",
         "store_lease_s",
+        "store_direct",
+        "store_objects",
         "signing_key",
+        "target_streams",
+        "scale_down_delay_s",
+        "session_tag",
     }
 )
 
@@ -79,12 +84,14 @@ class ServerConfig(BaseModel):
     the backend. ``max_waiting`` bounds the requests
     that are admitted and not yet running, ``outbox_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in.
-    ``store`` is the folder of the durable sessions, or "memory"; `load` puts a
-    folder of the user's in the place of None. ``model_dir`` is where models may
-    be loaded from at run time; None: they may not. Bounds of memory and of the
-    store are those of each model. ``sleep_memory``
-    and ``prefix_cache`` are bytes of states outside the pool, ``store_memory`` bytes
-    of what a store in memory keeps.
+    ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
+    that many replicas share, or "memory"; `load` puts a folder of the user's in the
+    place of None. ``store_direct`` leads to that database itself where ``store`` is a
+    pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
+    where models may be loaded from at run time; None: they may not. Bounds of memory
+    and of the store are those of each model. ``sleep_memory`` and ``prefix_cache`` are
+    bytes of states outside the pool, ``store_memory`` bytes of what a store in memory
+    keeps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -103,7 +110,7 @@ class ServerConfig(BaseModel):
     max_waiting: int = Field(default=256, ge=0)
     session_ttl_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
 
-    store: str | None = None
+    store: str | None = Field(default=None, repr=False)
     durability: Literal["full", "relaxed"] = "full"
     store_size: int | None = Field(default=None, ge=MIB)
     retention_s: float = Field(default=30 * 86_400.0, gt=0, allow_inf_nan=False)
@@ -125,6 +132,8 @@ class ServerConfig(BaseModel):
     max_log_tokens: int = Field(default=1_000_000, ge=4096)
     save_interval_tokens: int = Field(default=1024, ge=16)
     store_lease_s: float = Field(default=10.0, ge=3, allow_inf_nan=False)
+    store_direct: str | None = Field(default=None, repr=False)
+    store_objects: str | None = Field(default=None, repr=False)
     signing_key: str | None = Field(default=None, min_length=16, repr=False)
 
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
@@ -133,6 +142,13 @@ class ServerConfig(BaseModel):
     allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
     retire_timeout_s: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
+
+    ray: bool = False
+    ray_address: str | None = None
+    replicas: str = "1"
+    target_streams: int = Field(default=64, ge=1)
+    scale_down_delay_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
+    session_tag: str = Field(default="", pattern=r"^(?:[0-9a-f]{8})?$")
 
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -190,11 +206,30 @@ class ServerConfig(BaseModel):
             raise ValueError("an origin is scheme://host[:port] without a path, or *")
         return value
 
+    @field_validator("replicas")
+    @classmethod
+    def _range_of_replicas(cls, value: str) -> str:
+        found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", value, re.ASCII)
+        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
+            raise ValueError("must be a number of replicas, or MIN-MAX")
+        return value
+
     @model_validator(mode="after")
     def _one_capacity(self) -> Self:
         if self.max_sessions is not None and self.state_memory is not None:
             raise ValueError("--max-sessions and --state-memory exclude each other")
         return self
+
+    @property
+    def num_replicas(self) -> tuple[int, int]:
+        """The fewest and the most replicas; the same number twice where it is fixed."""
+        low, _, high = self.replicas.partition("-")
+        return int(low), int(high or low)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other replicas may have the same store."""
+        return str(self.store).startswith(("postgresql://", "postgres://"))
 
     @property
     def wants_key(self) -> bool:
@@ -220,6 +255,11 @@ class ServerConfig(BaseModel):
         state = environment.get("XDG_STATE_HOME") or "~/.local/state"
         unnamed = [source.name for source in config.model if not source.is_named]
         return config.model_copy(update={"store": "/".join([state, "everstream", *unnamed])})
+
+
+def object_storage_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The usual variables of an S3-compatible object storage, credentials among them."""
+    return {name: value for name, value in environment.items() if name.startswith("AWS_")}
 
 
 def model_source(text: str) -> ModelSource:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from server.config import ServerConfig
     from server.models import Models
+    from server.storage import Shared
     from server.tracing import Tracer
 
 app = typer.Typer(
@@ -128,6 +129,15 @@ def serve(
         bool | None,
         typer.Option("--trust-unsigned-state", help="Import sessions that nobody has signed."),
     ] = None,
+    ray: Annotated[
+        bool | None, typer.Option("--ray", help="Serve by replicas on Ray Serve \\[off].")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A Ray cluster to join; else one is started here.")
+    ] = None,
+    replicas: Annotated[
+        str | None, typer.Option(help="On Ray: how many, or MIN-MAX to follow the load [1].")
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json \\[text].")] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error \\[info].")
@@ -163,6 +173,9 @@ def serve(
             allowed_origins=tuple(allow_origin) if allow_origin else None,
             drain_timeout_s=drain_timeout,
             retire_timeout_s=retire_timeout,
+            ray=ray,
+            ray_address=ray_address,
+            replicas=replicas,
             store=store,
             durability=durability,
             store_size=store_size,
@@ -180,6 +193,8 @@ def serve(
         configure_logs(
             config.log_format, config.log_level.upper(), keys=(*config.api_keys, *config.admin_keys)
         )
+        if config.ray:
+            raise typer.Exit(_serve_on_ray(config))
         tracer = open_tracer(config.otel_endpoint, _version())
         listener = bind(config.host, config.port)
     except (ConfigError, TracingError) as error:
@@ -267,7 +282,7 @@ def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
     from server.store.errors import StoreError
 
     try:
-        models, builder = build_models(config, tracer)
+        models, builder = build_models(config, tracer, _shared(config))
         return create_app(models, config, _version(), tracer, builder), models
     except KeysFileError as error:
         raise _fail(f"--keys-file: {error}") from error
@@ -277,8 +292,21 @@ def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
         raise _fail(error.message) from error
 
 
+def _shared(config: ServerConfig) -> Shared | None:
+    """What opens a store that others have as well. A missing package is a message."""
+    if not config.is_shared:
+        return None
+    try:
+        from server.distributed.cluster import Cluster
+    except ImportError as error:
+        raise _fail(
+            f"--store: {error.name} is missing: pip install 'everstream[postgres]'"
+        ) from error
+    return Cluster(config)
+
+
 def _greet(config: ServerConfig, models: Models, port: int) -> None:
-    """Says what runs, and prints a line that can be pasted to see tokens stream."""
+    """Says what runs, and how to see it."""
     from server.inspection import format_bytes
 
     for version in models.versions:
@@ -290,6 +318,28 @@ def _greet(config: ServerConfig, models: Models, port: int) -> None:
             f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
             " at token ten and at token ten million.\n"
         )
+    _invite(config, port)
+
+
+def _serve_on_ray(config: ServerConfig) -> int:
+    """Returns the exit code. Needs what the extra `ray` brings."""
+    gc.enable()
+    from server.distributed.ray.cluster import RayError
+    from server.distributed.ray.cluster import serve as serve_on_ray
+
+    def greet(port: int) -> None:
+        many = "1 replica" if config.replicas == "1" else f"{config.replicas} replicas"
+        typer.echo(f"Everstream serves on Ray: {many}.\n")
+        _invite(config, port)
+
+    try:
+        return serve_on_ray(config, greet)
+    except RayError as error:
+        raise _fail(error) from error
+
+
+def _invite(config: ServerConfig, port: int) -> None:
+    """Prints a line that can be pasted to see tokens stream."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{host}:{port}"
     body = {"prompt": "Once upon a time", "max_tokens": 200, "temperature": 0.8, "stream": True}

@@ -136,6 +136,7 @@ class Models:
         """Starts the threads of one that is, or will be, among the versions."""
         version.driver.tenants = self._tenants
         await version.driver.start()
+        await version.service.sessions.start()
         self._watching[version.driver] = asyncio.create_task(self._watch(version.driver))
         if self._continue_unfinished:
             await version.service.sessions.continue_unfinished()

@@ -10,22 +10,25 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, Protocol, TypeVar, get_args
 
 from server.driver import Driver
-from server.engine.errors import EngineError, InvalidRequest, SessionNotFound
+from server.engine.errors import EngineError, InvalidRequest, SessionAttached, SessionNotFound
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Past, SessionValue
 from server.engine_thread import EngineLike
 from server.prefixes import PrefixTier
 from server.readers import Sink
-from server.store.base import Keyed, Listed
-from server.store.errors import HistoryGone, SnapshotMismatch
+from server.store.base import Keyed, Listed, Loaded
+from server.store.errors import HeldElsewhere, HistoryGone, SnapshotMismatch
 
 logger = logging.getLogger("everstream.sessions")
 
 #: Events of a page that is read from the log.
 PAGE_EVENTS = 512
+
+#: A session that many replicas want may have gone on before this one gets it.
+MAX_MOVES = 3
 
 #: After any event that a session can have.
 MAX_SEQ = 2**53
@@ -59,6 +62,38 @@ class KeyInUse(EngineError):
         super().__init__("the same idempotency_key is being accepted", "idempotency_key")
 
 
+class AttachedElsewhere(SessionAttached):
+    """A client reads the session at another replica, where it is as ``info`` says."""
+
+    def __init__(self, info: SessionInfo) -> None:
+        super().__init__()
+        self.info = info
+
+
+#: How a session is wanted of the replica that has it: unless a client reads it there,
+#: with its reader being cut off, or with its reader being told to go on elsewhere.
+How = Literal["ask", "take_over", "move"]
+
+
+class Peers(Protocol):
+    """The other replicas that share the store, where there are any."""
+
+    async def start(self, sessions: Sessions) -> None:
+        """From here on others are heard, and those that die are buried."""
+
+    async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
+        """Returns when the store may have the session for this replica.
+
+        Raises `AttachedElsewhere`, and `HeldElsewhere` where there is no answer.
+        """
+
+    async def claim_key(self, owner: str, key: str) -> None:
+        """Raises `KeyInUse` where another replica is about to begin under this key."""
+
+    async def give_back_key(self, owner: str, key: str) -> None:
+        """After `claim_key`, whatever has come of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """The last event that a client has. ``epoch`` None is the present one."""
@@ -88,10 +123,17 @@ class Sessions:
         driver: Driver,
         prefixes: PrefixTier | None = None,
         elsewhere: Elsewhere | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._driver, self._prefixes, self._elsewhere = driver, prefixes, elsewhere
-        self._fetching: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._peers = peers
+        self._fetching: dict[tuple[str, str, How], asyncio.Future[None]] = {}
         self._keys: set[tuple[str, str]] = set()
+
+    async def start(self) -> None:
+        """After the driver has started."""
+        if self._peers is not None:
+            await self._peers.start(self)
 
     async def submit(self, request: Request, sink: Sink) -> None:
         """See `Driver.submit`; the session may be asleep."""
@@ -130,16 +172,29 @@ class Sessions:
         await self._call(session, owner, lambda engine, now: engine.go_on(session, owner))
 
     async def info(self, session: str, owner: str) -> SessionInfo:
-        return await self._call(
-            session, owner, lambda engine, now: engine.session_info(session, owner, now)
-        )
+        try:
+            return await self._call(
+                session, owner, lambda engine, now: engine.session_info(session, owner, now)
+            )
+        except AttachedElsewhere as attached:
+            return attached.info
 
     async def delete(self, session: str, owner: str) -> None:
-        await self._call(session, owner, lambda engine, now: engine.delete_session(session, owner))
+        await self._with(
+            session,
+            owner,
+            lambda: self._driver.call(lambda engine, now: engine.delete_session(session, owner)),
+            "move",
+        )
 
     async def cancel(self, session: str, owner: str) -> None:
         """Ends what the session runs."""
-        await self._call(session, owner, lambda engine, now: engine.cancel_session(session, owner))
+        await self._with(
+            session,
+            owner,
+            lambda: self._driver.call(lambda engine, now: engine.cancel_session(session, owner)),
+            "move",
+        )
 
     async def listed(self, owner: str, after: str | None, limit: int) -> list[Listed]:
         return await self._driver.ask_store(lambda store: store.list(owner, after, limit))
@@ -206,6 +261,7 @@ class Sessions:
                 session,
                 owner,
                 lambda: self._driver.attach(session, owner, request_id, sink, take_over),
+                "take_over" if take_over else "ask",
             )
         except SessionNotFound:
             if cursor.epoch is None or _same_store(cursor.epoch, current(0)):
@@ -263,10 +319,25 @@ class Sessions:
             raise KeyInUse
         self._keys.add(key)
         try:
-            await self.submit(request, sink)
+            return await self._submit_first(key, request, sink)
         finally:
             self._keys.discard(key)
-        return None
+
+    async def _submit_first(
+        self, key: tuple[str, str], request: Request, sink: Sink
+    ) -> Keyed | None:
+        """Of all replicas too."""
+        if self._peers is None:
+            await self.submit(request, sink)
+            return None
+        await self._peers.claim_key(*key)
+        try:
+            found = await self._driver.ask_store(lambda store: store.find_key(*key))
+            if found is None:
+                await self.submit(request, sink)
+            return found
+        finally:
+            await self._peers.give_back_key(*key)
 
     async def again(self, owner: str, found: Keyed, request_id: str, sink: Sink) -> Resumed:
         """Makes ``sink`` the reader of a generation that was begun under a key: see `resume`.
@@ -305,7 +376,11 @@ class Sessions:
     async def _past(self, session: str, owner: str, at: int) -> Past:
         if at < 0:
             raise InvalidRequest("at: must be at least 0", "at")
-        loaded = await self._driver.ask_store(lambda store: store.load(session, owner, at))
+        try:
+            loaded = await self._load(session, owner, at)
+        except HeldElsewhere:
+            await self._fetch(session, owner, "ask")
+            loaded = await self._load(session, owner, at)
         return Past(loaded.value, loaded.entries, at)
 
     async def _call(
@@ -317,37 +392,67 @@ class Sessions:
     ) -> R:
         return await self._with(session, owner, lambda: self._driver.call(call, work=work))
 
-    async def _with(self, session: str, owner: str, use: Callable[[], Awaitable[R]]) -> R:
+    async def _with(
+        self, session: str, owner: str, use: Callable[[], Awaitable[R]], how: How = "ask"
+    ) -> R:
         """What ``use`` gives, with the session fetched first where the engine does not have it."""
         try:
             return await use()
         except SessionNotFound:
-            await self._fetch(session, owner)
+            await self._fetch(session, owner, how)
             return await use()
 
-    async def _fetch(self, session: str, owner: str) -> None:
+    async def _fetch(self, session: str, owner: str, how: How) -> None:
         """Once, however many want it."""
-        key = (session, owner)
+        key = (session, owner, how)
         fetching = self._fetching.get(key)
         if fetching is None:
-            fetching = self._fetching[key] = asyncio.ensure_future(self._restore(session, owner))
+            fetching = self._fetching[key] = asyncio.ensure_future(self._restore(*key))
             fetching.add_done_callback(lambda done: self._fetched(key, done))
         await asyncio.shield(fetching)
 
-    def _fetched(self, key: tuple[str, str], done: asyncio.Future[None]) -> None:
+    def _fetched(self, key: tuple[str, str, How], done: asyncio.Future[None]) -> None:
         del self._fetching[key]
         if not done.cancelled():
             done.exception()  # those who waited have it
 
-    async def _restore(self, session: str, owner: str) -> None:
+    async def fetched(self, session: str, owner: str) -> None:
+        """Returns when nobody here is about to have the session in the engine."""
+        for how in get_args(How):
+            if (fetching := self._fetching.get((session, owner, how))) is not None:
+                await asyncio.wait([fetching])
+
+    async def _restore(self, session: str, owner: str, how: How) -> None:
+        self._driver.check_retirement()
         try:
-            loaded = await self._driver.ask_store(lambda store: store.load(session, owner))
+            loaded, moved = await self._loaded(session, owner, how)
         except SessionNotFound:
             await self.check_elsewhere(session, owner)
             raise
         past = Past(loaded.value, loaded.entries)
-        self._driver.check_retirement()
-        await self._driver.call(lambda engine, now: engine.restore(past, now), work=True)
+
+        def restore(engine: EngineLike, now: float) -> None:
+            engine.restore(past, now)
+            if moved:  # what it ran, it ran a moment ago
+                engine.go_on(session, owner)
+
+        await self._driver.call(restore, work=True)
+
+    async def _loaded(self, session: str, owner: str, how: How) -> tuple[Loaded, bool]:
+        """What the store has, and whether another replica had it until now."""
+        moved = False
+        for _ in range(MAX_MOVES):
+            try:
+                return await self._load(session, owner), moved
+            except HeldElsewhere as away:
+                if self._peers is None:
+                    raise
+                await self._peers.fetch(session, owner, away.holder, how)
+                moved = True
+        return await self._load(session, owner), moved
+
+    async def _load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+        return await self._driver.ask_store(lambda store: store.load(session, owner, at))
 
 
 def _same_store(one: str, other: str) -> bool:

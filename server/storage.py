@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import apsw
 
@@ -23,6 +24,7 @@ from server.config import ModelSource, ServerConfig
 from server.driver import Driver
 from server.engine.errors import EngineError
 from server.prefixes import PrefixTier
+from server.sessions import Elsewhere, Peers
 from server.store.base import Identity, Store
 from server.store.check import identity_of as identity_in
 from server.store.check import open_for_reading
@@ -31,14 +33,23 @@ from server.store.files import DiskFiles
 from server.store.lock import Waiting
 from server.store.memory_store import MemoryStore
 from server.store.prefix_files import PrefixFiles
+from server.store.saving import Limits
 from server.store.signing import signing_key
 from server.store.sqlite_store import open_store
-from server.store.upkeep import Limits
 
 #: The value of ``store`` that stores nothing beyond the process.
 MEMORY = "memory"
 
 VERSIONS, MODELS = "versions", "models"
+
+
+class Shared(Protocol):
+    """Opens stores that other replicas have as well: see `server.distributed.cluster`."""
+
+    def open_store(self, name: str, identity: Identity, limits: Limits) -> Store: ...
+    def signing_key(self, store: Store) -> bytes: ...
+    def peers(self, driver: Driver, store: Store) -> Peers: ...
+    def owner_elsewhere(self, name: str, digest: str) -> Elsewhere: ...
 
 
 class VersionInUse(EngineError):
@@ -86,7 +97,7 @@ def home_of(
     ``taken`` are the folders that this process has open, and the digests of whose they
     are. Raises `VersionInUse` where its own is among them.
     """
-    if config.store in (None, MEMORY):
+    if config.store in (None, MEMORY) or config.is_shared:
         return None
     root = Path(str(config.store)).expanduser()
     base = root / MODELS / source.name if source.is_named else root
@@ -99,24 +110,32 @@ def home_of(
 
 
 def open_storage(
-    config: ServerConfig, checkpoint: Checkpoint, backend: Backend, home: Home | None
+    config: ServerConfig,
+    name: str,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    home: Home | None,
+    shared: Shared | None,
 ) -> tuple[Store, Signing]:
-    """The store at ``home``, made if it is not there, or one in memory.
+    """The store at ``home``, made if it is not there, a shared one, or one in memory.
 
     Raises `StoreError`, and `OSError` where the folder cannot be had.
     """
     identity = identity_of(checkpoint, backend)
     key = config.signing_key.encode() if config.signing_key else None
-    if home is None:
-        store = MemoryStore(
-            max_state_bytes=config.store_memory, max_log_tokens=config.max_log_tokens
-        )
-        return store, Signing(identity, key or secrets.token_bytes(32))
     limits = Limits(
         retention_s=config.retention_s,
         max_log_tokens=config.max_log_tokens,
         max_bytes=config.store_size,
     )
+    if shared is not None:
+        joined = shared.open_store(name, identity, limits)
+        return joined, Signing(identity, key or shared.signing_key(joined))
+    if home is None:
+        store = MemoryStore(
+            max_state_bytes=config.store_memory, max_log_tokens=config.max_log_tokens
+        )
+        return store, Signing(identity, key or secrets.token_bytes(32))
     waiting = Waiting(lease_s=config.store_lease_s)
     opened = open_store(home.path, identity, config.durability, limits=limits, waiting=waiting)
     return opened, Signing(identity, key or signing_key(home.path))

@@ -40,10 +40,12 @@ RULES = (
     ),
     Rule(inside=("clients",), never=("server", "model")),
     Rule(inside=("server",), never=("clients",)),
+    Rule(inside=("server",), never=("server.main",), except_in=("server.main",)),
     Rule(
-        inside=("server",), never=("server.main", "server.distributed"), except_in=("server.main",)
+        inside=("server",),
+        never=("server.distributed",),
+        except_in=("server.main", "server.distributed"),
     ),
-    Rule(inside=("server.distributed",), never=("server.main",)),
     Rule(inside=("server",), never=("model.training", "model.convert")),
     Rule(inside=("server.engine",), never=("server",), but=("server.engine",)),
     Rule(

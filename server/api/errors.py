@@ -149,6 +149,7 @@ OUTCOMES = {
     "snapshot_broken": Outcome(500, "server_error"),
     "store_failed": Outcome(503, "server_error", retry_after_s=2),
     "store_lost": Outcome(503, "server_error", retry_after_s=2),
+    "session_elsewhere": Outcome(503, "server_error", retry_after_s=1),
     "store_taken": Outcome(503, "server_error", retry_after_s=2),
     "out_of_memory": Outcome(503, "server_error", retry_after_s=2),
     "migrated": Outcome(503, "server_error", retry_after_s=1),

@@ -15,7 +15,7 @@ from server.config import ServerConfig
 from server.constraints.compiler import Constraints
 from server.driver import Driver
 from server.prefixes import PrefixTier
-from server.sessions import Elsewhere, Sessions
+from server.sessions import Elsewhere, Peers, Sessions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +52,13 @@ def make_service(
     elsewhere: Elsewhere | None = None,
     chat_template: ChatTemplate | None = None,
     constraints: Constraints | None = None,
+    peers: Peers | None = None,
 ) -> Service:
-    """The service around ``driver``. ``elsewhere`` knows the sessions of other versions."""
-    sessions = Sessions(driver, prefixes, elsewhere)
+    """The service around ``driver``.
+
+    ``elsewhere`` knows the sessions of other versions, ``peers`` are other replicas.
+    """
+    sessions = Sessions(driver, prefixes, elsewhere, peers)
     limits = Limits(config.max_prompt_tokens, config.max_tokens_limit)
     return Service(
         driver=driver,

@@ -10,7 +10,7 @@ from model.tokenizer import Tokenizer
 from server.engine.checks import check_tokens
 from server.engine.config import EngineConfig
 from server.engine.constraint import no_matchers
-from server.engine.errors import EngineError
+from server.engine.errors import EngineError, SessionAttached
 from server.engine.keeper import Keeper, KeepingConfig, info_of
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
@@ -22,7 +22,7 @@ from server.engine.scheduler import Scheduler
 from server.engine.session import Session
 from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
-from server.engine.types import Migrated, SessionInfo
+from server.engine.types import Failed, Migrated, SessionInfo
 from server.engine.value import Past, Record, SessionValue, StateBlock
 
 
@@ -134,15 +134,31 @@ class Host:
         """
         kept = sorted((s for s in self._sessions if s.keep), key=lambda s: s.live is None)
         for session in kept[:max_sessions]:
-            if (live := session.live) is not None:
-                request_id = live.request.request_id
-                if not live.parked:
-                    self._round.park(live)
-                self._round.endings.cancelled.pop(live, None)
-                place = (session.epoch, session.seq, session.length)
-                self._round.events.append(Migrated(request_id, session.id, *place))
-            self._keeper.evict(session)
+            self._let_go(session, None)
         return max(0, len(kept) - max_sessions)
+
+    def give(self, session: str, owner: str, how: str) -> None:
+        """Saves a session and lets it go: see `server.sessions.How`.
+
+        Raises `SessionNotFound`, and `SessionAttached` where it has a reader and ``how``
+        is "ask"; "take_over" is what that reader is told then.
+        """
+        found = self._sessions.find(session, owner)
+        if found.live is not None and not found.live.detached and how == "ask":
+            raise SessionAttached
+        self._let_go(found, SessionAttached() if how == "take_over" else None)
+
+    def _let_go(self, session: Session, why: EngineError | None) -> None:
+        """The reader of what it runs is told where to go on, or ``why`` not."""
+        if (live := session.live) is not None:
+            request_id = live.request.request_id
+            if not live.parked:
+                self._round.park(live)
+            self._round.endings.cancelled.pop(live, None)
+            place = (session.epoch, session.seq, session.length)
+            event = Failed(request_id, why) if why else Migrated(request_id, session.id, *place)
+            self._round.events.append(event)
+        self._keeper.evict(session)
 
     def discard_kept(self, error: EngineError) -> None:
         """Forgets every kept session, as if the process had died: the store has not followed.

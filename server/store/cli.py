@@ -15,9 +15,9 @@ from server.store.database import failure
 from server.store.errors import StoreError
 from server.store.lock import Waiting
 from server.store.portable import export_session
+from server.store.saving import Limits
 from server.store.signing import signing_key
 from server.store.sqlite_store import SqliteStore, open_store
-from server.store.upkeep import Limits
 
 if TYPE_CHECKING:
     from server.engine.value import SessionValue

@@ -41,6 +41,16 @@ class StoreInUse(StoreError):
     code = "store_in_use"
 
 
+class HeldElsewhere(StoreError):
+    """Another replica has the session, the one with the key ``holder``."""
+
+    code = "session_elsewhere"
+
+    def __init__(self, holder: int) -> None:
+        super().__init__("another replica has the session and does not answer; try again")
+        self.holder = holder
+
+
 class StoreTooNew(StoreError):
     """A newer version of everstream has written this store."""
 

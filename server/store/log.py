@@ -10,7 +10,8 @@ Tokens are most of what there is, so that each loop deals with them first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewound, Saved
@@ -22,7 +23,6 @@ from server.store.codec import (
     running_after,
     unpack_entry,
 )
-from server.store.database import Database
 from server.store.errors import StoreLost
 from server.store.heads import Head
 from server.store.snapshots import Row, Snapshots
@@ -34,6 +34,15 @@ from server.store.unsaved import Unsaved
 SEGMENT_ENTRIES = 256
 #: A tail becomes a segment, however short, when the journal has grown by so many rows.
 MAX_JOURNAL_ROWS = 4096
+
+
+class Transactions(Protocol):
+    """A database that commits all of something or nothing."""
+
+    @property
+    def execute(self) -> Callable[..., Any]: ...
+    def transaction(self, synced: bool = True) -> AbstractContextManager[None]: ...
+    def set_meta(self, name: str, value: object) -> None: ...
 
 
 class Kept(NamedTuple):
@@ -56,7 +65,7 @@ class Log:
     max_journal_rows = MAX_JOURNAL_ROWS
 
     def __init__(
-        self, database: Database, tables: Tables, snapshots: Snapshots, unsaved: Unsaved
+        self, database: Transactions, tables: Tables, snapshots: Snapshots, unsaved: Unsaved
     ) -> None:
         self._database, self._tables, self._snapshots = database, tables, snapshots
         self._unsaved = unsaved
@@ -65,7 +74,7 @@ class Log:
         self.last_row = self.pruned_row = 0
         self.changed: set[Head] = set()
         self.unused_files: set[str] = set()
-        self._next_key = 1
+        self.next_key = 1
 
     def head(self, session: str) -> Head | None:
         """The session after its last entry."""
@@ -130,8 +139,8 @@ class Log:
             if isinstance(entry, Opened):
                 assert head is None, id
                 kept = Kept(self._keep_state(entry, new_files), self._snapshots.identity_key)
-                head = changed[id] = Head.of(self._next_key, entry.value, self.last_row)
-                self._next_key += 1
+                head = changed[id] = Head.of(self.next_key, entry.value, self.last_row)
+                self.next_key += 1
             elif isinstance(entry, Deleted):
                 changed[id] = None
                 if head is None:
@@ -193,9 +202,7 @@ class Log:
             match entry:
                 case Opened():
                     assert kept is not None, head.id
-                    self._tables.add_session(head, now_s)
-                    num_bytes = self._snapshots.add(head.key, 0, entry.value, *kept)
-                    self._tables.grow(head.key, num_bytes)
+                    self._add_session(head, entry, kept, now_s)
                 case Accepted() if entry.request.key is not None:
                     self._tables.begin_key(head, entry)
                 case Finished():
@@ -205,6 +212,11 @@ class Log:
                 case Deleted():
                     self.delete(head, now_s)
         self.store_tails(due, row, now_s)
+
+    def _add_session(self, head: Head, entry: Opened, kept: Kept, now_s: float) -> None:
+        self._tables.add_session(head, now_s)
+        num_bytes = self._snapshots.add(head.key, 0, entry.value, *kept)
+        self._tables.grow(head.key, num_bytes)
 
     def _cut(self, head: Head, length: int) -> None:
         """What was saved of the text beyond ``length`` tokens is no part of it any more."""
@@ -267,7 +279,7 @@ class Log:
 
     def _rows_up_to(self, last_row: int | None) -> list[tuple[int, bytes]]:
         """What is left of the journal, once later rows are gone."""
-        self._next_key = self._tables.last_key() + 1
+        self.next_key = self._tables.last_key() + 1
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
         found: list[tuple[int, bytes]] = self._execute(
@@ -294,19 +306,27 @@ class Log:
         """A record of the journal; None if its session is gone, or has it in its tables."""
         key, packed_entry, *rest = packed
         if key not in by_key:
-            by_key[key] = head = self._tables.head_of_key(key)
+            by_key[key] = head = self._head_of_key(key)
             if head is not None:
                 self.heads[head.id] = head
         head = by_key[key]
         if head is None and packed_entry[0] == "opened":
-            entry = unpack_entry(packed_entry, None)
-            assert isinstance(entry, Opened), entry
-            head = by_key[key] = Head.of(key, entry.value, row - 1)
-            self._next_key = max(self._next_key, key + 1)
-            return head, entry, Kept(*rest[0])
+            opened = self._opened_again(key, packed_entry, row, rest)
+            by_key[key] = opened and opened[0]
+            return opened
         if head is None or row <= head.journal:
             return None
         return head, unpack_entry(packed_entry, head.running), None
+
+    def _head_of_key(self, key: int) -> Head | None:
+        return self._tables.head_of_key(key)
+
+    def _opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
+        """A session whose opening has not reached the tables."""
+        entry = unpack_entry(packed, None)
+        assert isinstance(entry, Opened), entry
+        self.next_key = max(self.next_key, key + 1)
+        return Head.of(key, entry.value, row - 1), entry, Kept(*rest[0])
 
 
 def _packed(steps: Sequence[Step]) -> bytes | None:

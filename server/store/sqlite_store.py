@@ -25,10 +25,11 @@ from server.store.files import DiskFiles, Files
 from server.store.heads import Head
 from server.store.history import events_after, past
 from server.store.lock import Lock, Waiting
+from server.store.saving import Limits
 from server.store.signing import signing_key
 from server.store.state_files import DIR_NAME
 from server.store.unsaved import Unsaved
-from server.store.upkeep import Limits, Upkeep
+from server.store.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 

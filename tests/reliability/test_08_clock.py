@@ -18,8 +18,8 @@ import server.store
 from server.store.clock import StoreClock
 from server.store.errors import StoreInUse
 from server.store.lock import Waiting
+from server.store.saving import Limits
 from server.store.sqlite_store import SqliteStore, open_store
-from server.store.upkeep import Limits
 from tests.server.store.records import IDENTITY, Writer
 
 DAY_S = 86_400.0

@@ -7,19 +7,34 @@ from pathlib import Path
 
 import pytest
 
+from server.distributed.postgres_store import PostgresStore
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
+from server.store.saving import Limits
 from server.store.sqlite_store import open_store
-from server.store.upkeep import Limits
+from tests.postgres import Postgres
+from tests.server.distributed.stores import shared_place
 from tests.server.store.records import IDENTITY
 
-STORES = ("memory", "full", "relaxed")
+STORES = ("memory", "full", "relaxed", "shared")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    server = Postgres()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
 
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "memory":
         made: Store = MemoryStore()
+    elif request.param == "shared":
+        made = PostgresStore(shared_place(request.getfixturevalue("postgres").new_database()))
     else:
         made = open_store(tmp_path / "store", IDENTITY, request.param)
     yield made
@@ -31,6 +46,9 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """A store that keeps 1000 tokens of a log, and a session for an hour."""
     if request.param == "memory":
         made: Store = MemoryStore(max_log_tokens=1000, retention_s=3600)
+    elif request.param == "shared":
+        place = shared_place(request.getfixturevalue("postgres").new_database())
+        made = PostgresStore(place, Limits(max_log_tokens=1000, retention_s=3600))
     else:
         limits = Limits(max_log_tokens=1000, retention_s=3600)
         made = open_store(tmp_path / "store", IDENTITY, request.param, limits=limits)

@@ -11,7 +11,7 @@ from server.engine.errors import SessionNotFound
 from server.engine.value import Deleted, Opened, Record
 from server.store.base import Store
 from server.store.errors import StoreError, StoreFailed, StoreFull
-from server.store.upkeep import Limits
+from server.store.saving import Limits
 from tests.server.store.faults import Faults
 from tests.server.store.records import Writer, block, text_after
 

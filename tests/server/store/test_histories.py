@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Record
 from server.store.check import problems
+from server.store.saving import Limits
 from server.store.sqlite_store import SqliteStore, open_store
-from server.store.upkeep import Limits
 from tests.server.store.records import IDENTITY, Writer, block, text_after
 
 #: What a session can do next: (may it, the records of it), by name.

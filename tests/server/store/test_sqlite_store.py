@@ -24,8 +24,8 @@ from server.store.errors import (
     StoreTooNew,
 )
 from server.store.migrations import MIGRATIONS
+from server.store.saving import Limits
 from server.store.sqlite_store import SqliteStore, open_store
-from server.store.upkeep import Limits
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY, Writer, block
 

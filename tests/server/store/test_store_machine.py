@@ -32,8 +32,8 @@ from server.store.check import problems
 from server.store.errors import Fenced
 from server.store.lock import Waiting
 from server.store.memory_store import MemoryStore
+from server.store.saving import Limits
 from server.store.sqlite_store import SqliteStore, open_store
-from server.store.upkeep import Limits
 from tests.server.store.records import IDENTITY
 from tests.server.store.stories import (
     Story,

@@ -1,0 +1,152 @@
+"""The log of the sessions that one replica holds, in a store that it shares with others.
+
+Each replica has a journal of its own. What belongs to nobody has nothing left in any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from server.distributed.database import Database
+from server.engine.value import Entry, Opened
+from server.store.codec import decode_json, running_after, unpack_entry
+from server.store.errors import Fenced, StoreLost
+from server.store.heads import Head
+from server.store.log import Kept, Log, Step
+from server.store.snapshots import Snapshots
+from server.store.tables import Tables
+from server.store.unsaved import Unsaved
+
+#: Fewer than the embedded store has: whoever takes over reads them all at once.
+MAX_JOURNAL_ROWS = 512
+#: Sessions that a replica can make: the other bits of their keys are its own key.
+KEY_BITS = 32
+
+_APPEND = "SELECT append_journal(?, ?, ?, ?, ?)"
+_AWAY = (
+    "SELECT holder, key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
+    "FROM session WHERE id = ?"
+)
+_HELD = (
+    "SELECT key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
+    "FROM session WHERE holder = ?"
+)
+_TAKE = (
+    "UPDATE session SET holder = ?, journal = ? WHERE id = ? AND holder IS NULL "
+    "RETURNING key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal"
+)
+
+
+class SharedLog(Log):
+    """``heads`` are the sessions that the replica ``me`` holds, and no others."""
+
+    max_journal_rows = MAX_JOURNAL_ROWS
+
+    def __init__(
+        self, database: Database, tables: Tables, snapshots: Snapshots, unsaved: Unsaved, me: int
+    ) -> None:
+        super().__init__(database, tables, snapshots, unsaved)
+        self._shared, self._me = database, me
+        self._held_keys: dict[int, Head] = {}
+        self.next_key = (me << KEY_BITS) + 1
+        self.now_s = 0.0
+
+    def head(self, session: str) -> Head | None:
+        """One that this replica holds."""
+        return self.heads.get(session)
+
+    def all_heads(self) -> set[Head]:
+        """Of every session that this replica holds."""
+        return set(self.heads.values())
+
+    # Whose a session is; within a transaction of the caller's
+
+    def take(self, session: str) -> Head | None:
+        """Makes a session that nobody has this replica's."""
+        # The rows of the journal that it came through were another replica's.
+        for row in self._execute(_TAKE, (self._me, self.last_row, session)):
+            head = Head(*row)
+            self.heads[head.id] = head
+            return head
+        return None
+
+    def let_go(self, heads: Iterable[Head]) -> None:
+        """Anybody may take these from now on, which are whole in the tables."""
+        gone = list(heads)
+        assert not any(head.tail for head in gone), gone
+        keys = [head.key for head in gone]
+        query = "UPDATE session SET holder = NULL WHERE key = ANY(?) AND holder = ?"
+        self._execute(query, (keys, self._me))
+        for head in gone:
+            self.heads.pop(head.id, None)
+            self.changed.discard(head)
+
+    def away(self, session: str) -> tuple[int | None, Head] | None:
+        """A session that this replica does not hold, as its tables are, and who holds it."""
+        for holder, *row in self._execute(_AWAY, (session,)):
+            return holder, Head(*row)
+        return None
+
+    def entries_away(self, holder: int | None, head: Head) -> Iterator[Entry]:
+        """What the journal of its holder has of a session, beyond its tables."""
+        if holder is None:
+            return
+        query = "SELECT data FROM journal WHERE replica = ? AND id > ? ORDER BY id"
+        running = head.running
+        for (data,) in self._execute(query, (holder, head.journal)).fetchall():
+            for key, packed, *_ in decode_json(data):
+                if key == head.key:
+                    entry = unpack_entry(packed, running)
+                    running = running_after(entry, running)
+                    yield entry
+
+    # What differs from a log that has the store for itself
+
+    def _add_row(self, data: bytes, steps: Sequence[Step]) -> None:
+        """One round trip, unless sessions are new: they are in the tables at once.
+
+        So no journal can bring one back that others have deleted meanwhile.
+        """
+        new = {step[0]: step for step in steps if isinstance(step[1], Opened)}
+        keys = list({head.key for head, _, _ in steps if head not in new})
+        row = (self._me, self._shared.link, self.last_row + 1, data, keys)
+        if not new:
+            _check(self._shared.call("append_journal", row))
+            return
+        with self._shared.transaction():
+            _check(self._execute(_APPEND, row).fetchall()[0][0])
+            for head, (_, entry, kept) in new.items():
+                assert isinstance(entry, Opened) and kept is not None, entry
+                super()._add_session(head, entry, kept, self.now_s)
+            query = "UPDATE session SET holder = ? WHERE key = ANY(?)"
+            self._execute(query, (self._me, [head.key for head in new]))
+
+    def _add_session(self, head: Head, entry: Opened, kept: Kept, now_s: float) -> None:
+        """That has been done with the commit."""
+
+    def _head_of_key(self, key: int) -> Head | None:
+        return self._held_keys.get(key)
+
+    def _opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
+        return None  # it is gone, or no longer this replica's
+
+    def _drop_rows_before(self, row: int) -> None:
+        self._execute("DELETE FROM journal WHERE replica = ? AND id < ?", (self._me, row))
+
+    def _rows_up_to(self, last_row: int | None) -> list[tuple[int, bytes]]:
+        for row in self._execute(_HELD, (self._me,)).fetchall():
+            head = Head(*row)
+            self.heads[head.id] = self._held_keys[head.key] = head
+        if last_row is not None:
+            self._execute("DELETE FROM journal WHERE replica = ? AND id > ?", (self._me, last_row))
+        query = "SELECT id, data FROM journal WHERE replica = ? ORDER BY id"
+        found: list[tuple[int, bytes]] = self._execute(query, (self._me,)).fetchall()
+        return found
+
+
+def _check(result: int) -> None:
+    if result == 1:
+        raise Fenced("another replica has taken over what this one had")
+    if result == 2:
+        raise StoreLost("another replica has one of these sessions")

@@ -1,0 +1,169 @@
+"""A replica among others: that it lives, whether they do, and what they ask of it.
+
+Each has one connection of its own that does nothing else. It holds an advisory lock,
+which PostgreSQL frees the moment the process is gone, and raises a counter now and
+then. Whoever sees a lock free for `GRACE_S`, or a counter still for a whole lease by
+its own clock, calls that replica dead. A mistake costs a restart and nothing more:
+the key of a replica is a fence that the database itself compares at every commit.
+
+A replica watches its next two neighbours in the ring of keys, and those that it has
+asked for something: however many there are, the work of each is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from server.distributed.database import connect
+
+logger = logging.getLogger("everstream.presence")
+
+WATCH_S = 0.1
+#: For how long a lock must be free: a connection that broke is there again by then.
+GRACE_S = 0.3
+#: After the database was away every replica comes back in its own time.
+RETRY_S = 0.1
+
+_REGISTER = "INSERT INTO {replica} (key, address) VALUES (%s, %s)"
+_LOCK = "SELECT pg_advisory_lock(hashtext({schema} || ' live'), %s)"
+_BEAT = "UPDATE {replica} SET beat = beat + 1 WHERE key = %s"
+_WATCH = """
+    SELECT key, beat, pg_try_advisory_xact_lock_shared(hashtext({schema} || ' live'), key::int)
+    FROM {replica} WHERE key <> %(me)s AND (
+        key = ANY(%(asked)s)
+        OR key IN (SELECT key FROM {replica} WHERE key > %(me)s ORDER BY key LIMIT 2)
+        OR key IN (SELECT key FROM {replica} WHERE key <> %(me)s ORDER BY key LIMIT 2)
+    )
+"""
+
+
+class Presence:
+    """``key`` is this replica's. ``hear`` and ``bury`` are called in a thread of its own.
+
+    ``hear`` gets what others tell this replica, ``bury`` the key of one that is dead,
+    again and again until it is no more. Raises errors of psycopg's.
+    """
+
+    def __init__(self, url: str, schema: str, address: str, lease_s: float) -> None:
+        self.hear: Callable[[str], None] = lambda message: None
+        self.bury: Callable[[int], None] = lambda key: None
+        self._url, self._schema, self._lease_s = url, schema, lease_s
+        self._closed = threading.Event()
+        self._asked: dict[int, float] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._free_since: dict[int, float] = {}
+        self._beaten_s = 0.0
+        connection = self._connect()
+        next_key = self._text("SELECT nextval({sequence})")
+        self.key = int(connection.execute(next_key).fetchall()[0][0])
+        self._enter(connection)
+        connection.execute(self._text(_REGISTER), (self.key, address))
+        self._thread = threading.Thread(
+            target=self._run, args=(connection,), name="presence", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def watch(self, key: int) -> None:
+        """Looks at a replica that has been asked for something, for a while."""
+        self._asked[key] = time.monotonic() + 3 * self._lease_s
+
+    def close(self) -> None:
+        """Returns when the lock is free, or soon after where the database hangs."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    # The thread
+
+    def _run(self, connection: psycopg.Connection[Any] | None) -> None:
+        while not self._closed.is_set():
+            try:
+                if connection is None:
+                    connection = self._connect()
+                    self._enter(connection)
+                self._turn(connection)
+            except psycopg.Error as error:
+                logger.warning("the shared store is out of reach: %s", str(error).strip())
+                if connection is not None:
+                    connection.close()
+                connection = None
+                self._forget_others()
+                self._closed.wait(RETRY_S)
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return connect(self._url, timed=False)
+
+    def _enter(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(self._text(_LOCK), (self.key,))
+        connection.execute(sql.SQL("LISTEN {}").format(channel(self._schema, self.key)))
+
+    def _turn(self, connection: psycopg.Connection[Any]) -> None:
+        for notice in connection.notifies(timeout=WATCH_S):
+            self.hear(notice.payload)
+            if self._closed.is_set():
+                return
+        now = time.monotonic()
+        if now - self._beaten_s >= self._lease_s / 5:
+            self._beaten_s = now
+            connection.execute(self._text(_BEAT), (self.key,))
+        self._look(connection, now)
+
+    def _look(self, connection: psycopg.Connection[Any], now: float) -> None:
+        self._asked = {key: until for key, until in self._asked.items() if until > now}
+        wanted = {"me": self.key, "asked": list(self._asked)}
+        seen = connection.execute(self._text(_WATCH), wanted).fetchall()
+        keys = {key for key, _, _ in seen}
+        for known in (self._beats, self._free_since):
+            for key in known.keys() - keys:
+                del known[key]
+        for key, beat, is_free in seen:
+            if self._is_dead(key, beat, is_free, now):
+                self.bury(key)
+
+    def _is_dead(self, key: int, beat: int, is_free: bool, now: float) -> bool:
+        if self._beats.get(key, (None, 0.0))[0] != beat:
+            self._beats[key] = beat, now
+        if not is_free:
+            self._free_since.pop(key, None)
+        elif now - self._free_since.setdefault(key, now) >= GRACE_S:
+            return True
+        return now - self._beats[key][1] >= self._lease_s
+
+    def _forget_others(self) -> None:
+        """What was seen before the database was away says nothing of now.
+
+        A lock must then be free for a whole lease: its owner may still be on its way.
+        """
+        later = time.monotonic() + self._lease_s - GRACE_S
+        self._free_since = dict.fromkeys(self._beats, later)
+        self._beats = {}
+
+    def _text(self, statement: LiteralString) -> sql.Composed:
+        return sql.SQL(statement).format(
+            schema=sql.Literal(self._schema),
+            replica=sql.Identifier(self._schema, "replica"),
+            sequence=sql.Literal(f'"{self._schema}".replica_key'),
+        )
+
+
+def channel(schema: str, key: int) -> sql.Identifier:
+    """Where a replica listens."""
+    return sql.Identifier(channel_name(schema, key))
+
+
+def channel_name(schema: str, key: int) -> str:
+    """The name that a notice is sent to."""
+    return f"{schema} {key}"

@@ -1,0 +1,95 @@
+"""What a replica does about once a second for the store that it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from server.distributed.database import Database
+from server.distributed.log import SharedLog
+from server.distributed.states import SharedStates
+from server.store.clock import StoreClock
+from server.store.heads import Head
+from server.store.saving import Limits, Saving
+from server.store.snapshots import Snapshots
+from server.store.tables import Tables
+from server.store.unsaved import Save, Unsaved
+from server.store.upkeep import EXPIRED_AT_ONCE, SAVES_AT_ONCE
+
+#: How often the bytes of all sessions are counted, and states looked for that nobody needs.
+RARELY_S = 60.0
+
+_EXPIRE = """
+    UPDATE session SET holder = ? WHERE key IN (
+        SELECT key FROM session WHERE used_s < ? AND running IS NULL AND holder IS NULL
+        LIMIT ? FOR UPDATE SKIP LOCKED
+    ) RETURNING key
+"""
+
+
+class SharedConnection:
+    """What is known through one connection; see `server.store.connection.Connection`."""
+
+    def __init__(
+        self,
+        database: Database,
+        log: SharedLog,
+        tables: Tables,
+        snapshots: Snapshots,
+        states: SharedStates,
+        unsaved: Unsaved,
+    ) -> None:
+        self.database, self.log, self.tables = database, log, tables
+        self.snapshots, self.states, self.unsaved = snapshots, states, unsaved
+
+
+class SharedUpkeep(Saving):
+    """The round for the sessions that this replica holds, and its share of what nobody does."""
+
+    def __init__(self, connection: SharedConnection, clock: StoreClock, limits: Limits) -> None:
+        super().__init__(connection, clock, limits)
+        self._shared = connection
+
+    def run(self, touched: Iterable[int]) -> None:
+        """Everything; ``touched`` are the keys of sessions that have been used."""
+        saves = self._connection.unsaved.oldest(SAVES_AT_ONCE)
+        if saves or touched or self._is_due():
+            self._write(saves, touched)
+        self._expire()
+
+    def release(self, heads: list[Head]) -> None:
+        """Writes all that there is of these sessions, and lets them go."""
+        log, unsaved = self._shared.log, self._connection.unsaved
+        found = (unsaved.get(head.id) for head in heads)
+        saves: list[Save] = [save for save in found if save is not None]
+        files = self._write_states(saves)
+        with self._shared.database.transaction(synced=False):
+            log.store_tails(heads, log.last_row, self._clock.now_s)
+            self._add_rows(saves, files)
+            for head in heads:
+                self._thin(head)
+                self._trim(head)
+            log.let_go(heads)
+        self._saved(saves, files)
+
+    def take_out_garbage(self) -> None:
+        """Deletes states that were put, or dropped, and that no row names."""
+        self._shared.states.sweep()
+
+    def measure(self) -> bool:
+        """Whether the store has more bytes than it may."""
+        if self._limits.max_bytes is None:
+            return False
+        with self._shared.database.reading():
+            found = self._shared.database.execute("SELECT coalesce(sum(bytes), 0) FROM session")
+            return int(found.fetchall()[0][0]) > self._limits.max_bytes
+
+    def _expire(self) -> bool:
+        if self._limits.retention_s is None:
+            return False
+        before_s = self._clock.now_s - self._limits.retention_s
+        with self._shared.database.transaction(synced=False):
+            wanted = (self._shared.database.me, before_s, EXPIRED_AT_ONCE)
+            keys = [key for (key,) in self._shared.database.execute(_EXPIRE, wanted).fetchall()]
+            for key in keys:
+                self._tables.delete_session(key, self._clock.now_s)
+        return bool(keys)

@@ -1,0 +1,134 @@
+"""Values to snapshots: written, thinned with age, and logs cut to what is needed after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.store.clock import StoreClock
+from server.store.heads import Head
+from server.store.history import superfluous
+from server.store.log import Log, Transactions
+from server.store.snapshots import Snapshots
+from server.store.tables import Tables
+from server.store.unsaved import Save, Unsaved
+
+KEY_RETENTION_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a store keeps.
+
+    A session that nobody has used for ``retention_s`` is deleted. Of its log, what
+    is beyond ``max_log_tokens`` goes, of its snapshots what is beyond
+    ``max_snapshots``. A store with ``max_bytes`` takes no more.
+    """
+
+    retention_s: float | None = None
+    max_log_tokens: int = 1 << 20
+    max_snapshots: int = 12
+    max_bytes: int | None = None
+
+
+class Connected(Protocol):
+    """What is known through a connection."""
+
+    @property
+    def database(self) -> Transactions: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def tables(self) -> Tables: ...
+    @property
+    def snapshots(self) -> Snapshots: ...
+    @property
+    def unsaved(self) -> Unsaved: ...
+
+
+class Saving:
+    """For one connection; an error leaves it useless."""
+
+    def __init__(self, connection: Connected, clock: StoreClock, limits: Limits) -> None:
+        self._connection, self._clock, self._limits = connection, clock, limits
+        self._log, self._tables = connection.log, connection.tables
+        self._snapshots = connection.snapshots
+
+    def save(self) -> None:
+        """Brings every value to the disk."""
+        self._write(self._connection.unsaved.oldest(None), ())
+
+    def _is_due(self) -> bool:
+        log = self._log
+        is_behind = log.last_row != log.pruned_row
+        return bool(is_behind or log.changed or log.unused_files or self._clock.is_due)
+
+    def _write(self, saves: list[Save], touched: Iterable[int]) -> None:
+        """States to files first; then all else in one transaction, and then old files go."""
+        now_s, log = self._clock.now_s, self._log
+        files = self._write_states(saves)
+        with self._connection.database.transaction():
+            self._add_rows(saves, files)
+            for key in touched:
+                self._tables.touch(key, now_s)
+            log.prune(now_s)
+            saved = (log.head(save.value.id) for save in saves)
+            for head in log.changed.union(head for head in saved if head is not None):
+                self._thin(head)
+                self._trim(head)
+            self._tables.forget_keys(now_s - KEY_RETENTION_S)
+            self._connection.database.set_meta("clock_s", now_s)
+            unused = self._snapshots.unused(log.unused_files)
+        self._saved(saves, files)
+        self._clock.stored()
+        self._snapshots.states.remove(unused)
+        log.unused_files, log.changed = set(), set()
+
+    def _add_rows(self, saves: list[Save], files: list[str | None]) -> None:
+        for save, file in zip(saves, files, strict=True):
+            num_bytes = self._snapshots.add(
+                save.key, save.place, save.value, file, self._snapshots.identity_key
+            )
+            self._tables.grow(save.key, num_bytes)
+
+    def _saved(self, saves: list[Save], files: list[str | None]) -> None:
+        """After the transaction."""
+        for save, file in zip(saves, files, strict=True):
+            self._connection.unsaved.drop(save.value.id)
+            if save.value.state is not None:
+                save.value.state.file = file
+
+    def _write_states(self, saves: list[Save]) -> list[str | None]:
+        """The file of each state; one that several share is written once."""
+        states = {id(value.state): (value.state, value.position) for _, _, value in saves}
+        found: dict[int, str | None] = {id(None): None}
+        new = []
+        for state, position in states.values():
+            if state is not None:
+                found[id(state)] = self._snapshots.file_of(state)
+                if found[id(state)] is None:
+                    new.append((state, position))
+        written = self._snapshots.states.write(new)
+        found.update((id(state), file) for (state, _), file in zip(new, written, strict=True))
+        return [found[id(value.state)] for _, _, value in saves]
+
+    def _thin(self, head: Head) -> None:
+        """Of old snapshots, fewer the older they are."""
+        rows = self._snapshots.rows(head.key)
+        dropped = superfluous([row.length for row in rows], self._limits.max_snapshots)
+        if dropped:
+            self._log.drop_snapshots(head, [rows[index] for index in sorted(dropped)])
+
+    def _trim(self, head: Head) -> None:
+        """Drops the oldest entries of a log that is too long, and snapshots before them.
+
+        What the two newest snapshots need stays.
+        """
+        excess = self._tables.log_tokens(head.key) - self._limits.max_log_tokens
+        if excess <= 0:
+            return
+        rows = self._snapshots.rows(head.key)
+        needed = rows[-2:][0].place if rows else 0
+        place = self._tables.drop_segments(head, excess, needed)
+        self._log.drop_snapshots(head, [row for row in rows if row.place < place])

@@ -1,0 +1,154 @@
+"""A real PostgreSQL of a test's own, from Debian's package: started, stopped, paused and killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+USER = "everstream"
+
+
+def binaries() -> Path | None:
+    """The folder of the newest PostgreSQL that is installed."""
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name)
+    )
+    if folders:
+        return folders[-1]
+    found = shutil.which("postgres")
+    return Path(found).parent if found else None
+
+
+class Postgres:
+    """One server with a data directory of its own, on a port of 127.0.0.1.
+
+    It refuses to run as root, so that root's tests run it as the user ``postgres``.
+    """
+
+    def __init__(self, *, fsync: bool = False) -> None:
+        bin_dir = binaries()
+        assert bin_dir is not None, (
+            "PostgreSQL is not installed (Debian: apt-get install postgresql)"
+        )
+        self._bin = bin_dir
+        self._as_user: list[str] = []
+        self._dir = Path(tempfile.mkdtemp(prefix="everstream-postgres-"))
+        if os.geteuid() == 0:
+            shutil.chown(self._dir, "postgres", "postgres")
+            self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        self._data = self._dir / "data"
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_databases = 0
+        self._run(
+            "initdb",
+            "-D",
+            self._data,
+            "-U",
+            USER,
+            "-A",
+            "trust",
+            "--no-sync",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        )
+        with (self._data / "postgresql.conf").open("a") as config:
+            config.write(
+                f"listen_addresses = '127.0.0.1'\nport = {self.port}\n"
+                f"unix_socket_directories = '{self._dir}'\nfsync = {'on' if fsync else 'off'}\n"
+                "max_connections = 200\nshared_buffers = 64MB\nlogging_collector = off\n"
+            )
+
+    def start(self) -> None:
+        """Returns when it takes connections."""
+        log = (self._dir / "log").open("ab")
+        command = [*self._as_user, self._bin / "postgres", "-D", self._data]
+        self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._dir)  # noqa: S603
+        log.close()
+        self._run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port), "-t", "1", num_tries=2000)
+
+    def stop(self) -> None:
+        """Ends it at once, as an administrator would who is in a hurry; its data stay."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(30)
+            self._process = None
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(30)
+        self._process = None
+
+    def pause(self) -> None:
+        """Neither it nor any of its children does anything until `go_on`."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        for pid in reversed(self._pids()):
+            os.kill(pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.go_on()
+            self.stop()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        self._num_databases += 1
+        name = f"test_{self._num_databases}"
+        self.psql(f"CREATE DATABASE {name} STRATEGY wal_log")
+        return self.url(name)
+
+    def psql(self, command: str, database: str = "postgres") -> str:
+        """What ``command`` prints, without decoration."""
+        return self._run(
+            "psql",
+            "-X",
+            "-q",
+            "-A",
+            "-t",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-c",
+            command,
+            self.url(database),
+        )
+
+    def _pids(self) -> list[int]:
+        """The server first, then its children."""
+        assert self._process is not None
+        parent = self._process.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [parent, *map(int, children)]
+
+    def _run(self, program: str, *arguments: object, num_tries: int = 1) -> str:
+        command = [str(part) for part in (*self._as_user, self._bin / program, *arguments)]
+        for _ in range(num_tries):
+            done = subprocess.run(
+                command, cwd=self._dir, capture_output=True, text=True, check=False, timeout=60
+            )
+            if done.returncode == 0:
+                return done.stdout
+        raise RuntimeError(f"{program}: {done.stdout}{done.stderr}\n{self._log()}")
+
+    def _log(self) -> str:
+        path = self._dir / "log"
+        return path.read_text()[-2000:] if path.is_file() else ""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
