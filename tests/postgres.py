@@ -99,7 +99,7 @@ class Postgres:
     def close(self) -> None:
         if self._process is not None:
             self.go_on()
-            self.stop()
+            self.kill()
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def url(self, database: str = "postgres") -> str:

@@ -11,7 +11,8 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
 
 import psycopg
 
@@ -26,7 +27,14 @@ from server.engine.errors import SessionNotFound
 from server.engine.value import Deleted, Entry, Record, Saved, SessionValue
 from server.store.base import Events, Found, Identity, Keyed, Listed, Loaded
 from server.store.clock import StoreClock
-from server.store.errors import Fenced, HeldElsewhere, HistoryGone, StoreError, StoreFull
+from server.store.errors import (
+    Fenced,
+    HeldElsewhere,
+    HistoryGone,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+)
 from server.store.heads import Head
 from server.store.history import events_after, past
 from server.store.saving import Limits
@@ -42,6 +50,29 @@ MAX_UNSAVED_BYTES = 64 << 20
 
 NOTHING: Iterable[Entry] = ()
 OVER = "the session store has all the bytes that it may have"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def twice(method: Callable[P, R]) -> Callable[P, R]:
+    """What went with its connection is done again, once.
+
+    A new connection begins with the certainty that nothing more comes of the old one, so
+    that a database that is back at once has disturbed nobody.
+    """
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except StoreFailed as error:
+            if not isinstance(error.__cause__, psycopg.OperationalError):
+                raise
+        return method(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -106,6 +137,7 @@ class PostgresStore:
 
     # What a store does
 
+    @twice
     def commit(self, records: Sequence[Record]) -> None:
         """See `server.store.base.Store.commit`."""
         with self._connected() as connection:
@@ -126,6 +158,7 @@ class PostgresStore:
                 logger.exception("the session store recovers")
                 self._abandon()
 
+    @twice
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
         """See `server.store.base.Store.load`; all of a session is for its holder alone.
 
@@ -141,6 +174,7 @@ class PostgresStore:
                 self._touched.add(head.key)
                 return self._loaded(connection, head, at)
 
+    @twice
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
         """See `server.store.base.Store.read`; whoever has the session."""
         with self._connected() as connection, connection.database.reading():
@@ -159,11 +193,13 @@ class PostgresStore:
             after_seq = events[-1].seq if events else after_seq
             return events + events_after(rest, after_seq, max_events - len(events))
 
+    @twice
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
         with self._connected() as connection, connection.database.reading():
             return connection.tables.find_key(owner, key)
 
+    @twice
     def list(self, owner: str | None, after: str | None, limit: int) -> Found:
         """See `server.store.base.Store.list`; what others hold may be some tokens further."""
         with self._connected() as connection, connection.database.reading():
@@ -175,6 +211,7 @@ class PostgresStore:
                 for row in connection.tables.listed(owner, after, limit)
             ]
 
+    @twice
     def unfinished(self) -> Sequence[tuple[str, str]]:
         """See `server.store.base.Store.unfinished`; those that no other replica has."""
         query = "SELECT id, owner FROM session WHERE running IS NOT NULL AND holder IS NULL"
@@ -184,6 +221,7 @@ class PostgresStore:
             owners |= {head.id: head.owner for head in heads if head.running is not None}
             return sorted(owners.items())
 
+    @twice
     def stored_bytes(self, owner: str) -> int:
         """See `server.store.base.Store.stored_bytes`."""
         with self._connected() as connection, connection.database.reading():
@@ -219,6 +257,7 @@ class PostgresStore:
 
     # What only a shared store does
 
+    @twice
     def release(self, session: str) -> None:
         """Lets a session go that the engine does not have, so that another replica may take it."""
         with self._connected() as connection:
@@ -226,12 +265,14 @@ class PostgresStore:
             if head is not None:
                 self._upkeep(connection).release([head])
 
+    @twice
     def tell(self, key: int, message: str) -> None:
         """What another replica shall hear."""
         with self._connected() as connection, connection.database.whole():
             name = channel_name(self._place.schema, key)
             connection.database.execute("SELECT pg_notify(?, ?)", (name, message))
 
+    @twice
     def bury(self, key: int) -> bool:
         """Makes everything that a dead replica held nobody's; whether it was still there.
 
@@ -254,14 +295,20 @@ class PostgresStore:
             logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
             return True
 
+    @twice
     def claim_key(self, owner: str, key: str) -> bool:
         """Whether this replica may begin what comes under ``key``: no other is about to."""
-        claim = "INSERT INTO key_claim VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING key"
+        claim = (
+            "INSERT INTO key_claim VALUES (?, ?, ?) ON CONFLICT (owner, key) DO UPDATE "
+            "SET replica = excluded.replica WHERE key_claim.replica = excluded.replica "
+            "RETURNING key"
+        )
         with self._connected() as connection:
             database = connection.database
             with database.transaction(synced=False):
                 return bool(database.execute(claim, (owner, key, database.me)).fetchall())
 
+    @twice
     def give_back_key(self, owner: str, key: str) -> None:
         """After `claim_key`, when what came under it is in the log, or will never be."""
         query = "DELETE FROM key_claim WHERE owner = ? AND key = ? AND replica = ?"
@@ -270,6 +317,7 @@ class PostgresStore:
             with database.transaction(synced=False):
                 database.execute(query, (owner, key, database.me))
 
+    @twice
     def signing_key(self) -> bytes:
         """Made with the store, and the same for all replicas."""
         with self._connected() as connection, connection.database.whole():

@@ -1,18 +1,25 @@
-"""Shared stores for tests."""
+"""Shared stores for tests, whose states are in the database as well."""
 
 from __future__ import annotations
 
 from server.distributed.objects import TableObjects
 from server.distributed.postgres_store import SharedPlace
+from server.store.base import Identity
+from tests.server.harness import SIGNING
 from tests.server.store.records import IDENTITY
 
 
-def shared_place(url: str, lease_s: float = 10.0) -> SharedPlace:
-    """A place in the database at ``url``, whose states are in the database as well."""
+def shared_place(url: str, lease_s: float = 10.0, identity: Identity = IDENTITY) -> SharedPlace:
+    """A place in the database at ``url``, for states as `records` makes them."""
     return SharedPlace(
         url,
         "everstream_test",
-        IDENTITY,
+        identity,
         lambda database: TableObjects(database.connection),
         lease_s=lease_s,
     )
+
+
+def fake_place(url: str, lease_s: float = 10.0) -> SharedPlace:
+    """For the states of the fake engine."""
+    return shared_place(url, lease_s, SIGNING.identity)
