@@ -321,6 +321,17 @@ class Driver:
             while await self.call(lambda engine, now: engine.retire(RETIRED_AT_ONCE)):
                 pass
 
+    async def let_go(self, max_sessions: int) -> int:
+        """Saves so many kept sessions as `retire` does all; returns how many there were."""
+
+        def let_go(engine: EngineLike, now: float) -> int:
+            return engine.retire(0) - engine.retire(min(max_sessions - moved, RETIRED_AT_ONCE))
+
+        moved = 0
+        while moved < max_sessions and (number := await self.call(let_go)):
+            moved += number
+        return moved
+
     async def drained(self) -> None:
         """Returns when no request has a reader."""
         await self._readers.idle.wait()

@@ -136,10 +136,8 @@ class Models:
         """Starts the threads of one that is, or will be, among the versions."""
         version.driver.tenants = self._tenants
         await version.driver.start()
-        await version.service.sessions.start()
+        await version.service.sessions.start(self._continue_unfinished)
         self._watching[version.driver] = asyncio.create_task(self._watch(version.driver))
-        if self._continue_unfinished:
-            await version.service.sessions.continue_unfinished()
 
     async def stop(self) -> None:
         await asyncio.gather(*(self.stop_version(version) for version in self.versions))
@@ -197,6 +195,14 @@ class Models:
             works = driver.store_works and (before is None or before.store_works)
             found[name] = Scrape(name, driver.metrics, [*earlier, await driver.stats()], works)
         return list(found.values())
+
+    async def rebalance(self, max_sessions: int) -> int:
+        """Lets so many sessions go to where others may take them; returns how many there were."""
+        moved = 0
+        for version in list(self.current.values()):
+            if version.driver.durable and moved < max_sessions:
+                moved += await version.driver.let_go(max_sessions - moved)
+        return moved
 
     # The drain
 

@@ -71,15 +71,18 @@ class AttachedElsewhere(SessionAttached):
 
 
 #: How a session is wanted of the replica that has it: unless a client reads it there,
-#: with its reader being cut off, or with its reader being told to go on elsewhere.
-How = Literal["ask", "take_over", "move"]
+#: with its reader being cut off, with its reader being told to go on elsewhere, or not at all.
+How = Literal["ask", "take_over", "move", "never"]
 
 
 class Peers(Protocol):
     """The other replicas that share the store, where there are any."""
 
-    async def start(self, sessions: Sessions) -> None:
-        """From here on others are heard, and those that die are buried."""
+    async def start(self, sessions: Sessions, continues: bool) -> None:
+        """From here on others are heard, and those that die are buried.
+
+        ``continues``: what they had not finished goes on by itself.
+        """
 
     async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
         """Returns when the store may have the session for this replica.
@@ -130,10 +133,12 @@ class Sessions:
         self._fetching: dict[tuple[str, str, How], asyncio.Future[None]] = {}
         self._keys: set[tuple[str, str]] = set()
 
-    async def start(self) -> None:
-        """After the driver has started."""
+    async def start(self, continues: bool = False) -> None:
+        """After the driver has started. ``continues``: what was left unfinished goes on."""
         if self._peers is not None:
-            await self._peers.start(self)
+            await self._peers.start(self, continues)
+        if continues:
+            await self.continue_unfinished()
 
     async def submit(self, request: Request, sink: Sink) -> None:
         """See `Driver.submit`; the session may be asleep."""
@@ -164,12 +169,19 @@ class Sessions:
         """Lets what ran when the server went down go on by itself, for a while."""
         for session, owner in await self._driver.ask_store(lambda store: store.unfinished()):
             try:
-                await self.go_on(session, owner)
+                await self.go_on(session, owner, "never")
+            except HeldElsewhere:
+                continue  # another replica was quicker
             except EngineError as error:  # no reason not to serve the others
                 logger.error("session %s does not go on: %s", session, error)
 
-    async def go_on(self, session: str, owner: str) -> None:
-        await self._call(session, owner, lambda engine, now: engine.go_on(session, owner))
+    async def go_on(self, session: str, owner: str, how: How = "ask") -> None:
+        """Lets what a session runs go on, without a reader."""
+
+        def go_on(engine: EngineLike, now: float) -> None:
+            engine.go_on(session, owner)
+
+        await self._with(session, owner, lambda: self._driver.call(go_on), how)
 
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
@@ -445,7 +457,7 @@ class Sessions:
             try:
                 return await self._load(session, owner), moved
             except HeldElsewhere as away:
-                if self._peers is None:
+                if self._peers is None or how == "never":
                     raise
                 await self._peers.fetch(session, owner, away.holder, how)
                 moved = True

@@ -6,11 +6,15 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from server.api.describe import ERRORS, body_schema
 from server.api.keyring import Keyring
 from server.api.keys_file import Limits
+from server.api.lookup import models_of
 from server.api.tenants import Tenant
+from server.api.translate import parse_body
+from server.api.wire import Wire
 
 router = APIRouter()
 
@@ -40,6 +44,34 @@ async def tenants(request: Request) -> Response:
     data = [_usage(tenant) for _, tenant in sorted(keyring.tenants.items())]
     answer = {"object": "list", "data": data}
     return Response(orjson.dumps(answer), media_type="application/json")
+
+
+class RebalanceBody(Wire):
+    """`POST /v1/admin/rebalance`."""
+
+    sessions: int = Field(ge=1, le=1_000_000)
+
+
+class Rebalanced(BaseModel):
+    """How many sessions have left this process."""
+
+    moved: int
+
+
+@router.post(
+    "/v1/admin/rebalance",
+    response_model=Rebalanced,
+    responses=ERRORS,
+    openapi_extra=body_schema(RebalanceBody),
+)
+async def rebalance(request: Request) -> Response:
+    """Let go of kept sessions, those that run first; their readers are told to go on elsewhere.
+
+    What a client connects to next is the balancer's choice.
+    """
+    body = parse_body(RebalanceBody, await request.body())
+    moved = await models_of(request).rebalance(body.sessions)
+    return Response(orjson.dumps({"moved": moved}), media_type="application/json")
 
 
 def _usage(tenant: Tenant) -> dict[str, Any]:

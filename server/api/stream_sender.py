@@ -67,7 +67,9 @@ class Sender:
         with contextlib.suppress(OSError, EngineError):
             while True:
                 frames: list[bytes] = []
+                moved = False
                 for item in await self._outbox.take(self._send_now):
+                    moved |= isinstance(item, Migrated)
                     if isinstance(item, Close):
                         await self._send_frames(frames)
                         await self.close(item)
@@ -75,6 +77,9 @@ class Sender:
                     if (frame := self._frame(item)) is not None:
                         frames.append(frame)
                 await self._send_frames(frames)
+                if moved and not self._alive:  # so that the next one may lead elsewhere
+                    await self.close(Close(1012, "what was read here goes on elsewhere"))
+                    return
 
     async def close(self, close: Close) -> None:
         message = {"type": "websocket.close", "code": close.code, "reason": close.reason}

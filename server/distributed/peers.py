@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -32,10 +32,10 @@ R = TypeVar("R")
 
 
 class Peers:
-    """See `server.sessions.Peers`. ``on_buried`` is called after a dead replica's are free."""
+    """See `server.sessions.Peers`."""
 
     def __init__(self, driver: Driver, store: PostgresStore) -> None:
-        self.on_buried: Callable[[], Awaitable[None]] | None = None
+        self._continues = False
         self._driver, self._store = driver, store
         self._sessions: Sessions | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -44,9 +44,10 @@ class Peers:
         self._burying: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, sessions: Sessions) -> None:
+    async def start(self, sessions: Sessions, continues: bool) -> None:
         """See `server.sessions.Peers`."""
         self._sessions, self._loop = sessions, asyncio.get_running_loop()
+        self._continues = continues
         self._store.listen(self._hear, self._bury)
 
     async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
@@ -139,12 +140,12 @@ class Peers:
 
     async def _bury_it(self, key: int) -> None:
         try:
-            was_first = await self._ask(lambda store: store.bury(key))
+            await self._ask(lambda store: store.bury(key))
             for holder, future in self._asked.values():
                 if holder == key and not future.done():
                     future.set_result({})
-            if was_first and self.on_buried is not None:
-                await self.on_buried()
+            if self._continues and self._sessions is not None:
+                await self._sessions.continue_unfinished()
         except EngineError as error:  # it is tried again
             logger.warning("replica %d could not be buried: %s", key, error.message)
         finally:

@@ -16,6 +16,9 @@ from psycopg import sql
 
 from server.distributed.objects import Connection
 
+#: How the names of all objects begin that have their rows here, and of no others.
+FOLDER = "prefixes/"
+
 #: The second key of the lock of whoever adds a row; the first is the schema's. The replicas'
 #: own locks have numbers above zero.
 _ROOM = -1
@@ -72,9 +75,11 @@ _GIVE_UP = b"""
     INSERT INTO garbage VALUES (%s, extract(epoch FROM clock_timestamp()))
     ON CONFLICT (name) DO UPDATE SET due_s = excluded.due_s
 """
-#: The locks keep rows from being made for what is being deleted.
+#: The locks keep rows from being made for what is being deleted. Other names in `garbage` may
+#: well be in use: see `server.distributed.states`.
 _TAKE_DUE = b"""
-    SELECT name FROM garbage WHERE due_s <= extract(epoch FROM clock_timestamp())
+    SELECT name FROM garbage
+    WHERE due_s <= extract(epoch FROM clock_timestamp()) AND starts_with(name, %s)
     ORDER BY due_s LIMIT %s FOR UPDATE SKIP LOCKED
 """
 _SWEPT = b"DELETE FROM garbage WHERE name = ANY(%s)"
@@ -172,7 +177,7 @@ class PrefixTable:
 
     def take_due(self, limit: int) -> list[str]:
         """Garbage, which no other replica gets before the transaction ends."""
-        return [name for (name,) in self.connection.execute(_TAKE_DUE, (limit,))]
+        return [name for (name,) in self.connection.execute(_TAKE_DUE, (FOLDER, limit))]
 
     def forget(self, names: Sequence[str]) -> None:
         """Their objects are deleted."""

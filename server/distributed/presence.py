@@ -49,7 +49,7 @@ class Presence:
     """``key`` is this replica's. ``hear`` and ``bury`` are called in a thread of its own.
 
     ``hear`` gets what others tell this replica, ``bury`` the key of one that is dead,
-    again and again until it is no more. Raises errors of psycopg's.
+    again and again until it is no more, and of one that has left. Raises errors of psycopg's.
     """
 
     def __init__(self, url: str, schema: str, address: str, lease_s: float) -> None:
@@ -125,10 +125,10 @@ class Presence:
         self._asked = {key: until for key, until in self._asked.items() if until > now}
         wanted = {"me": self.key, "asked": list(self._asked)}
         seen = connection.execute(self._text(_WATCH), wanted).fetchall()
-        keys = {key for key, _, _ in seen}
-        for known in (self._beats, self._free_since):
-            for key in known.keys() - keys:
-                del known[key]
+        for key in self._beats.keys() - {key for key, _, _ in seen}:
+            del self._beats[key]
+            self._free_since.pop(key, None)
+            self.bury(key)  # it has left, or somebody else has buried it
         for key, beat, is_free in seen:
             if self._is_dead(key, beat, is_free, now):
                 self.bury(key)
