@@ -97,7 +97,9 @@ class ModelBuilder:
             _model_info(source, checkpoint, backend, num_sessions),
             config,
             signing,
-            prefixes=open_prefixes(config, checkpoint, backend, driver, home),
+            prefixes=open_prefixes(
+                config, source.name, checkpoint, backend, driver, home, self._shared
+            ),
             elsewhere=self._elsewhere(source, checkpoint, home),
             chat_template=checkpoint.chat_template,
             constraints=constraints,

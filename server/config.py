@@ -20,6 +20,8 @@ from pydantic import (
 MIB = 1 << 20
 PREFIX = "EVERSTREAM_"
 BUNDLED_NAME = "everstream-stories"
+#: Whoever takes over computes again what came after the last state, while clients wait.
+SHARED_SAVE_INTERVAL = 256
 #: What a model may be called: it is the name of a folder of its store, too.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
@@ -250,6 +252,8 @@ class ServerConfig(BaseModel):
             config = cls(**chosen)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+        if config.is_shared and "save_interval_tokens" not in chosen:
+            config = config.model_copy(update={"save_interval_tokens": SHARED_SAVE_INTERVAL})
         if config.store is not None:
             return config
         state = environment.get("XDG_STATE_HOME") or "~/.local/state"

@@ -24,7 +24,7 @@ from server.journal import Journal
 from server.metrics import Metrics
 from server.readers import Readers, Sink
 from server.store.base import Store
-from server.store.errors import StoreFull
+from server.store.errors import Fenced, StoreFull
 from server.tenant import Tenant
 from server.tracing import OFF, Tracer
 
@@ -221,7 +221,7 @@ class Driver:
         if work and self._refusal is not None:
             raise self._refusal()
         if self.died.is_set():
-            raise InternalFailure("the engine has stopped")
+            raise self._end()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         if not self._thread.post(Command(call, future, request_ids, arrived)):
             raise QueueFull("too many commands wait for the engine")
@@ -392,7 +392,12 @@ class Driver:
         self.died.set()
         self._thread.close()
         self._idle.set()
-        self._fail_all(InternalFailure("the engine has stopped"))
+        self._fail_all(self._end())
+
+    def _end(self) -> EngineError:
+        """Why nothing goes on: another process has what this one had, or it is broken."""
+        error = self._journal.error
+        return error if isinstance(error, Fenced) else InternalFailure("the engine has stopped")
 
     def _fail_all(self, error: EngineError) -> None:
         for future in list(self._calls):

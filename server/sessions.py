@@ -185,11 +185,13 @@ class Sessions:
 
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
-            return await self._call(
+            info = await self._call(
                 session, owner, lambda engine, now: engine.session_info(session, owner, now)
             )
         except AttachedElsewhere as attached:
             return attached.info
+        await self._confirm(session, owner)
+        return info
 
     async def delete(self, session: str, owner: str) -> None:
         await self._with(
@@ -234,7 +236,9 @@ class Sessions:
 
     async def value(self, session: str, owner: str) -> SessionValue:
         """The session as it is now."""
-        return await self._call(session, owner, lambda engine, now: engine.value(session, owner))
+        value = await self._call(session, owner, lambda engine, now: engine.value(session, owner))
+        await self._confirm(session, owner)
+        return value
 
     async def adopt(self, value: SessionValue, owner: str) -> SessionInfo:
         """A new session that goes on from ``value``."""
@@ -280,13 +284,17 @@ class Sessions:
                 raise
             lost = SessionInfo(session, 0, 0, False, 0.0, 0)
             return Resumed(lost, 0, "the server's store is another one than before")
+        # The store is asked first: it knows whether what is here is still the session.
+        try:
+            await self._page(session, owner, cursor.last_seq, 1)
+            is_gone = False
+        except HistoryGone:
+            is_gone = True
         if cursor.epoch is not None and cursor.epoch != current(info.epoch):
             return Resumed(info, info.seq, "the session was rewound")
         if cursor.last_seq > info.seq:
             return Resumed(info, info.seq, "the session has not had that many events")
-        try:
-            await self._page(session, owner, cursor.last_seq, 1)
-        except HistoryGone:
+        if is_gone:
             return Resumed(info, info.seq, "the log does not reach back that far")
         return Resumed(info, cursor.last_seq, None)
 
@@ -384,6 +392,11 @@ class Sessions:
             return
         if await asyncio.to_thread(self._elsewhere, session) == owner:
             raise OtherVersion
+
+    async def _confirm(self, session: str, owner: str) -> None:
+        """Raises `StoreError` where another replica may have gone on with the session."""
+        if self._peers is not None:
+            await self._page(session, owner, MAX_SEQ, 1)
 
     async def _past(self, session: str, owner: str, at: int) -> Past:
         if at < 0:

@@ -49,6 +49,9 @@ class Shared(Protocol):
     def open_store(self, name: str, identity: Identity, limits: Limits) -> Store: ...
     def signing_key(self, store: Store) -> bytes: ...
     def peers(self, driver: Driver, store: Store) -> Peers: ...
+    def open_prefixes(
+        self, name: str, identity: Identity, driver: Driver, bos_token_id: int
+    ) -> PrefixTier: ...
     def owner_elsewhere(self, name: str, digest: str) -> Elsewhere: ...
 
 
@@ -143,15 +146,21 @@ def open_storage(
 
 def open_prefixes(
     config: ServerConfig,
+    name: str,
     checkpoint: Checkpoint,
     backend: Backend,
     driver: Driver,
     home: Home | None,
+    shared: Shared | None,
 ) -> PrefixTier | None:
-    """The prefix cache's files beside the store, where the configuration gives them room."""
-    if not config.prefix_disk or home is None:
+    """The prefix cache's second tier, in the store, where the configuration gives it room."""
+    if not config.prefix_disk:
         return None
     identity = identity_of(checkpoint, backend)
+    if shared is not None:
+        return shared.open_prefixes(name, identity, driver, checkpoint.config.bos_token_id)
+    if home is None:
+        return None
     files = PrefixFiles(home.path / "prefixes", DiskFiles(), identity, config.prefix_disk)
     return PrefixTier(driver, files, checkpoint.config.bos_token_id)
 

@@ -10,7 +10,7 @@ const LEAVING = new Set(["draining", "migrated", "store_taken"]);
 const PASSING = new Set([
   ...["key_in_use", "session_attached"],
   ...["queue_full", "rate_limited", "capacity_exhausted", "out_of_memory"],
-  ...["store_failed", "store_full", "store_lost"],
+  ...["store_failed", "store_full", "store_lost", "session_elsewhere"],
 ]);
 const FIRST_DELAY_S = 0.5;
 const LONGEST_DELAY_S = 15;

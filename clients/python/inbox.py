@@ -22,6 +22,8 @@ from .request import Cursor, Farewell, Request
 #: What passes by itself. The server may not know yet that our last connection has ended: then
 #: that one is the other reader, or still holds the key.
 PASSING = (CapacityExhausted, ConnectionLost, KeyInUse, SessionAttached, SessionMigrated)
+#: The server did nothing and is about to go: another one, or the next one, may do it.
+LEAVING = ("draining", "store_taken")
 PASSING_STATUSES = (502, 504)
 
 
@@ -97,6 +99,11 @@ class Inbox:
     def migrates(self, event: Event) -> bool:
         """Whether ``event`` asks us to read on elsewhere, and we can."""
         return isinstance(event, Migrate) and self.can_be_recovered
+
+    def is_turned_away(self, event: Event) -> bool:
+        """Whether ``event`` is the refusal of a server that is leaving, and we can ask another."""
+        is_leaving = isinstance(event, Refused) and event.error.code in LEAVING
+        return is_leaving and self.can_be_recovered
 
     def deliver(self, event: Event) -> bool:
         """Takes an event. Whether a generation that is not wanted stays attached to the request."""

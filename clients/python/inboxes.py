@@ -65,7 +65,10 @@ class Inboxes:
         if inbox.migrates(event):
             inbox.is_lost = True
             self.lost.append(Lost(inbox, SessionMigrated(STOPPING, "migrated")))
-        elif inbox.is_lost and isinstance(event, Refused) and is_passing(event.error):
+        elif isinstance(event, Refused) and (
+            inbox.is_turned_away(event) or (inbox.is_lost and is_passing(event.error))
+        ):
+            inbox.is_lost = True
             self.lost.append(Lost(inbox, event.error))
         elif inbox.deliver(event):
             self.farewells.append(Farewell("detach", event.request_id))

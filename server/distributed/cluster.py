@@ -5,23 +5,28 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 import psycopg
 from psycopg import sql
 
 from server.config import ServerConfig, object_storage_environment
-from server.distributed.database import Database, connect, failure
-from server.distributed.objects import Objects, TableObjects
+from server.distributed.database import TIMEOUT_S, connect, failure
+from server.distributed.objects import Connection, Objects, TableObjects
 from server.distributed.peers import Peers
 from server.distributed.postgres_store import PostgresStore, SharedPlace
+from server.distributed.shared_prefixes import SharedLimits, SharedPrefixes
 from server.driver import Driver
+from server.prefixes import PrefixTier
 from server.store.base import Identity, Store
 from server.store.saving import Limits
 
 logger = logging.getLogger("everstream.cluster")
 
 SCHEMA = "everstream_"
+#: How long a prompt waits for its beginning, and what hangs is given up.
+FETCH_S, PREFIX_TIMEOUT_S = 0.25, 2.0
 
 
 class Cluster:
@@ -38,7 +43,7 @@ class Cluster:
             url=self._url,
             schema=schema_of(name, identity.model),
             identity=identity,
-            objects=self._objects(),
+            objects=self._objects(TIMEOUT_S),
             durability=config.durability,
             direct_url=config.store_direct,
             address=f"{socket.gethostname()}:{config.port}",
@@ -56,6 +61,22 @@ class Cluster:
         assert isinstance(store, PostgresStore), store
         return Peers(driver, store)
 
+    def open_prefixes(
+        self, name: str, identity: Identity, driver: Driver, bos_token_id: int
+    ) -> PrefixTier:
+        """The beginnings of prompts that all replicas share."""
+        shared = SharedPrefixes(
+            lambda: connect(self._url, prepare=self._config.store_direct is None),
+            schema_of(name, identity.model),
+            self._objects(PREFIX_TIMEOUT_S),
+            identity,
+            SharedLimits(self._config.prefix_disk),
+            time.monotonic,
+        )
+        return PrefixTier(
+            driver, shared, bos_token_id, shared=True, timeout_s=FETCH_S, at_end=shared.close
+        )
+
     def owner_elsewhere(self, name: str, digest: str) -> Callable[[str], str | None]:
         """A function that says whose a session of another version is. It blocks."""
         own = schema_of(name, digest)
@@ -69,14 +90,14 @@ class Cluster:
 
         return find
 
-    def _objects(self) -> Callable[[Database], Objects]:
+    def _objects(self, timeout_s: float) -> Callable[[Connection], Objects]:
         url = self._config.store_objects
         if url is None:
-            return lambda database: TableObjects(database.connection)
+            return TableObjects
         from server.distributed.s3 import S3Objects
 
         environment = object_storage_environment()
-        return lambda database: S3Objects(url, environment)
+        return lambda connection: S3Objects(url, environment, timeout_s)
 
 
 def schema_of(name: str, digest: str) -> str:

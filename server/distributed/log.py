@@ -33,7 +33,7 @@ _HELD = (
     "FROM session WHERE holder = ?"
 )
 _TAKE = (
-    "UPDATE session SET holder = ?, journal = ? WHERE id = ? AND holder IS NULL "
+    "UPDATE session SET holder = ?, journal = ? WHERE id = ? AND owner = ? AND holder IS NULL "
     "RETURNING key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal"
 )
 
@@ -62,10 +62,10 @@ class SharedLog(Log):
 
     # Whose a session is; within a transaction of the caller's
 
-    def take(self, session: str) -> Head | None:
-        """Makes a session that nobody has this replica's."""
+    def take(self, session: str, owner: str) -> Head | None:
+        """Makes a session of ``owner`` that nobody has this replica's."""
         # The rows of the journal that it came through were another replica's.
-        for row in self._execute(_TAKE, (self._me, self.last_row, session)):
+        for row in self._execute(_TAKE, (self._me, self.last_row, session, owner)):
             head = Head(*row)
             self.heads[head.id] = head
             return head

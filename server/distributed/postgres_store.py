@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Literal, ParamSpec, TypeVar
@@ -19,7 +19,7 @@ import psycopg
 from server.distributed.database import Database, failure
 from server.distributed.log import SharedLog
 from server.distributed.migrations import migrate
-from server.distributed.objects import Objects
+from server.distributed.objects import Connection, Objects
 from server.distributed.presence import Presence, channel_name
 from server.distributed.states import SharedStates
 from server.distributed.upkeep import RARELY_S, SharedConnection, SharedUpkeep
@@ -87,7 +87,7 @@ class SharedPlace:
     url: str
     schema: str
     identity: Identity
-    objects: Callable[[Database], Objects]
+    objects: Callable[[Connection], Objects]
     durability: Durability = "full"
     direct_url: str | None = None
     address: str = ""
@@ -165,33 +165,35 @@ class PostgresStore:
         Nobody's is this replica's from then on. Raises `HeldElsewhere`.
         """
         with self._connected() as connection:
-            head = self._own(connection, session, owner)
-            with connection.database.reading():
-                if head is None:
-                    holder, head = self._away(connection, session, owner)
-                    if holder is not None:
-                        raise HeldElsewhere(holder)
-                self._touched.add(head.key)
+            head = connection.log.head(session)
+            if head is None:
+                return self._taken(connection, session, owner, at)
+            if head.owner != owner:
+                raise SessionNotFound
+            self._touched.add(head.key)
+            with self._holding(connection):
                 return self._loaded(connection, head, at)
 
     @twice
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
         """See `server.store.base.Store.read`; whoever has the session."""
-        with self._connected() as connection, connection.database.reading():
-            head, rest = connection.log.head(session), NOTHING
-            if head is None:
-                holder, head = self._away(connection, session, owner)
-                rest = connection.log.entries_away(holder, head)
-            elif head.owner != owner:
-                raise SessionNotFound
-            self._touched.add(head.key)
-            if after_seq < head.log_seq:
-                raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
-            events = events_after(
-                connection.tables.entries_after(head, after_seq), after_seq, max_events
-            )
-            after_seq = events[-1].seq if events else after_seq
-            return events + events_after(rest, after_seq, max_events - len(events))
+        with self._connected() as connection:
+            head = connection.log.head(session)
+            with connection.database.reading() if head is None else self._holding(connection):
+                rest = NOTHING
+                if head is None:
+                    holder, head = self._away(connection, session, owner)
+                    rest = connection.log.entries_away(holder, head)
+                elif head.owner != owner:
+                    raise SessionNotFound
+                self._touched.add(head.key)
+                if after_seq < head.log_seq:
+                    raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
+                events = events_after(
+                    connection.tables.entries_after(head, after_seq), after_seq, max_events
+                )
+                after_seq = events[-1].seq if events else after_seq
+                return events + events_after(rest, after_seq, max_events - len(events))
 
     @twice
     def find_key(self, owner: str, key: str) -> Keyed | None:
@@ -366,7 +368,9 @@ class PostgresStore:
         database.me = self.presence.key
         database.link = _new_link(database)
         tables = Tables(database)
-        states = SharedStates(database, self._place.objects(database), self._place.identity)
+        states = SharedStates(
+            database, self._place.objects(database.connection), self._place.identity
+        )
         snapshots = Snapshots(database, self._place.identity, states)
         log = SharedLog(database, tables, snapshots, self._unsaved, database.me)
         log.next_key = max(log.next_key, self._next_key)
@@ -414,18 +418,25 @@ class PostgresStore:
 
     # Sessions
 
-    def _own(self, connection: SharedConnection, session: str, owner: str) -> Head | None:
-        """The session, if it is this replica's or was nobody's."""
-        head = connection.log.head(session)
-        if head is None:
+    def _holding(self, connection: SharedConnection) -> AbstractContextManager[None]:
+        """A transaction in which what this replica believes to hold is its own."""
+        return connection.database.transaction(synced=False)
+
+    def _taken(
+        self, connection: SharedConnection, session: str, owner: str, at: int | None
+    ) -> Loaded:
+        """A session that was nobody's, unless it cannot be loaded: then it stays so."""
+        try:
             with connection.database.transaction(synced=False):
-                found = connection.log.away(session)
-                if found is None or found[1].owner != owner:
-                    raise SessionNotFound
-                head = connection.log.take(session)
-        elif head.owner != owner:
-            raise SessionNotFound
-        return head
+                while (head := connection.log.take(session, owner)) is None:
+                    holder, _ = self._away(connection, session, owner)
+                    if holder is not None:
+                        raise HeldElsewhere(holder)
+                self._touched.add(head.key)
+                return self._loaded(connection, head, at)
+        except BaseException:
+            connection.log.heads.pop(session, None)
+            raise
 
     def _away(
         self, connection: SharedConnection, session: str, owner: str

@@ -26,9 +26,9 @@ from server.distributed.database import connect
 
 logger = logging.getLogger("everstream.presence")
 
-WATCH_S = 0.1
+WATCH_S = 0.05
 #: For how long a lock must be free: a connection that broke is there again by then.
-GRACE_S = 0.3
+GRACE_S = 0.2
 #: After the database was away every replica comes back in its own time.
 RETRY_S = 0.1
 
@@ -86,19 +86,24 @@ class Presence:
     # The thread
 
     def _run(self, connection: psycopg.Connection[Any] | None) -> None:
+        is_lost = False
         while not self._closed.is_set():
             try:
                 if connection is None:
                     connection = self._connect()
                     self._enter(connection)
                 self._turn(connection)
+                is_lost = False
             except psycopg.Error as error:
-                logger.warning("the shared store is out of reach: %s", str(error).strip())
                 if connection is not None:
                     connection.close()
                 connection = None
                 self._forget_others()
-                self._closed.wait(RETRY_S)
+                if is_lost:  # the first time it is tried again at once
+                    self._closed.wait(RETRY_S)
+                else:
+                    logger.warning("the shared store is out of reach: %s", str(error).strip())
+                is_lost = True
         if connection is not None:
             with suppress(psycopg.Error):
                 connection.close()

@@ -21,7 +21,7 @@ import orjson
 import psycopg
 
 from server.distributed.objects import Connection, Objects
-from server.distributed.prefix_table import Found, Place, PrefixTable
+from server.distributed.prefix_table import FOLDER, Found, Place, PrefixTable
 from server.engine.prefix_cache import Evicted, Hit, keys
 from server.store.base import Identity
 from server.store.errors import SnapshotBroken, SnapshotMismatch, StoreError
@@ -105,7 +105,7 @@ class SharedPrefixes:
         return self._ask(partial(self._find, owner, tokens), None)
 
     def sweep(self) -> None:
-        """Deletes objects that nothing points to, whoever put them. `put` does it as well."""
+        """Deletes prompts' states without a row, whoever put them. `put` does it as well."""
         self._ask(self._sweep, None)
 
     def close(self) -> None:
@@ -194,11 +194,11 @@ class SharedPrefixes:
         with table.transaction():
             if table.is_here(place):
                 return
-        found = Found(place, entry.num_tokens, f"prefixes/{secrets.token_hex(16)}")
+        found = Found(place, entry.num_tokens, f"{FOLDER}{secrets.token_hex(16)}")
         parts = encode_state(entry.block, self._identity, entry.num_tokens)
         num_bytes = sum(memoryview(part).nbytes for part in parts)
         with table.transaction(synced=True):
-            pass
+            table.announce(found.name, self._limits.grace_s)
         with table.transaction(synced=True):
             objects.put(found.name, parts)
         is_made = False

@@ -1,7 +1,8 @@
 """The states of a shared store: objects by name, and how none is left over for ever.
 
 A name is noted as garbage before its object is put, and again by a trigger when a row
-that names it goes. When that is due, whatever no row names is deleted; so a crash at
+that names it goes. (Those of prefixes are for `server.distributed.shared_prefixes` to
+look after.) When that is due, whatever no row names is deleted; so a crash at
 any point leaves nothing behind, and no replica takes away what another has just put.
 """
 
@@ -26,11 +27,10 @@ _NOTE = (
 )
 _TAKE = """
     DELETE FROM garbage WHERE name IN (
-        SELECT name FROM garbage WHERE due_s < extract(epoch FROM now())
+        SELECT name FROM garbage
+        WHERE due_s < extract(epoch FROM now()) AND NOT starts_with(name, 'prefixes/')
         LIMIT ? FOR UPDATE SKIP LOCKED
-    ) RETURNING name,
-        EXISTS (SELECT FROM snapshot WHERE file = garbage.name)
-        OR EXISTS (SELECT FROM prefix WHERE prefix.name = garbage.name)
+    ) RETURNING name, EXISTS (SELECT FROM snapshot WHERE file = garbage.name)
 """
 
 

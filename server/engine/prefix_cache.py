@@ -40,12 +40,16 @@ class Hit(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """An entry that made room; ``key`` is the one of `keys` for its owner and tokens."""
+    """An entry that made room; ``key`` is the one of `keys` for its owner and tokens.
+
+    Or, ``kept``, one that is new and still here, for those who share what they have.
+    """
 
     owner: str
     key: bytes
     num_tokens: int
     block: StateBlock
+    kept: bool = False
 
 
 def boundaries(num_tokens: int, grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,7 +116,7 @@ class PrefixCache:
     """At most ``max_entries`` states, shared with whoever took them: blocks are immutable.
 
     Up to ``max_evicted`` evicted entries wait for `take_evicted`, the latest ones;
-    beyond that, and so without it, an evicted state is gone.
+    beyond that, and so without it, an evicted state is gone. As many new ones wait there.
     """
 
     def __init__(self, max_entries: int, max_evicted: int = 0) -> None:
@@ -123,6 +127,7 @@ class PrefixCache:
         self.saved_tokens_total = self.evicted_total = 0
         self._owners: dict[str, _Owned] = {}
         self._evicted: deque[Evicted] = deque(maxlen=max_evicted)
+        self._inserted: deque[Evicted] = deque(maxlen=max_evicted)
         # One item for each entry. A use raises its entry's priority and leaves the item as it
         # was; that is put right when the item comes to the front.
         self._queue: list[tuple[int, int, _Entry]] = []
@@ -159,10 +164,14 @@ class PrefixCache:
         self._owners.setdefault(owner, _Owned()).add(entry)
         heapq.heappush(self._queue, (entry.priority, entry.age, entry))
         self.num_entries += 1
+        self._inserted.append(Evicted(owner, key, len(tokens), block, kept=True))
 
     def forget(self, owner: str) -> None:
         """Drops all that is the owner's, also what waits for `take_evicted`."""
-        self._evicted = deque((e for e in self._evicted if e.owner != owner), self._evicted.maxlen)
+        for waiting in (self._evicted, self._inserted):
+            others = [entry for entry in waiting if entry.owner != owner]
+            waiting.clear()
+            waiting.extend(others)
         owned = self._owners.pop(owner, None)
         if owned is not None:
             self._queue = [item for item in self._queue if item[2].owner != owner]
@@ -170,8 +179,12 @@ class PrefixCache:
             self.num_entries -= len(owned.entries)
 
     def take_evicted(self) -> list[Evicted]:
-        """What was evicted since the last call, oldest first, as far as it was to wait."""
-        taken = list(self._evicted)
+        """What is new since the last call and what was evicted, each oldest first.
+
+        As far as it was to wait. What is new may be among the evicted as well, after itself.
+        """
+        taken = [*self._inserted, *self._evicted]
+        self._inserted.clear()
         self._evicted.clear()
         return taken
 

@@ -11,13 +11,7 @@ from tests.server.store.records import IDENTITY
 
 def shared_place(url: str, lease_s: float = 10.0, identity: Identity = IDENTITY) -> SharedPlace:
     """A place in the database at ``url``, for states as `records` makes them."""
-    return SharedPlace(
-        url,
-        "everstream_test",
-        identity,
-        lambda database: TableObjects(database.connection),
-        lease_s=lease_s,
-    )
+    return SharedPlace(url, "everstream_test", identity, TableObjects, lease_s=lease_s)
 
 
 def fake_place(url: str, lease_s: float = 10.0) -> SharedPlace:

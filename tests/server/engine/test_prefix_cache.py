@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from server.engine.prefix_cache import PrefixCache, boundaries, keys
+from server.engine.prefix_cache import Evicted, PrefixCache, boundaries, keys
 from server.engine.value import StateBlock
 
 TORCH_GRID = (64, 16)
@@ -26,6 +26,11 @@ def filled(*prefixes: Sequence[int], max_entries: int = 8) -> PrefixCache:
     for prefix in prefixes:
         cache.insert("me", prefix, block())
     return cache
+
+
+def evicted_of(cache: PrefixCache) -> list[Evicted]:
+    """What has made room, without what is new."""
+    return [entry for entry in cache.take_evicted() if not entry.kept]
 
 
 def found(cache: PrefixCache, tokens: Sequence[int], owner: str = "me") -> int:
@@ -222,20 +227,20 @@ def test_evicted_entries_are_taken_once() -> None:
     cache.insert("me", (1, 2), block(1))
     cache.insert("you", (3, 4, 5), block(2))
     cache.insert("me", (6,), block(3))
-    taken = cache.take_evicted()
+    taken = evicted_of(cache)
     assert [(e.owner, e.num_tokens, int(e.block.data[0])) for e in taken] == [
         ("me", 2, 1),
         ("you", 3, 2),
     ]
     assert [e.key for e in taken] == [*keys("me", (1, 2), (2,)), *keys("you", (3, 4, 5), (3,))]
-    assert cache.take_evicted() == []
+    assert evicted_of(cache) == []
 
 
 def test_evicted_entries_that_nobody_takes_are_bounded() -> None:
     cache = PrefixCache(1, max_evicted=2)
     for token in range(5):
         cache.insert("me", (token,), block(token))
-    assert [int(e.block.data[0]) for e in cache.take_evicted()] == [2, 3]
+    assert [int(e.block.data[0]) for e in evicted_of(cache)] == [2, 3]
     unasked = PrefixCache(1)
     for token in range(5):
         unasked.insert("me", (token,), block())
@@ -249,18 +254,48 @@ def test_forgetting_reaches_what_was_evicted() -> None:
     cache.insert("you", (2,), block())
     cache.insert("you", (3,), block())
     cache.forget("me")
-    assert [e.owner for e in cache.take_evicted()] == ["you"]
+    assert [e.owner for e in evicted_of(cache)] == ["you"]
 
 
 def test_an_evicted_entry_comes_back_by_insert() -> None:
     cache = PrefixCache(1, max_evicted=1)
     cache.insert("me", (1, 2), block(1))
     cache.insert("me", (3, 4, 5), block(2))
-    (evicted,) = cache.take_evicted()
+    (evicted,) = evicted_of(cache)
     cache.insert("me", (1, 2), evicted.block)
     hit = cache.lookup("me", (1, 2, 3))
     assert hit is not None
     assert hit.block is evicted.block
+
+
+def test_new_entries_are_offered_once_and_before_they_are_evicted() -> None:
+    cache = PrefixCache(1, max_evicted=8)
+    for tokens, mark in (((1, 2), 1), ((3, 4, 5), 2), ((3, 4, 5), 3)):
+        cache.insert("me", tokens, block(mark))
+    cache.lookup("me", (3, 4, 5, 6))
+    taken = cache.take_evicted()
+    assert [(e.kept, e.num_tokens, int(e.block.data[0])) for e in taken] == [
+        (True, 2, 1),
+        (True, 3, 2),
+        (False, 2, 1),
+    ]
+    assert [e.key for e in taken[:2]] == [*keys("me", (1, 2), (2,)), *keys("me", (3, 4, 5), (3,))]
+    assert cache.take_evicted() == []
+
+
+def test_new_entries_that_nobody_takes_are_bounded() -> None:
+    cache = PrefixCache(8, max_evicted=2)
+    for token in range(5):
+        cache.insert("me", (token,), block(token))
+    assert [int(e.block.data[0]) for e in cache.take_evicted()] == [3, 4]
+
+
+def test_forgetting_reaches_what_is_offered() -> None:
+    cache = PrefixCache(8, max_evicted=8)
+    cache.insert("me", (1,), block())
+    cache.insert("you", (2,), block())
+    cache.forget("me")
+    assert [e.owner for e in cache.take_evicted()] == ["you"]
 
 
 @dataclass
@@ -332,7 +367,7 @@ class Cache(RuleBasedStateMachine):
 
     @rule()
     def take_evicted(self) -> None:
-        taken = [(e.owner, e.num_tokens, int(e.block.data[0])) for e in self.cache.take_evicted()]
+        taken = [(e.owner, e.num_tokens, int(e.block.data[0])) for e in evicted_of(self.cache)]
         assert taken == self.evicted
         self.evicted = []
 
