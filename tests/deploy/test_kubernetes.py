@@ -38,7 +38,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_file_is_in_the_kustomization() -> None:
-    files = {file.name for file in FOLDER.iterdir()} - {"kustomization.yaml"}
+    files = {file.name for file in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     assert files == set(KUSTOMIZATION["resources"])
 
 

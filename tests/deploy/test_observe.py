@@ -70,7 +70,7 @@ def test_the_parts_find_each_other() -> None:
 
 
 def test_ports_are_open_to_this_machine_alone() -> None:
-    ports = [port for service in compose().values() for port in service["ports"]]
+    ports = [port for service in compose().values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 

@@ -1,0 +1,102 @@
+"""The profile `cluster` of `deploy/compose.yaml`, and the balancers' configurations."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.manifests import DEPLOY, manifests_of
+from tests.reliability.servers import FAKE, LOCAL, ServerProcess
+
+(COMPOSE,) = manifests_of(DEPLOY / "compose.yaml")
+CLUSTER: dict[str, dict[str, Any]] = {
+    name: service
+    for name, service in COMPOSE["services"].items()
+    if "cluster" in service.get("profiles", ())
+}
+HAPROXY = DEPLOY / "haproxy"
+GUIDE = (DEPLOY.parent / "docs" / "scale.md").read_text("utf-8")
+
+
+def settings(file: Path, name: str) -> list[str]:
+    """What follows ``name`` in the lines that begin with it."""
+    return re.findall(rf"^\s*{name}\s+(.*)$", file.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.skipif(
+    shutil.which("haproxy") is None, reason="no haproxy (Debian: apt-get install haproxy)"
+)
+@pytest.mark.parametrize("file", sorted(HAPROXY.iterdir()), ids=lambda file: file.name)
+def test_haproxy_takes_its_configuration(file: Path) -> None:
+    done = subprocess.run(
+        ["haproxy", "-c", "-f", str(file)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_balancers_differ_only_in_whom_they_ask() -> None:
+    local, compose = HAPROXY / "local.cfg", HAPROXY / "compose.cfg"
+    for name in ("mode", "timeout", "retries", "option", "http-check", "balance"):
+        assert settings(local, name) == settings(compose, name), name
+
+
+def test_the_server_answers_as_the_balancer_asks() -> None:
+    (check,) = settings(HAPROXY / "local.cfg", "http-check")
+    # HAProxy's own default is HTTP/1.0 without a host, which the server refuses.
+    _, _, method, _, path, _, version, _, name, value = check.split()
+    with (
+        ServerProcess(program=FAKE) as server,
+        socket.create_connection((LOCAL, server.port)) as asking,
+    ):
+        asking.sendall(f"{method} {path} {version}\r\n{name}: {value}\r\n\r\n".encode())
+        assert asking.recv(1 << 12).startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_guide_starts_the_processes_that_the_balancer_asks() -> None:
+    asked = {server.rpartition(":")[2] for server in settings(HAPROXY / "local.cfg", "server")}
+    assert set(re.findall(r"everstream serve --port (\d+)", GUIDE)) == asked
+
+
+def test_the_balancer_finds_the_replicas() -> None:
+    (template,) = settings(HAPROXY / "compose.cfg", "server-template")
+    _, most, address = template.split()
+    name, _, port = address.partition(":")
+    dockerfile = (DEPLOY.parent / "Dockerfile").read_text("utf-8")
+    assert f"EXPOSE {port}" in dockerfile
+    assert CLUSTER[name]["deploy"]["replicas"] <= int(most)
+    (volume,) = CLUSTER["balancer"]["volumes"]
+    assert (DEPLOY / volume.split(":")[0]).is_file()
+    # Replicas are reached by the balancer alone.
+    assert [name for name, service in CLUSTER.items() if "ports" in service] == ["balancer"]
+
+
+def test_the_database_is_for_the_replicas_alone() -> None:
+    assert COMPOSE["networks"]["store"] == {"internal": True}
+    within = {name for name, service in CLUSTER.items() if "store" in service.get("networks", ())}
+    assert within == {"postgresql", "replica"}
+    assert CLUSTER["postgresql"]["networks"] == ["store"]
+    for service in COMPOSE["services"].values():
+        assert not set(service.get("networks", ())) - {"default", "store"}
+
+
+def test_replicas_find_the_database() -> None:
+    url = CLUSTER["replica"]["environment"]["EVERSTREAM_STORE"]
+    database = CLUSTER["postgresql"]["environment"]
+    name, password = database["POSTGRES_USER"], database["POSTGRES_PASSWORD"]
+    assert url == f"postgresql://{name}:{password}@postgresql/{database['POSTGRES_DB']}"
+    # Without a password PostgreSQL does not start; there is none that everybody knows.
+    assert password == "${POSTGRES_PASSWORD:-}"
+
+
+def test_a_replica_is_as_confined_as_the_single_server() -> None:
+    alone = COMPOSE["services"]["everstream"]
+    replica = CLUSTER["replica"]
+    for name in ("build", "image", "init", "read_only", "cap_drop", "security_opt"):
+        assert replica[name] == alone[name], name
+    assert replica["stop_grace_period"] == alone["stop_grace_period"]

@@ -1,0 +1,127 @@
+"""A real PostgreSQL under the rules of `deploy/kubernetes/example-postgresql`: TLS or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.deploy.manifests import DEPLOY, Manifest, kustomized, of_kind
+from tests.postgres import USER, Postgres, binaries
+
+EXAMPLE = kustomized(DEPLOY / "kubernetes" / "example-postgresql")
+PASSWORD = "a word for the test"
+NAME = "everstream-postgresql"
+
+pytestmark = pytest.mark.skipif(
+    binaries() is None, reason="no PostgreSQL (Debian: apt-get install postgresql)"
+)
+
+
+def container() -> Manifest:
+    (only,) = of_kind(EXAMPLE, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def settings() -> dict[str, str]:
+    """What the container's arguments set, as ``-c name=value``."""
+    pairs = [setting for flag, setting in pairwise(container()["args"]) if flag == "-c"]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """The volumes of the pod: a certificate for the name of the Service, and the rules."""
+    folder = Path(tempfile.mkdtemp(prefix="everstream-example-"))
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"),
+            *("ec_paramgen_curve:prime256v1", "-noenc", "-days", "365", "-subj", f"/CN={NAME}"),
+            *("-addext", f"subjectAltName=DNS:{NAME}", "-keyout", "tls.key", "-out", "tls.crt"),
+        ],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    (folder / "pg_hba.conf").write_text(of_kind(EXAMPLE, "ConfigMap")["data"]["pg_hba.conf"])
+    if os.geteuid() == 0:  # PostgreSQL runs as another user then
+        folder.chmod(0o755)
+        for file in folder.iterdir():
+            shutil.chown(file, "root", "postgres")
+            file.chmod(0o640)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def postgres(folder: Path) -> Iterator[Postgres]:
+    server = Postgres()
+    try:
+        server.start()
+        server.psql(f"CREATE DATABASE {USER}")
+        server.psql(f"ALTER USER {USER} PASSWORD '{PASSWORD}'")
+        for name, value in settings().items():
+            path = folder / Path(value).name
+            server.psql(f"ALTER SYSTEM SET {name} = '{path if value.startswith('/') else value}'")
+        # It listens when it is there; under its rules `start` could not ask.
+        server.stop()
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def is_encrypted(server: Postgres, folder: Path, **other: str) -> bool:
+    """Connects as a replica does, but for what is ``other``."""
+    url = make_conninfo(
+        f"postgresql://{USER}@{NAME}/{USER}",
+        password=PASSWORD,
+        sslmode="verify-full",
+        sslrootcert=str(folder / "tls.crt"),
+        hostaddr="127.0.0.1",
+        port=server.port,
+        connect_timeout=10,
+    )
+    with psycopg.connect(make_conninfo(url, **other)) as connection:
+        asked = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+        found = connection.execute(asked).fetchone()
+    assert found is not None
+    return bool(found[0])
+
+
+def test_the_url_of_the_guide_connects_over_tls(postgres: Postgres, folder: Path) -> None:
+    assert is_encrypted(postgres, folder)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"sslmode": "disable"}, "no pg_hba.conf entry"),
+        ({"password": "another"}, "password authentication failed"),
+        ({"host": "elsewhere"}, "does not match host name"),
+        ({"dbname": "postgres"}, "no pg_hba.conf entry"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_nobody_else_connects(
+    postgres: Postgres, folder: Path, what: dict[str, str], message: str
+) -> None:
+    with pytest.raises(psycopg.OperationalError, match=message):
+        is_encrypted(postgres, folder, **what)
+
+
+def test_the_server_is_the_one_that_the_guide_names() -> None:
+    service = of_kind(EXAMPLE, "Service")
+    assert service["metadata"]["name"] == NAME
+    assert service["spec"]["ports"][0]["targetPort"] == container()["ports"][0]["name"]
+    variables = {one["name"]: one.get("value") for one in container()["env"]}
+    assert variables["POSTGRES_USER"] == variables["POSTGRES_DB"] == USER

@@ -1,0 +1,129 @@
+"""The commands of docs/scale.md name flags, variables, files and secrets that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from server.config import ServerConfig
+from tests.deploy.manifests import DEPLOY, Manifest, containers_of, kustomized, manifests_of
+from tests.docs.pages import flags, page
+
+ROOT = DEPLOY.parent
+TEXT = page("scale.md")
+#: Pasted as they stand: indented, and without prose.
+COMMANDS = re.findall(r"^    (\S(?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
+#: Made of the other manifests' needs by `kubectl create secret`.
+CLUSTER = [
+    *kustomized(DEPLOY / "kubernetes" / "cluster"),
+    *kustomized(DEPLOY / "kubernetes" / "example-postgresql"),
+]
+RAY = manifests_of(DEPLOY / "ray" / "kuberay.yaml")
+
+
+def words_of(program: str) -> list[list[str]]:
+    """The commands that begin with ``program``, as the shell has them."""
+    split = [shlex.split(command) for command in COMMANDS]
+    return [words for words in split if words[0] == program]
+
+
+def test_flags_of_the_server_exist() -> None:
+    served = [words for words in words_of("everstream") if words[1] == "serve"]
+    used = {word for words in served for word in words if word.startswith("--")}
+    assert used
+    assert used <= flags("serve")
+
+
+def test_flags_in_the_prose_exist() -> None:
+    used = set(re.findall(r"`(--[a-z-]+)", TEXT))
+    assert used
+    assert used <= flags("serve")
+
+
+def test_variables_exist() -> None:
+    ours = {f"EVERSTREAM_{name.upper()}" for name in ServerConfig.model_fields}
+    used = set(re.findall(r"EVERSTREAM_[A-Z_]+", TEXT))
+    assert used
+    assert used <= ours
+
+
+def test_files_exist() -> None:
+    files = {word for command in COMMANDS for word in shlex.split(command) if "deploy/" in word}
+    assert files
+    for file in files:
+        assert (ROOT / file).exists(), file
+
+
+def keys_wanted(template: Manifest) -> set[tuple[str, str]]:
+    """The secrets that a pod refers to, and their keys; those that it cannot do without."""
+    spec = template["spec"]
+    variables = [one for each in containers_of(spec) for one in each.get("env", ())]
+    found = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in variables]
+    wanted = {(one["name"], one["key"]) for one in found if one and not one.get("optional")}
+    for volume in spec["volumes"]:
+        secret = volume.get("secret")
+        if secret is not None and not secret.get("optional"):
+            wanted |= {(secret["secretName"], key) for key in ("tls.crt", "tls.key")}
+    return wanted
+
+
+def keys_made() -> set[tuple[str, str]]:
+    made = set()
+    for words in words_of("kubectl"):
+        if words[1:3] != ["create", "secret"]:
+            continue
+        kind, name, *options = words[3:]
+        if kind == "tls":
+            made |= {(name, "tls.crt"), (name, "tls.key")}
+        for option in options:
+            if found := re.match(r"--from-(?:literal|file)=([^=]+)=", option):
+                made.add((name, found[1]))
+    return made
+
+
+def templates(manifests: list[Manifest]) -> list[Manifest]:
+    found = []
+    for one in manifests:
+        spec = one.get("spec", {})
+        if "rayClusterConfig" in spec:
+            cluster = spec["rayClusterConfig"]
+            found += [cluster["headGroupSpec"]["template"]]
+            found += [group["template"] for group in cluster["workerGroupSpecs"]]
+        elif "template" in spec:
+            found.append(spec["template"])
+    return found
+
+
+@pytest.mark.parametrize("manifests", [CLUSTER, RAY], ids=["cluster", "ray"])
+def test_the_guide_makes_every_secret_that_is_wanted(manifests: list[Manifest]) -> None:
+    found = templates(manifests)
+    assert len(found) == 2
+    for template in found:
+        assert keys_wanted(template) <= keys_made()
+
+
+def test_the_authority_of_the_url_is_where_it_is_mounted() -> None:
+    (place,) = set(re.findall(r"sslrootcert=(/[^\s\"&]+)", TEXT))
+    folder, _, file = place.rpartition("/")
+    for template in templates(CLUSTER[:2]) + templates(RAY):
+        (main,) = template["spec"]["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in main["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        assert volumes[mounts[folder]]["secret"]["items"] == [{"key": file, "path": file}]
+
+
+def test_labels_of_namespaces_are_those_of_the_policies() -> None:
+    labels = {
+        tuple(words[-1].split("=")) for words in words_of("kubectl") if words[1:2] == ["label"]
+    }
+    policies = [one for one in CLUSTER + RAY if one["kind"] == "NetworkPolicy"]
+    wanted = {
+        item
+        for policy in policies
+        for rule in policy["spec"].get("ingress", ())
+        for peer in rule["from"]
+        for item in peer.get("namespaceSelector", {}).get("matchLabels", {}).items()
+    }
+    assert labels == wanted
