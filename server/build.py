@@ -146,7 +146,7 @@ def _limits(
 ) -> EngineConfig:
     state_bytes = StateLayout.of(checkpoint.config).num_bytes
     return EngineConfig(
-        new_id=lambda: f"sess_{secrets.token_hex(16)}",
+        new_id=lambda: f"sess_{config.session_tag}{secrets.token_hex(16)}",
         max_waiting=config.max_waiting,
         max_asleep=config.sleep_memory // state_bytes,
         session_ttl_s=config.session_ttl_s,

@@ -266,6 +266,11 @@ def object_storage_environment(environment: Mapping[str, str] = os.environ) -> d
     return {name: value for name, value in environment.items() if name.startswith("AWS_")}
 
 
+def set_environment(variables: Mapping[str, str]) -> None:
+    """For a package that is imported next, and the processes that it starts."""
+    os.environ.update(variables)
+
+
 def model_source(text: str) -> ModelSource:
     """``NAME=SOURCE``, or a source alone, which is named by its last part.
 

@@ -14,9 +14,7 @@ import contextlib
 import logging
 import signal
 import socket
-import time
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
@@ -26,6 +24,7 @@ from server.api.keys_file import KeysFileError
 from server.api.sockets import Sockets
 from server.api.wellformed import MAX_HEAD_BYTES
 from server.config import ServerConfig
+from server.drain import CLOSE_TIMEOUT_S, drain
 from server.models import Models
 from server.protocol import HttpProtocol, WebSocketProtocol
 
@@ -37,9 +36,6 @@ TCP_USER_TIMEOUT_MS = 20_000
 SEND_BUFFER_BYTES = 64 * 1024
 PING_INTERVAL_S = 20.0
 BACKLOG = 1024
-CLOSE_TIMEOUT_S = 2
-# After a cancel each request still ends at the boundary of a step.
-CANCEL_TIMEOUT_S = 2.0
 
 
 def bind(host: str, port: int, user_timeout_ms: int = TCP_USER_TIMEOUT_MS) -> socket.socket:
@@ -143,29 +139,5 @@ class Server(uvicorn.Server):
         if self._models.died.is_set():
             self.exit_code = 1
             logger.error("an engine has died; leaving")
-        else:
-            await self._drain()
-
-    async def _drain(self) -> None:
-        models = self._models
-        logger.info("draining for up to %g s", self._drain_timeout_s)
-        models.begin_drain()
-        deadline_s = time.monotonic() + self._drain_timeout_s
-        await self._ends(models.retire(), deadline_s)
-        if not await self._ends(models.drained(), deadline_s):
-            models.cancel_all()
-            if not await self._ends(models.drained(), time.monotonic() + CANCEL_TIMEOUT_S):
-                self.exit_code = 1
-                logger.error("the engine did not end its requests")
-        await self._sockets.close(CLOSE_TIMEOUT_S)
-
-    async def _ends(self, work: Coroutine[Any, Any, None], deadline_s: float) -> bool:
-        """Whether ``work`` ends in time, and before somebody is in a hurry."""
-        working = asyncio.ensure_future(work)
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        timeout_s = max(0.0, deadline_s - time.monotonic())
-        await asyncio.wait({working, hurry}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        ended = working.done()
-        working.cancel()
-        hurry.cancel()
-        return ended
+        elif not await drain(self._models, self._sockets, self._drain_timeout_s, self._hurry):
+            self.exit_code = 1

@@ -1,0 +1,1 @@
+"""Everstream on Ray Serve: replicas of the same application behind Ray's proxy."""

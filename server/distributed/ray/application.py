@@ -1,0 +1,57 @@
+"""The Serve application, for `serve run` with a file and for `everstream serve --ray`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from server.config import ServerConfig
+from server.distributed.ray.replica import Replica
+from server.distributed.ray.scaling import LOOK_BACK_S, METRICS_INTERVAL_S, UPSCALE_DELAY_S
+from server.distributed.ray.settings import Settings, read_settings
+
+NAME = "everstream"
+#: For what follows a drain: cancelled requests end, sockets close, the store is closed.
+STOP_MARGIN_S = 20.0
+
+_HERE = "server.distributed.ray"
+
+
+def build(settings: Settings) -> Application:
+    """Replicas with these settings, which are the ``args`` of a file. Raises `ConfigError`."""
+    config = read_settings(settings)
+    deployment = serve.deployment(
+        name=NAME,
+        ray_actor_options={"num_cpus": config.threads or 1},
+        max_ongoing_requests=config.max_connections,
+        graceful_shutdown_timeout_s=config.drain_timeout_s + STOP_MARGIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_constructor_retry_count=1,
+        request_router_config={"request_router_class": f"{_HERE}.router:SessionRouter"},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        **_number(config),
+    )
+    return deployment(Replica).bind(settings)
+
+
+def _number(config: ServerConfig) -> dict[str, Any]:
+    fewest, most = config.num_replicas
+    if fewest == most:
+        return {"num_replicas": fewest}
+    policy = {
+        "policy_function": f"{_HERE}.scaling:StreamsPolicy",
+        "policy_kwargs": {"target_streams": config.target_streams},
+    }
+    return {
+        "autoscaling_config": {
+            "min_replicas": fewest,
+            "max_replicas": most,
+            "metrics_interval_s": METRICS_INTERVAL_S,
+            "look_back_period_s": LOOK_BACK_S,
+            "upscale_delay_s": UPSCALE_DELAY_S,
+            "downscale_delay_s": config.scale_down_delay_s,
+            "policy": policy,
+        }
+    }

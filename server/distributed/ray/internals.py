@@ -1,0 +1,68 @@
+"""What Serve offers no place for: a replica that drains first, and listens only within the cluster.
+
+Serve stops a replica by waiting until it has no request, for a bounded time, and only
+then tells it. A stream that runs for hours would be cut off at the end of that time,
+while ours can move at once. And each replica has a gRPC server, for calls between
+deployments, that listens on every address of the machine; ours needs none.
+
+This is the one module that reaches into Serve. The tests of the scale-down and of the
+open ports fail where Serve has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import ray.util
+from ray._private.worker import global_worker
+
+#: For requests that this replica has accepted and whose body is still on its way from the proxy.
+SETTLE_S = 1.0
+
+_EVERYWHERE = "[::]:"
+
+
+def drain_on_stop(drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Has Serve await ``drain``, in the caller's event loop, when it begins to stop this replica.
+
+    Serve's routers are turned away before that, and try other replicas: no client hears
+    that a replica drains, while there is another.
+    """
+    loop = asyncio.get_running_loop()
+    replica = _replica()
+    stop: Callable[[], Awaitable[None]] = replica._perform_graceful_shutdown
+    assert hasattr(replica, "_quiescing"), "this version of Ray Serve turns nobody away"
+
+    async def drain_and_stop() -> None:
+        replica._quiescing = True
+        await asyncio.sleep(SETTLE_S)
+        try:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(drain(), loop))
+        finally:
+            await stop()
+
+    replica._perform_graceful_shutdown = drain_and_stop
+
+
+def listen_within_cluster() -> None:
+    """Binds the gRPC server of this replica, which is not yet open, to the address of its node."""
+    server = _replica()._server
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    within = f"[{host}]:" if ":" in host else f"{host}:"
+    for name in ("add_insecure_port", "add_secure_port"):
+        setattr(server, name, _bound(getattr(server, name), within))
+
+
+def _bound(add: Callable[..., int], within: str) -> Callable[..., int]:
+    def add_port(address: str, *credentials: object) -> int:
+        return add(address.replace(_EVERYWHERE, within), *credentials)
+
+    return add_port
+
+
+def _replica() -> Any:
+    """Serve's object for the one replica of this process."""
+    (actor,) = global_worker.actors.values()
+    return actor._replica_impl
