@@ -22,8 +22,12 @@ from psycopg.waiting import Ready, Wait
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
 
 #: Nothing that a store asks takes so long, unless the database hangs.
-TIMEOUT_S = 4.0
+TIMEOUT_S = 3.0
 _FENCED = "another replica has taken over what this one had"
+
+
+class Hung(psycopg.OperationalError):
+    """No answer came in time."""
 
 
 class _Timed(psycopg.Connection[tuple[Any, ...]]):
@@ -42,7 +46,7 @@ class _Timed(psycopg.Connection[tuple[Any, ...]]):
                 found = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
                 if not found:
                     self.pgconn.finish()  # whatever it still answers is of no use
-                    raise psycopg.OperationalError("the database does not answer")
+                    raise Hung("the database does not answer")
                 wanted = gen.send(_ready(found[0][1]))
         except StopIteration as end:
             return end.value
@@ -182,7 +186,7 @@ def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Co
         url,
         autocommit=True,
         prepare_threshold=2 if prepare else None,
-        connect_timeout=3,
+        connect_timeout=2,
         keepalives_idle=5,
         keepalives_interval=2,
         keepalives_count=3,

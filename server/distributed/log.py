@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from server.distributed.database import Database
-from server.engine.value import Entry, Opened
+from server.engine.value import Entry, Opened, Record
 from server.store.codec import decode_json, running_after, unpack_entry
 from server.store.errors import Fenced, StoreLost
 from server.store.heads import Head
@@ -32,6 +32,7 @@ _HELD = (
     "SELECT key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
     "FROM session WHERE holder = ?"
 )
+_OPENED = "SELECT key FROM session WHERE key >= ? AND key < ?"
 _TAKE = (
     "UPDATE session SET holder = ?, journal = ? WHERE id = ? AND owner = ? AND holder IS NULL "
     "RETURNING key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal"
@@ -103,6 +104,15 @@ class SharedLog(Log):
 
     # What differs from a log that has the store for itself
 
+    def append(self, records: Sequence[Record]) -> list[Step]:
+        """See `Log.append`. What came of it where this fails is found out by `recover`."""
+        next_key = self.next_key
+        try:
+            return super().append(records)
+        except BaseException:
+            self.next_key = next_key
+            raise
+
     def _add_row(self, data: bytes, steps: Sequence[Step]) -> None:
         """One round trip, unless sessions are new: they are in the tables at once.
 
@@ -135,6 +145,8 @@ class SharedLog(Log):
         self._execute("DELETE FROM journal WHERE replica = ? AND id < ?", (self._me, row))
 
     def _rows_up_to(self, last_row: int | None) -> list[tuple[int, bytes]]:
+        if last_row is not None:
+            self._undo_opened()
         for row in self._execute(_HELD, (self._me,)).fetchall():
             head = Head(*row)
             self.heads[head.id] = self._held_keys[head.key] = head
@@ -143,6 +155,12 @@ class SharedLog(Log):
         query = "SELECT id, data FROM journal WHERE replica = ? ORDER BY id"
         found: list[tuple[int, bytes]] = self._execute(query, (self._me,)).fetchall()
         return found
+
+    def _undo_opened(self) -> None:
+        """Of a commit that has failed for this process, and perhaps not for the database."""
+        unknown = (self.next_key, (self._me + 1) << KEY_BITS)
+        for (key,) in self._execute(_OPENED, unknown).fetchall():
+            self._tables.delete_session(key, self.now_s)
 
 
 def _check(result: int) -> None:

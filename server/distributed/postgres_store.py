@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 import psycopg
 
-from server.distributed.database import Database, failure
+from server.distributed.database import Database, Hung, failure
 from server.distributed.log import SharedLog
 from server.distributed.migrations import migrate
 from server.distributed.objects import Connection, Objects
@@ -48,6 +49,8 @@ Durability = Literal["full", "relaxed"]
 #: What may wait in memory for its place in the store.
 MAX_UNSAVED_BYTES = 64 << 20
 
+#: After a database hung, or a connection could not be made; `PostgresStore.maintain` comes once a second.
+REST_S = 0.5
 NOTHING: Iterable[Entry] = ()
 OVER = "the session store has all the bytes that it may have"
 
@@ -68,7 +71,8 @@ def twice(method: Callable[P, R]) -> Callable[P, R]:
         try:
             return method(*args, **kwargs)
         except StoreFailed as error:
-            if not isinstance(error.__cause__, psycopg.OperationalError):
+            cause = error.__cause__
+            if not isinstance(cause, psycopg.OperationalError) or isinstance(cause, Hung):
                 raise
         return method(*args, **kwargs)
 
@@ -113,7 +117,7 @@ class PostgresStore:
         self._end: StoreError | None = None
         self._touched: set[int] = set()
         self._is_over = False
-        self._rarely_s = 0.0
+        self._rarely_s = self._rests_until_s = 0.0
         self._hear: Callable[[str], None] = lambda message: None
         self._bury: Callable[[int], None] = lambda key: None
         self.presence: Presence | None = None
@@ -337,6 +341,8 @@ class PostgresStore:
         """The connection, another one if need be; its errors as those of a store."""
         if self._end is not None:
             raise type(self._end)(self._end.message)
+        if self._connection is None and time.monotonic() < self._rests_until_s:
+            raise StoreFailed("the shared store failed a moment ago; try again later")
         try:
             yield self._connection or self._connect()
         except Fenced as error:
@@ -344,17 +350,24 @@ class PostgresStore:
             self._abandon()
             raise
         except (psycopg.Error, OSError) as error:
+            if isinstance(error, Hung):
+                self._rests_until_s = time.monotonic() + REST_S
             self._abandon()
             raise failure(error) from error
 
     def _connect(self) -> SharedConnection:
+        """Whatever waits for this thread must not wait for one attempt after the other."""
         place = self._place
         is_pooled = place.direct_url is not None
-        database = Database(place.url, place.schema, place.durability == "full", is_pooled)
         try:
-            connection = self._open(database)
+            database = Database(place.url, place.schema, place.durability == "full", is_pooled)
+            try:
+                connection = self._open(database)
+            except BaseException:
+                database.close()
+                raise
         except BaseException:
-            database.close()
+            self._rests_until_s = time.monotonic() + REST_S
             raise
         self._connection = connection
         return connection

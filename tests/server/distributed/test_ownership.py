@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from server.distributed.postgres_store import PostgresStore
+from server.driver import STALL_S
 from server.engine.errors import SessionNotFound
 from server.engine.types import TokenEvent
-from server.store.errors import Fenced, HeldElsewhere, StoreLost
+from server.store.errors import Fenced, HeldElsewhere, StoreFailed, StoreLost
 from tests.postgres import Postgres
 from tests.server.distributed.stores import shared_place
 from tests.server.store.records import Writer, block, in_ticks, text_after
@@ -263,6 +265,41 @@ class TestDatabase:
         has_all(one, writer)
         with pytest.raises(HeldElsewhere):
             other.load("s1", "ann")
+
+    def test_a_commit_of_which_nobody_heard_is_made_undone(self, join: Join) -> None:
+        """The connection goes after the database has committed and before it says so."""
+        one = join()
+        writer = Writer()
+        records = [writer.opened(block(3), (1, 2, 3)), *writer.turn(2)]
+        assert one._connection is not None
+        log = one._connection.log
+        known = log.last_row, log.next_key
+        log.append(records)
+        log.last_row, log.next_key = known
+        one._abandon()
+        one.commit(records)
+        has_all(one, writer)
+        assert len(one.list(None, None, 10)) == 1
+
+    def test_a_database_that_hangs_is_given_up_in_time_to_live(
+        self, join: Join, postgres: Postgres
+    ) -> None:
+        """Below what makes the server look dead, however many wait."""
+        one = join()
+        writer = Writer()
+        one.commit([writer.opened()])
+        postgres.pause()
+        began = time.monotonic()
+        try:
+            for _ in range(5):
+                with pytest.raises(StoreFailed):
+                    one.commit([writer.accepted()])
+            took_s = time.monotonic() - began
+        finally:
+            postgres.go_on()
+        assert took_s < STALL_S
+        with suppress(StoreFailed):
+            one.maintain(0.0)
 
     def test_what_an_older_connection_still_sends_is_refused(self, join: Join) -> None:
         one = join()

@@ -55,7 +55,13 @@ class Reader:
 
     async def begin(self, server: ServerProcess, **headers: str) -> None:
         self._socket = await connect(server.stream_url, additional_headers=headers)
-        work = {"type": "generate", "request_id": "r", "prompt": "Once", "keep": True, "ignore_eos": True}
+        work = {
+            "type": "generate",
+            "request_id": "r",
+            "prompt": "Once",
+            "keep": True,
+            "ignore_eos": True,
+        }
         await self._socket.send(json.dumps(work | {"max_tokens": 100_000}))
         assert await self.read()
 
