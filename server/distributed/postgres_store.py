@@ -49,7 +49,7 @@ Durability = Literal["full", "relaxed"]
 #: What may wait in memory for its place in the store.
 MAX_UNSAVED_BYTES = 64 << 20
 
-#: After a database hung, or a connection could not be made; `PostgresStore.maintain` comes once a second.
+#: After a database hung, or a connection could not be made.
 REST_S = 0.5
 NOTHING: Iterable[Entry] = ()
 OVER = "the session store has all the bytes that it may have"
