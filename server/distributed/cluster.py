@@ -20,6 +20,7 @@ from server.distributed.shared_prefixes import SharedLimits, SharedPrefixes
 from server.driver import Driver
 from server.prefixes import PrefixTier
 from server.store.base import Identity, Store
+from server.store.errors import StoreError
 from server.store.saving import Limits
 
 logger = logging.getLogger("everstream.cluster")
@@ -96,8 +97,11 @@ class Cluster:
             return TableObjects
         from server.distributed.s3 import S3Objects
 
-        environment = object_storage_environment()
-        return lambda connection: S3Objects(url, environment, timeout_s)
+        try:
+            objects = S3Objects(url, object_storage_environment(), timeout_s)
+        except (ValueError, OSError) as error:
+            raise StoreError(f"EVERSTREAM_STORE_OBJECTS: {error}") from error
+        return lambda connection: objects
 
 
 def schema_of(name: str, digest: str) -> str:

@@ -156,7 +156,7 @@ class PostgresStore:
                 if left := {head for head in left if log.heads.get(head.id) is head}:
                     self._upkeep(connection).release(list(left))
                 if self._unsaved.num_bytes > MAX_UNSAVED_BYTES:
-                    self._upkeep(connection).save()
+                    self._upkeep(connection).relieve(MAX_UNSAVED_BYTES)
             except Exception:
                 # The commit is in the database, and what follows from it is found there again.
                 logger.exception("the session store recovers")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from server.store.files import Chunk
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
+#: Objects that are on their way at the same time.
+AT_ONCE = 8
 TIMEOUT_S = 10.0
 
 #: What may stand in the URL's query.
@@ -87,6 +90,13 @@ class S3Objects:
             obstore.put(self._store, name, b"".join(parts), use_multipart=False)
         except (BaseError, OSError) as error:
             raise self._failed(error) from None
+
+    def put_all(self, objects: Sequence[tuple[str, Sequence[Chunk]]]) -> None:
+        """See `Objects.put_all`."""
+        if objects:
+            with ThreadPoolExecutor(min(len(objects), AT_ONCE)) as threads:
+                for done in [threads.submit(self.put, *each) for each in objects]:
+                    done.result()
 
     def get(self, name: str) -> bytes:
         """See `Objects.get`."""

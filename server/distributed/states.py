@@ -48,8 +48,12 @@ class SharedStates:
         with self._database.transaction(synced=False):
             self._database.execute(_NOTE, (names, DUE_S))
         with self._database.transaction():
-            for name, (state, position) in zip(names, states, strict=True):
-                self._objects.put(name, encode_state(state, self._identity, position))
+            self._objects.put_all(
+                [
+                    (name, encode_state(state, self._identity, position))
+                    for name, (state, position) in zip(names, states, strict=True)
+                ]
+            )
         return names
 
     def read(self, name: str, position: int) -> StateBlock:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from server.distributed.database import Database
 from server.distributed.log import SharedLog
 from server.distributed.states import SharedStates
 from server.store.clock import StoreClock
+from server.store.errors import StoreFailed
 from server.store.heads import Head
 from server.store.saving import Limits, Saving
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Save, Unsaved
 from server.store.upkeep import EXPIRED_AT_ONCE
+
+logger = logging.getLogger(__name__)
 
 #: How often the bytes of all sessions are counted, and states looked for that nobody needs.
 RARELY_S = 60.0
@@ -55,8 +59,25 @@ class SharedUpkeep(Saving):
         """Everything; ``touched`` are the keys of sessions that have been used."""
         saves = self._connection.unsaved.oldest(SAVES_AT_ONCE)
         if saves or touched or self._is_due():
-            self._write(saves, touched)
+            try:
+                self._write(saves, touched)
+            except StoreFailed as error:  # of the states: the log has all that counts
+                logger.warning("states wait to be saved: %s", error.message)
+                self._write([], touched)
         self._expire()
+
+    def relieve(self, max_bytes: int) -> None:
+        """Saves what waits in memory; of what cannot be saved the oldest is given up.
+
+        Whoever goes on from an older state computes more again, and that is all.
+        """
+        try:
+            self.save()
+        except StoreFailed as error:
+            logger.warning("states are given up: %s", error.message)
+            unsaved = self._connection.unsaved
+            while unsaved.num_bytes > max_bytes // 2:
+                unsaved.drop(unsaved.oldest(1)[0].value.id)
 
     def release(self, heads: list[Head]) -> None:
         """Writes all that there is of these sessions, and lets them go."""

@@ -151,6 +151,8 @@ def _ask(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
 
 
 def _must_exist(path: Path) -> None:
+    if str(path).startswith(("postgresql:", "postgres:")):
+        raise _fail("this command is for the store of one machine, a folder; see docs/scale.md")
     if not (path / "sessions.sqlite3").is_file():
         raise _fail(f"{path} has no store")
 

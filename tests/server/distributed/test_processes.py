@@ -153,6 +153,32 @@ async def test_states_may_be_in_object_storage(
     assert postgres.psql(f'SELECT count(*) FROM "{schema}".object', database).strip() == "0"
 
 
+async def test_streams_go_on_while_object_storage_is_away(
+    model: Path, postgres: Postgres, database_url: str, stack: ExitStack
+) -> None:
+    """What is missing then is states, and the log leads to the present from an older one."""
+    storage = stack.enter_context(closing(S3Server()))
+    storage.start()
+    environment = storage.environment | {
+        "EVERSTREAM_STORE_OBJECTS": storage.url(storage.new_bucket()),
+        "EVERSTREAM_SAVE_INTERVAL_TOKENS": "16",
+    }
+    flags = ("--model", model, "--store", database_url)
+    one, other = (
+        stack.enter_context(ServerProcess(*flags, environment=environment)) for _ in range(2)
+    )
+    async with Reader() as reader:
+        await reader.begin(one)
+        storage.kill()
+        while "states wait to be saved" not in one.log():
+            await reader.read()
+        await reader.read()
+        storage.start()
+        one.kill()
+        await reader.resume(other)
+        await reader.read()
+
+
 async def test_an_operator_moves_streams_elsewhere(
     model: Path, database_url: str, stack: ExitStack
 ) -> None:
