@@ -157,9 +157,9 @@ class PostgresStore:
                     self._upkeep(connection).release(list(left))
                 if self._unsaved.num_bytes > MAX_UNSAVED_BYTES:
                     self._upkeep(connection).relieve(MAX_UNSAVED_BYTES)
-            except Exception:
+            except (psycopg.Error, StoreError) as error:
                 # The commit is in the database, and what follows from it is found there again.
-                logger.exception("the session store recovers")
+                logger.warning("the shared store is read anew: %s", failure(error).message)
                 self._abandon()
 
     @twice
