@@ -3,6 +3,7 @@
 # The native runtime serves, so torch is left out. For the models and dtypes that need it, TORCH is
 # any version or local build that the package index has (2.13.0, 2.13.0+cpu, ...);
 # PIP_EXTRA_INDEX_URL names a second index, such as PyTorch's own for CPU-only builds.
+# EXTRAS are those of pyproject.toml: PostgreSQL and object storage for replicas that share a store.
 ARG PYTHON_VERSION=3.12
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS builder
@@ -14,6 +15,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 ARG TORCH=none
+ARG EXTRAS=postgres,s3
 ARG PIP_EXTRA_INDEX_URL=
 # The constraints hold for the environment that the extension is built in, too.
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -26,7 +28,7 @@ COPY constraints.txt pyproject.toml ./
 COPY deploy/requirements-without-torch ./deploy/
 # The dependencies have a layer of their own: they are most of the image and change the least.
 RUN python -m venv --without-pip /opt/everstream \
-    && deploy/requirements-without-torch > requirements.txt \
+    && deploy/requirements-without-torch "${EXTRAS}" > requirements.txt \
     && if [ "${TORCH}" != none ]; then \
         sed -i "s/^torch==.*/torch==${TORCH}/" constraints.txt && echo torch >> requirements.txt; \
     fi \

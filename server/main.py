@@ -100,7 +100,9 @@ def serve(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Folder of the durable sessions, or memory \\[the user's state folder]."),
+        typer.Option(
+            help="Folder of the sessions, postgresql://URL, or memory \\[the user's state folder]."
+        ),
     ] = None,
     durability: Annotated[
         str | None, typer.Option(help="full: survives a power cut; relaxed: a kill \\[full].")

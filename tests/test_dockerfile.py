@@ -81,12 +81,35 @@ def test_image_must_have_the_native_runtime(instructions: list[dict[str, Any]]) 
     assert any("g++" in run for run in runs)
 
 
-def test_requirements_without_torch_leave_out_nothing_else() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+def test_image_can_share_a_store(instructions: list[dict[str, Any]]) -> None:
+    arguments = [step["value"] for step in instructions if step["instruction"] == "ARG"]
+    (chosen,) = (value for value in arguments if value.startswith("EXTRAS="))
+    assert chosen == "EXTRAS=postgres,s3"
+    runs = [step["value"] for step in instructions if step["instruction"] == "RUN"]
+    (install,) = (run for run in runs if "requirements-without-torch" in run)
+    assert 'deploy/requirements-without-torch "${EXTRAS}"' in install
+
+
+def requirements_without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     script = ROOT / "deploy" / "requirements-without-torch"
-    printed = subprocess.run([script], capture_output=True, text=True, check=True).stdout
-    left_out = set(project["dependencies"]) - set(printed.splitlines())
+    return subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("extras", ["", "postgres,s3", "postgres,ray,s3"])
+def test_requirements_without_torch_leave_out_nothing_else(extras: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    wanted = [one for extra in extras.split(",") if extra for one in optional[extra]]
+    printed = requirements_without_torch(extras).stdout.splitlines()
+    assert set(wanted) <= set(printed)
+    left_out = {*project["dependencies"], *wanted} - set(printed)
     assert [requirement.partition(">")[0] for requirement in left_out] == ["torch"]
+
+
+def test_requirements_of_an_unknown_extra_are_an_error() -> None:
+    done = requirements_without_torch("postgres,postgrse")
+    assert done.returncode == 1
+    assert "no such extras: postgrse" in done.stderr
 
 
 def test_compose_builds_this_image_and_gives_it_nothing_it_does_not_need() -> None:

@@ -74,7 +74,7 @@ class Database:
     def __init__(self, url: str, schema: str, is_full: bool, is_pooled: bool = False) -> None:
         self.schema = schema
         self.me = self.link = 0
-        self._is_full = is_full
+        self.is_full = is_full
         self._connection = connect(url, prepare=not is_pooled)
         path = sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(schema))
         self._begin = "BEGIN; " + path.as_string(self._connection)
@@ -116,7 +116,7 @@ class Database:
         Raises `Fenced`. What is not ``synced`` may be lost with what comes after it.
         """
         asked = f"SELECT hold({self.me:d}, {self.link:d})"
-        lazy = "" if synced and self._is_full else "; SET LOCAL synchronous_commit = off"
+        lazy = "" if synced and self.is_full else "; SET LOCAL synchronous_commit = off"
         with self._within(f"{self._begin}{lazy}; {asked}") as cursor:
             while cursor.nextset():
                 pass

@@ -23,7 +23,7 @@ MAX_JOURNAL_ROWS = 512
 #: Sessions that a replica can make: the other bits of their keys are its own key.
 KEY_BITS = 32
 
-_APPEND = "SELECT append_journal(?, ?, ?, ?, ?)"
+_APPEND = "SELECT append_journal(?, ?, ?, ?, ?, ?)"
 _AWAY = (
     "SELECT holder, key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
     "FROM session WHERE id = ?"
@@ -120,7 +120,8 @@ class SharedLog(Log):
         """
         new = {step[0]: step for step in steps if isinstance(step[1], Opened)}
         keys = list({head.key for head, _, _ in steps if head not in new})
-        row = (self._me, self._shared.link, self.last_row + 1, data, keys)
+        shared = self._shared
+        row = (self._me, shared.link, self.last_row + 1, data, keys, shared.is_full)
         if not new:
             _check(self._shared.call("append_journal", row))
             return

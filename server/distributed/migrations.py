@@ -160,7 +160,7 @@ MIGRATIONS: tuple[str, ...] = (
 
     -- 0: done. 1: the replica is no more. 2: it does not hold all of the sessions `keys`.
     CREATE FUNCTION append_journal(
-        me bigint, my_link bigint, row_id bigint, row_data bytea, keys bigint[]
+        me bigint, my_link bigint, row_id bigint, row_data bytea, keys bigint[], synced boolean
     ) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
     BEGIN
         IF NOT hold(me, my_link) THEN
@@ -170,6 +170,9 @@ MIGRATIONS: tuple[str, ...] = (
             SELECT count(*) FROM session WHERE key = ANY(keys) AND holder = me
         ) THEN
             RETURN 2;
+        END IF;
+        IF NOT synced THEN
+            PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
         INSERT INTO journal VALUES (me, row_id, row_data);
         RETURN 0;

@@ -116,6 +116,7 @@ class Presence:
         connection.execute(sql.SQL("LISTEN {}").format(channel(self._schema, self.key)))
 
     def _turn(self, connection: psycopg.Connection[Any]) -> None:
+        began_s = time.monotonic()
         for notice in connection.notifies(timeout=WATCH_S):
             self.hear(notice.payload)
             if self._closed.is_set():
@@ -125,6 +126,8 @@ class Presence:
             self._beaten_s = now
             connection.execute(self._text(_BEAT), (self.key,))
         self._look(connection, now)
+        if time.monotonic() - began_s > self._lease_s / 2:
+            self._forget_others()  # the database hung for all, or this process for itself
 
     def _look(self, connection: psycopg.Connection[Any], now: float) -> None:
         self._asked = {key: until for key, until in self._asked.items() if until > now}
@@ -148,7 +151,7 @@ class Presence:
         return now - self._beats[key][1] >= self._lease_s
 
     def _forget_others(self) -> None:
-        """What was seen before the database was away says nothing of now.
+        """What was seen before the database was away, or hung, says nothing of now.
 
         A lock must then be free for a whole lease: its owner may still be on its way.
         """

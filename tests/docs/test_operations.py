@@ -9,7 +9,7 @@ from typing import get_args
 from model.config import ModelConfig
 from model.state import StateLayout
 from server.build import BUNDLED_MODEL, DEFAULT_STATE_MEMORY_BYTES
-from server.config import ServerConfig, flag_of, parse_bytes
+from server.config import SHARED_SAVE_INTERVAL, ServerConfig, flag_of, parse_bytes
 from server.engine.types import EngineStats, Finished, FinishReason, Usage
 from server.metrics import Metrics, Scrape, render
 from tests.docs.pages import flags, names, page, rows, section
@@ -44,13 +44,15 @@ def test_table_has_every_default() -> None:
             assert info.default == float(shown.split()[0]) * 86_400, field
         elif isinstance(info.default, int | float):
             assert parse_bytes(shown.strip("`")) == info.default, field
-        elif isinstance(info.default, str):
+        elif isinstance(info.default, str) and info.default:
             assert shown == f"`{info.default}`", field
-        elif info.default == ():
+        elif info.default in ((), ""):
             assert shown == "none", field
     assert (
         parse_bytes(names(SETTINGS["EVERSTREAM_STATE_MEMORY"][2])[0]) == DEFAULT_STATE_MEMORY_BYTES
     )
+    shared = f"{SHARED_SAVE_INTERVAL} with a shared store"
+    assert shared in SETTINGS["EVERSTREAM_SAVE_INTERVAL_TOKENS"][3]
 
 
 def test_capacity_of_the_bundled_model_is_as_stated() -> None:

@@ -17,3 +17,11 @@ def test_each_numbered_line_has_its_test() -> None:
     files = {path.name for path in (ROOT / "tests/reliability").glob("test_[0-9][0-9]_*.py")}
     assert set(re.findall(r"tests/reliability/(test_\d\d_\w+\.py)", TEXT)) == files
     assert len(files) == 38
+
+
+def test_each_test_across_replicas_is_listed() -> None:
+    listed = re.findall(
+        r"\.\./(tests/reliability/test_cluster_\w+\.py)", section(TEXT, "Across replicas")
+    )
+    files = (ROOT / "tests/reliability").glob("test_cluster_*.py")
+    assert listed == sorted(str(path.relative_to(ROOT)) for path in files)

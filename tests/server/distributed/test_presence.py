@@ -119,3 +119,21 @@ def test_whoever_watches_sees_far_neighbours_only_when_asked(join: Join) -> None
     first.presence.watch(last.key)
     while first.dead.get(timeout=TIMEOUT_S) != last.key:
         pass
+
+
+def test_a_database_that_hangs_for_all_is_nobody_s_death(
+    join: Join, postgres: Postgres, database_url: str
+) -> None:
+    one, other = join(1.0).start(), join(1.0).start()
+    before = [beat_of(postgres, database_url, each.key) for each in (one, other)]
+    postgres.pause()
+    try:
+        with pytest.raises(queue.Empty):
+            one.dead.get(timeout=2.5)  # longer than a lease
+    finally:
+        postgres.go_on()
+    for each, beat in zip((one, other), before, strict=True):
+        while beat_of(postgres, database_url, each.key) < beat + 5:
+            pass
+    assert one.dead.empty()
+    assert other.dead.empty()
