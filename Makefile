@@ -15,18 +15,24 @@ NATIVE  := $(wildcard model/ops/cpu/src/*) model/ops/cpu/cmake/CMakeLists.txt
 INSTALL := $(BIN)/python -m pip install --quiet
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
+LARGEST := torch transformers 'ray[serve]'
 define WARN_WITHOUT_NATIVE
 $(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || \
 	echo "The native runtime was not built, so the server runs on torch, many times slower (Debian: apt-get install g++ python3-dev)." >&2
 endef
 
+# Each worker has the model's packages in memory, and starts servers of its own.
+WORKERS := -n logical --maxprocesses 4 --dist worksteal
+
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
 NODE_TESTS := tests/clients/javascript
 ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell command -v qemu-aarch64 2>/dev/null))
 ARM_TESTS := tests/model/ops/cpu/arm
+POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres 2>/dev/null))
+POSTGRES_TESTS := tests/server/distributed tests/chaos
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test reliability compat lint format bench soak docker docker-check clean
+.PHONY: help serve test reliability chaos compat lint format bench soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -44,14 +50,21 @@ endif
 ifeq ($(ARM),)
 	@echo "$(ARM_TESTS) is left out (Debian: apt-get install g++-aarch64-linux-gnu qemu-user)." >&2
 endif
+ifeq ($(POSTGRES),)
+	@echo "$(POSTGRES_TESTS) are left out (Debian: apt-get install postgresql)." >&2
+endif
 	@$(WARN_WITHOUT_NATIVE)
-	@$(BIN)/python -m pytest $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
+	@$(BIN)/python -m pytest $(WORKERS) $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
 		$(if $(NODE),,--ignore=$(NODE_TESTS) --ignore=tests/compat/test_openai_node.py) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
+		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) --ignore-glob='*/test_cluster_*.py') \
 		$$($(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || echo --ignore=tests/model/ops) $(ARGS)
 
 reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
+
+chaos: $(VENV)/.installed-dev ## Breaks three replicas and their store at random for minutes
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 compat: $(VENV)/.installed-dev ## Runs real clients, each in its own environment, against a server
 	@$(BIN)/python -m pytest tests/compat --long $(ARGS)
@@ -98,9 +111,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@touch $@
 
 # With the build's own tools installed first, what did not change is not compiled again.
+# What takes longest to unpack is installed while the first build compiles.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing Everstream and its test tools into $(VENV) (minutes the first time) ..."
 	@$(INSTALL) $(BUILD_TOOLS)
+	@$(INSTALL) --no-warn-conflicts $(LARGEST) & $(INSTALL) --no-build-isolation --no-deps --editable .; built=$$?; \
+		wait $$! && exit $$built
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@$(INSTALL) --no-deps --requirement tests/oracle-packages.txt
 	@$(WARN_WITHOUT_NATIVE)

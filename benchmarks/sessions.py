@@ -31,6 +31,7 @@ QUICK: Figures = {
     "woken": 6,
     "rounds": 2,
     "sessions": 12,
+    "starts": 1,
     "streams": 2,
     "max_tokens": 8,
     "log_rounds": 1,

@@ -170,12 +170,21 @@ class Journal:
         if not call.future.set_running_or_notify_cancel():
             return
         try:
-            call.future.set_result(call.ask(self._store))
+            answer = self._asked(call)
         except EngineError as error:
             call.future.set_exception(error)
         except Exception as error:
             logger.exception("a question to the store failed")
             call.future.set_exception(error)
+        else:
+            call.future.set_result(answer)
+
+    def _asked(self, call: _Call) -> Any:
+        """Whoever is answered knows which store it was: it may have become another one."""
+        try:
+            return call.ask(self._store)
+        finally:
+            self.store_id = self._store.store_id
 
     def _maintain(self) -> None:
         now = self._clock()

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Tiny models gain nothing from a second thread and lose much beside another busy process.
 # Child processes inherit it; tests about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A server that a test starts must not meet the user's own sessions; tests of stores name theirs.
 os.environ["EVERSTREAM_STORE"] = "memory"
+
+# How long an example takes says how busy the machine is, and no more.
+settings.register_profile(
+    "busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -69,7 +69,7 @@ class Postgres:
         """Returns when it takes connections."""
         log = (self._dir / "log").open("ab")
         command = [*self._as_user, self._bin / "postgres", "-D", self._data]
-        self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._dir)  # noqa: S603
+        self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._dir)
         log.close()
         self._run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port), "-t", "1", num_tries=2000)
 

@@ -19,7 +19,17 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT: dict[str, Any] = PYPROJECT["project"]
+
+#: What building, testing and running leave in a tree, and no archive may carry.
+LITTER = (
+    "server/__pycache__/main.cpython-311.pyc",
+    "clients/javascript/node_modules/typescript/package.json",
+    "model/ops/cpu/_native.cpython-311-x86_64-linux-gnu.so",
+    "model/ops/cpu/cmake/CMakeCache.txt",
+    "model/ops/cpu/cmake/CMakeFiles/native.dir/kernels.cpp.o",
+)
 
 FONT_LICENCES = {"server/static/fonts/inter-OFL.txt", "server/static/fonts/newsreader-OFL.txt"}
 
@@ -37,10 +47,27 @@ def requirements() -> list[Requirement]:
 
 
 @pytest.fixture(scope="module")
-def pure_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources with known litter: in the tree itself others write while it is walked."""
+    tree = tmp_path_factory.mktemp("tree")
+    clean = shutil.ignore_patterns("__pycache__", "node_modules", "CMakeFiles", "*.so")
+    for name in PYPROJECT["tool"]["scikit-build"]["sdist"]["include"]:
+        source, copy = ROOT / name.lstrip("/"), tree / name.lstrip("/")
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=clean)
+        else:
+            shutil.copy(source, copy)
+    for name in LITTER:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("litter")
+    return tree
+
+
+@pytest.fixture(scope="module")
+def pure_wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel as it comes out where there is no C++ compiler."""
     folder = tmp_path_factory.mktemp("wheel")
-    done = build_without_compiler("wheel", folder)
+    done = build_without_compiler("wheel", tree, folder)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -92,6 +119,7 @@ def test_wheel_carries_the_three_packages_alone(wheel_files: set[str]) -> None:
 def test_wheel_without_a_compiler_is_pure_python(pure_wheel: Path, wheel_files: set[str]) -> None:
     assert pure_wheel.name.endswith("-py3-none-any.whl")
     assert {name for name in wheel_files if name.startswith("model/ops/cpu/_native.c")} == set()
+    assert wheel_files & set(LITTER) == set()
 
 
 def test_wheel_carries_no_sources_of_the_extension(wheel_files: set[str]) -> None:
@@ -99,14 +127,14 @@ def test_wheel_carries_no_sources_of_the_extension(wheel_files: set[str]) -> Non
     assert {name for name in wheel_files if name.endswith(suffixes)} <= FONT_LICENCES
 
 
-def test_build_fails_where_the_native_runtime_is_required(tmp_path: Path) -> None:
-    done = build_without_compiler("wheel", tmp_path, EVERSTREAM_REQUIRE_NATIVE="1")
+def test_build_fails_where_the_native_runtime_is_required(tree: Path, tmp_path: Path) -> None:
+    done = build_without_compiler("wheel", tree, tmp_path, EVERSTREAM_REQUIRE_NATIVE="1")
     assert done.returncode != 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sdist_carries_the_sources_and_nothing_built(tmp_path: Path) -> None:
-    assert build_without_compiler("sdist", tmp_path).returncode == 0
+def test_sdist_carries_the_sources_and_nothing_built(tree: Path, tmp_path: Path) -> None:
+    assert build_without_compiler("sdist", tree, tmp_path).returncode == 0
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
@@ -115,12 +143,13 @@ def test_sdist_carries_the_sources_and_nothing_built(tmp_path: Path) -> None:
     assert wanted | {path.relative_to(ROOT).as_posix() for path in sources} <= names
     assert {name for name in names if name.startswith("model/ops/cpu/cmake/")} <= wanted
     assert {name for name in names if name.endswith((".so", ".pyc"))} == set()
+    assert names & set(LITTER) == set()
 
 
 @pytest.mark.parametrize(
     "target",
     [
-        *("serve", "test", "reliability", "compat", "lint", "format", "bench", "soak"),
+        *("serve", "test", "reliability", "chaos", "compat", "lint", "format", "bench", "soak"),
         *("docker", "docker-check", "clean"),
     ],
 )
@@ -144,13 +173,13 @@ def test_makefile_refuses_an_old_python(tmp_path: Path) -> None:
 
 
 def build_without_compiler(
-    kind: str, folder: Path, **variables: str
+    kind: str, tree: Path, folder: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Calls the build backend as pip does, with a compiler that compiles nothing."""
     code = f"import scikit_build_core.build as b; b.build_{kind}({str(folder)!r})"
     return subprocess.run(
         [sys.executable, "-c", code],
-        cwd=ROOT,
+        cwd=tree,
         env=environment() | {"CXX": shutil.which("false") or "false"} | variables,
         capture_output=True,
         text=True,

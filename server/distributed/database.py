@@ -23,6 +23,11 @@ from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
 
 #: Nothing that a store asks takes so long, unless the database hangs.
 TIMEOUT_S = 3.0
+#: So that nobody waits for long for a replica that was stopped or cut off in a transaction.
+_LIMITS = (
+    "SET LOCAL idle_in_transaction_session_timeout = 3000; SET LOCAL lock_timeout = 2000; "
+    "SET LOCAL statement_timeout = 5000"
+)
 _FENCED = "another replica has taken over what this one had"
 
 
@@ -77,7 +82,7 @@ class Database:
         self.is_full = is_full
         self._connection = connect(url, prepare=not is_pooled)
         path = sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(schema))
-        self._begin = "BEGIN; " + path.as_string(self._connection)
+        self._begin = f"BEGIN; {path.as_string(self._connection)}; {_LIMITS}"
         self._cursor = self._connection.cursor()
 
     # Asking

@@ -128,12 +128,12 @@ class SharedLog(Log):
         with self._shared.transaction():
             _check(self._execute(_APPEND, row).fetchall()[0][0])
             for head, (_, entry, kept) in new.items():
-                assert isinstance(entry, Opened) and kept is not None, entry
+                assert isinstance(entry, Opened), entry
                 super()._add_session(head, entry, kept, self.now_s)
             query = "UPDATE session SET holder = ? WHERE key = ANY(?)"
             self._execute(query, (self._me, [head.key for head in new]))
 
-    def _add_session(self, head: Head, entry: Opened, kept: Kept, now_s: float) -> None:
+    def _add_session(self, head: Head, entry: Opened, kept: Kept | None, now_s: float) -> None:
         """That has been done with the commit."""
 
     def _head_of_key(self, key: int) -> Head | None:

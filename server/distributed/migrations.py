@@ -161,7 +161,7 @@ MIGRATIONS: tuple[str, ...] = (
     -- 0: done. 1: the replica is no more. 2: it does not hold all of the sessions `keys`.
     CREATE FUNCTION append_journal(
         me bigint, my_link bigint, row_id bigint, row_data bytea, keys bigint[], synced boolean
-    ) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    ) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
     BEGIN
         IF NOT hold(me, my_link) THEN
             RETURN 1;
@@ -187,6 +187,7 @@ def migrate(database: Database) -> None:
     Raises `StoreTooNew` where a newer version of everstream has written it.
     """
     with database.whole():
+        database.run("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
         database.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (database.schema,))
         database.make_schema()
         version = int(database.meta("version") or 0) if database.has_tables() else 0

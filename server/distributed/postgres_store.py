@@ -156,7 +156,7 @@ class PostgresStore:
                 if left := {head for head in left if log.heads.get(head.id) is head}:
                     self._upkeep(connection).release(list(left))
                 if self._unsaved.num_bytes > MAX_UNSAVED_BYTES:
-                    self._upkeep(connection).relieve(MAX_UNSAVED_BYTES)
+                    self._upkeep(connection).save()
             except (psycopg.Error, StoreError) as error:
                 # The commit is in the database, and what follows from it is found there again.
                 logger.warning("the shared store is read anew: %s", failure(error).message)
@@ -190,7 +190,8 @@ class PostgresStore:
                     rest = connection.log.entries_away(holder, head)
                 elif head.owner != owner:
                     raise SessionNotFound
-                self._touched.add(head.key)
+                else:
+                    self._touched.add(head.key)
                 if after_seq < head.log_seq:
                     raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
                 events = events_after(
@@ -239,7 +240,8 @@ class PostgresStore:
         with self._connected() as connection:
             connection.database.check_fence()
             upkeep = self._upkeep(connection)
-            upkeep.run(self._touched)
+            held = {head.key for head in connection.log.heads.values()}
+            upkeep.run(self._touched & held)
             self._touched = set()
             if now_s - self._rarely_s >= RARELY_S:
                 self._rarely_s = now_s
@@ -287,8 +289,10 @@ class PostgresStore:
         with self._connected() as connection:
             database = connection.database
             with database.transaction():
-                lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()), ?::int)"
-                database.execute(lock, (key,))
+                # Not waited for: it is asked again at once, and others wait for this thread.
+                lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
+                if not database.execute(lock, (key,)).fetchall()[0][0]:
+                    return False
                 gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
                 if not gone.fetchall():
                     return False

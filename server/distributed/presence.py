@@ -66,6 +66,7 @@ class Presence:
         self.key = int(connection.execute(next_key).fetchall()[0][0])
         self._enter(connection)
         connection.execute(self._text(_REGISTER), (self.key, address))
+        self._first = connection
         self._thread = threading.Thread(
             target=self._run, args=(connection,), name="presence", daemon=True
         )
@@ -80,7 +81,9 @@ class Presence:
     def close(self) -> None:
         """Returns when the lock is free, or soon after where the database hangs."""
         self._closed.set()
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._first.close()
+        else:
             self._thread.join(1.0)
 
     # The thread

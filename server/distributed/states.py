@@ -8,15 +8,24 @@ any point leaves nothing behind, and no replica takes away what another has just
 
 from __future__ import annotations
 
+import logging
 import secrets
+import time
 from collections.abc import Iterable, Sequence
 
 from server.distributed.database import Database
-from server.distributed.objects import Objects
+from server.distributed.objects import Objects, TableObjects
 from server.engine.value import StateBlock
 from server.store.base import Identity
+from server.store.errors import StoreFailed
+from server.store.files import Chunk
 from server.store.state_file import decode_state, encode_state
 
+logger = logging.getLogger(__name__)
+
+#: What the names of states begin with that object storage did not take.
+IN_TABLE = "table-"
+REST_S = 10.0
 #: Much longer than from a put to its row.
 DUE_S = 3600
 AT_ONCE = 100
@@ -35,30 +44,46 @@ _TAKE = """
 
 
 class SharedStates:
-    """See `server.store.snapshots.States`."""
+    """See `server.store.snapshots.States`.
+
+    What ``objects`` do not take goes to a table of the database, and for `REST_S` so does
+    what comes after it: a session that is new must have its state somewhere.
+    """
 
     def __init__(self, database: Database, objects: Objects, identity: Identity) -> None:
         self._database, self._objects, self._identity = database, objects, identity
+        self._table = TableObjects(database.connection)
+        self._rests_until_s = 0.0
 
     def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
         """See `server.store.snapshots.States`."""
         if not states:
             return []
-        names = [secrets.token_hex(16) for _ in states]
+        parts = [encode_state(state, self._identity, position) for state, position in states]
+        if time.monotonic() >= self._rests_until_s:
+            try:
+                return self._put(parts, self._objects, "")
+            except StoreFailed as error:
+                if isinstance(self._objects, TableObjects):
+                    raise
+                logger.warning("states go to the database meanwhile: %s", error.message)
+                self._rests_until_s = time.monotonic() + REST_S
+        return self._put(parts, self._table, IN_TABLE)
+
+    def _put(self, parts: list[list[Chunk]], objects: Objects, prefix: str) -> list[str]:
+        names = [prefix + secrets.token_hex(16) for _ in parts]
         with self._database.transaction(synced=False):
             self._database.execute(_NOTE, (names, DUE_S))
-        with self._database.transaction():
-            self._objects.put_all(
-                [
-                    (name, encode_state(state, self._identity, position))
-                    for name, (state, position) in zip(names, states, strict=True)
-                ]
-            )
+        if objects is self._objects and not isinstance(objects, TableObjects):
+            objects.put_all([*zip(names, parts, strict=True)])
+        else:
+            with self._database.transaction():
+                objects.put_all([*zip(names, parts, strict=True)])
         return names
 
     def read(self, name: str, position: int) -> StateBlock:
         """See `server.store.snapshots.States`."""
-        return decode_state(self._objects.get(name), self._identity, position)
+        return decode_state(self._place(name).get(name), self._identity, position)
 
     def remove(self, names: Iterable[str]) -> None:
         """The trigger has noted them: another replica may be about to use one."""
@@ -67,8 +92,13 @@ class SharedStates:
         """Deletes what is due and of no use; returns how many names it has looked at."""
         with self._database.transaction(synced=False):
             found = self._database.execute(_TAKE, (AT_ONCE,)).fetchall()
-            self._objects.delete([name for name, is_used in found if not is_used])
+            unused = [name for name, is_used in found if not is_used]
+            for objects in {self._place(name) for name in unused}:
+                objects.delete([name for name in unused if self._place(name) is objects])
         return len(found)
 
     def close(self) -> None:
         self._objects.close()
+
+    def _place(self, name: str) -> Objects:
+        return self._table if name.startswith(IN_TABLE) else self._objects

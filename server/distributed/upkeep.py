@@ -31,6 +31,11 @@ _EXPIRE = """
     ) RETURNING key
 """
 
+_NOTE_TIME = """
+    INSERT INTO meta AS had VALUES ('clock_s', ?) ON CONFLICT (name) DO UPDATE
+    SET value = greatest(had.value::float, excluded.value::float)::text
+"""
+
 
 class SharedConnection:
     """What is known through one connection; see `server.store.connection.Connection`."""
@@ -59,25 +64,8 @@ class SharedUpkeep(Saving):
         """Everything; ``touched`` are the keys of sessions that have been used."""
         saves = self._connection.unsaved.oldest(SAVES_AT_ONCE)
         if saves or touched or self._is_due():
-            try:
-                self._write(saves, touched)
-            except StoreFailed as error:  # of the states: the log has all that counts
-                logger.warning("states wait to be saved: %s", error.message)
-                self._write([], touched)
+            self._write(saves, touched)
         self._expire()
-
-    def relieve(self, max_bytes: int) -> None:
-        """Saves what waits in memory; of what cannot be saved the oldest is given up.
-
-        Whoever goes on from an older state computes more again, and that is all.
-        """
-        try:
-            self.save()
-        except StoreFailed as error:
-            logger.warning("states are given up: %s", error.message)
-            unsaved = self._connection.unsaved
-            while unsaved.num_bytes > max_bytes // 2:
-                unsaved.drop(unsaved.oldest(1)[0].value.id)
 
     def release(self, heads: list[Head]) -> None:
         """Writes all that there is of these sessions, and lets them go."""
@@ -96,7 +84,10 @@ class SharedUpkeep(Saving):
 
     def take_out_garbage(self) -> None:
         """Deletes states that were put, or dropped, and that no row names."""
-        self._shared.states.sweep()
+        try:
+            self._shared.states.sweep()
+        except StoreFailed as error:  # it is done the next time
+            logger.warning("states that nobody needs are still there: %s", error.message)
 
     def measure(self) -> bool:
         """Whether the store has more bytes than it may."""
@@ -105,6 +96,12 @@ class SharedUpkeep(Saving):
         with self._shared.database.reading():
             found = self._shared.database.execute("SELECT coalesce(sum(bytes), 0) FROM session")
             return int(found.fetchall()[0][0]) > self._limits.max_bytes
+
+    def _note_time(self, now_s: float) -> None:
+        """Not at every turn: it is one row for all replicas."""
+        if self._clock.is_due:
+            self._shared.database.execute(_NOTE_TIME, (str(now_s),))
+            self._clock.stored()
 
     def _expire(self) -> bool:
         if self._limits.retention_s is None:

@@ -201,7 +201,6 @@ class Log:
         for head, entry, kept in steps:
             match entry:
                 case Opened():
-                    assert kept is not None, head.id
                     self._add_session(head, entry, kept, now_s)
                 case Accepted() if entry.request.key is not None:
                     self._tables.begin_key(head, entry)
@@ -213,7 +212,8 @@ class Log:
                     self.delete(head, now_s)
         self.store_tails(due, row, now_s)
 
-    def _add_session(self, head: Head, entry: Opened, kept: Kept, now_s: float) -> None:
+    def _add_session(self, head: Head, entry: Opened, kept: Kept | None, now_s: float) -> None:
+        assert kept is not None, head.id
         self._tables.add_session(head, now_s)
         num_bytes = self._snapshots.add(head.key, 0, entry.value, *kept)
         self._tables.grow(head.key, num_bytes)

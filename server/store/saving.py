@@ -78,12 +78,15 @@ class Saving:
                 self._thin(head)
                 self._trim(head)
             self._tables.forget_keys(now_s - KEY_RETENTION_S)
-            self._connection.database.set_meta("clock_s", now_s)
+            self._note_time(now_s)
             unused = self._snapshots.unused(log.unused_files)
         self._saved(saves, files)
-        self._clock.stored()
         self._snapshots.states.remove(unused)
         log.unused_files, log.changed = set(), set()
+
+    def _note_time(self, now_s: float) -> None:
+        self._connection.database.set_meta("clock_s", now_s)
+        self._clock.stored()
 
     def _add_rows(self, saves: list[Save], files: list[str | None]) -> None:
         for save, file in zip(saves, files, strict=True):

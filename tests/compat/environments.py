@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.exclusive import exclusive
+
 HERE = Path(__file__).parent
 PLACE = HERE.parent.parent / ".compat"
 INSTALL_TIMEOUT_S = 1500.0
@@ -66,12 +68,13 @@ def python_client(name: str) -> Client:
     program = place / "bin" / "python"
     stamp = place / "installed-from"
     made_from = _digest(requirements.read_bytes(), sys.version.encode())
-    if not stamp.exists() or stamp.read_text() != made_from:
-        shutil.rmtree(place, ignore_errors=True)
-        succeed([sys.executable, "-m", "venv", place], HERE, INSTALL_TIMEOUT_S)
-        install = ("-m", "pip", "install", "--quiet", "--requirement", requirements)
-        succeed([program, *install], HERE, INSTALL_TIMEOUT_S)
-        stamp.write_text(made_from)
+    with exclusive(HERE / name):
+        if not stamp.exists() or stamp.read_text() != made_from:
+            shutil.rmtree(place, ignore_errors=True)
+            succeed([sys.executable, "-m", "venv", place], HERE, INSTALL_TIMEOUT_S)
+            install = ("-m", "pip", "install", "--quiet", "--requirement", requirements)
+            succeed([program, *install], HERE, INSTALL_TIMEOUT_S)
+            stamp.write_text(made_from)
     return Client(folder, program)
 
 
@@ -83,17 +86,27 @@ def node_client(name: str) -> Client:
     place = PLACE / name
     place.mkdir(parents=True, exist_ok=True)
     node, npm = (_found(program) for program in ("node", "npm"))
-    for old in place.glob("*.mjs"):
-        old.unlink()
-    for file in (HERE / name).iterdir():
-        shutil.copy(file, place)
     stamp = place / "node_modules" / "installed-from"
-    made_from = _digest((place / "package-lock.json").read_bytes())
-    if not stamp.exists() or stamp.read_text() != made_from:
-        quiet = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
-        succeed([npm, "ci", "--ignore-scripts", *quiet], place, INSTALL_TIMEOUT_S)
-        stamp.write_text(made_from)
+    made_from = _digest((HERE / name / "package-lock.json").read_bytes())
+    with exclusive(HERE / name):
+        copy_checks(HERE / name, place)
+        if not stamp.exists() or stamp.read_text() != made_from:
+            quiet = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+            succeed([npm, "ci", "--ignore-scripts", *quiet], place, INSTALL_TIMEOUT_S)
+            stamp.write_text(made_from)
     return Client(place, node)
+
+
+def copy_checks(folder: Path, place: Path) -> None:
+    """Changes nothing where all is the same: another process may be running it."""
+    wanted = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for old in place.glob("*.mjs"):
+        if old.name not in wanted:
+            old.unlink()
+    for name, content in wanted.items():
+        copy = place / name
+        if not copy.exists() or copy.read_bytes() != content:
+            copy.write_bytes(content)
 
 
 def succeed(command: list[object], folder: Path, timeout_s: float, **environment: str) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,8 +33,9 @@ class ServerProcess:
     """``everstream serve FLAGS`` while the ``with`` block runs; `restart` keeps flags and port.
 
     ``program`` `FAKE` is the same server over the fake engine. ``environment`` is
-    added to this process's own. Blocking: from a coroutine use `asyncio.to_thread`
-    where the wait matters.
+    added to this process's own. With ``host`` it listens elsewhere, and ``within`` is
+    a command that runs it there, such as ``ip netns exec NAME``. Blocking: from a
+    coroutine use `asyncio.to_thread` where the wait matters.
     """
 
     def __init__(
@@ -42,9 +44,14 @@ class ServerProcess:
         program: tuple[str, ...] = EVERSTREAM,
         environment: Mapping[str, str] | None = None,
         port: int = 0,
+        host: str = LOCAL,
+        within: tuple[str, ...] = (),
     ) -> None:
         self.port = port
+        self._host, self._within = host, within
         self._flags = [str(flag) for flag in flags]
+        if host != LOCAL:
+            self._flags += ["--host", host]
         self._program = program
         self._environment = {**os.environ, **(environment or {})}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
@@ -81,7 +88,8 @@ class ServerProcess:
     def launch(self) -> None:
         """Starts the process and returns at once; `wait_ready` finds out how it went."""
         assert self._process is None, "already runs"
-        command = [sys.executable, "-m", *self._program, "--port", str(self.port), *self._flags]
+        python = [*self._within, sys.executable, "-m", *self._program]
+        command = [*python, "--port", str(self.port), *self._flags]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=self._log
         )
@@ -95,6 +103,19 @@ class ServerProcess:
         except OSError as error:
             raise AssertionError(f"the server did not start:\n{self.log()}") from error
         assert status == 200, body
+
+    async def ended(self) -> int | None:
+        """Returns when the process has ended, whoever ended it; None where nobody knows how."""
+        process = self._running
+        ended, watched = asyncio.Event(), os.pidfd_open(process.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(watched, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+        return process.poll()
 
     def kill(self) -> None:
         """SIGKILL, if it runs; returns when the process is gone."""
@@ -141,11 +162,11 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        return f"http://{LOCAL}:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     @property
     def stream_url(self) -> str:
-        return f"ws://{LOCAL}:{self.port}/v1/stream"
+        return f"ws://{self._host}:{self.port}/v1/stream"
 
     def log(self) -> str:
         """What it and its predecessors wrote to stderr."""
@@ -164,7 +185,7 @@ class ServerProcess:
 
     def get(self, path: str, timeout_s: float = 30.0) -> tuple[int, str]:
         """Status and body of a GET on a connection of its own, closed after it."""
-        connection = http.client.HTTPConnection(LOCAL, self.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(self._host, self.port, timeout=timeout_s)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
             answer = connection.getresponse()
@@ -206,6 +227,12 @@ class ServerProcess:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def free_port() -> int:
+    """A port that nobody listened on just now."""
+    with socket.create_server((LOCAL, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 async def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> None:

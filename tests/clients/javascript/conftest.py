@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.clients.javascript.cutter import cutting
+from tests.exclusive import exclusive
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
@@ -76,8 +77,9 @@ def node() -> Node:
     assert int(version.removeprefix("v").split(".")[0]) >= OLDEST_NODE, version
     installed = CLIENT / "node_modules" / ".package-lock.json"
     lock = CLIENT / "package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        node.run_npm("ci", "--ignore-scripts")
+    with exclusive(CLIENT):
+        if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+            node.run_npm("ci", "--ignore-scripts")
     return node
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 
+import psycopg
 import pytest
 
 from server.distributed.postgres_store import PostgresStore
@@ -148,6 +149,32 @@ class TestBurial:
         with pytest.raises(Fenced):
             one.maintain(0.0)
         assert other.load("s1", "ann").value.length == 0
+
+    @pytest.mark.parametrize("by_itself", [True, False])
+    def test_a_session_that_is_not_settled_is_found_again(
+        self, join: Join, by_itself: bool
+    ) -> None:
+        """The replica ends, or its connection, after a commit and before what follows from it."""
+        one, other = join(), join()
+        writer = Writer()
+        assert one._connection is not None
+        one._connection.log.append([writer.opened(block(2), (1, 2)), *writer.turn(2)])
+        if by_itself:
+            one._abandon()
+            has_all(one, writer)
+        else:
+            other.bury(one.key)
+            has_all(other, writer)
+
+    def test_one_that_stopped_within_a_transaction_holds_nobody_up(self, join: Join) -> None:
+        one, other = join(), join()
+        writer, another = Writer(), Writer("s2")
+        in_ticks(one, [writer.opened(), *writer.turn(2)])
+        assert one._connection is not None
+        with pytest.raises(psycopg.Error), one._connection.database.transaction():
+            while not other.bury(one.key):
+                in_ticks(other, [another.opened(), another.deleted()])
+        has_all(other, writer)
 
     def test_the_second_to_bury_it_finds_nothing_to_do(self, join: Join) -> None:
         one, other, third = join(), join(), join()

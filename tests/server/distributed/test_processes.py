@@ -156,7 +156,7 @@ async def test_states_may_be_in_object_storage(
 async def test_streams_go_on_while_object_storage_is_away(
     model: Path, postgres: Postgres, database_url: str, stack: ExitStack
 ) -> None:
-    """What is missing then is states, and the log leads to the present from an older one."""
+    """States are in the database then."""
     storage = stack.enter_context(closing(S3Server()))
     storage.start()
     environment = storage.environment | {
@@ -170,7 +170,7 @@ async def test_streams_go_on_while_object_storage_is_away(
     async with Reader() as reader:
         await reader.begin(one)
         storage.kill()
-        while "states wait to be saved" not in one.log():
+        while "states go to the database meanwhile" not in one.log():
             await reader.read()
         await reader.read()
         storage.start()

@@ -1,0 +1,155 @@
+"""Replicas: server processes that are watched, and started again when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.network import Network
+from tests.reliability.servers import ServerProcess, free_port
+
+#: Ways in which a replica may end by itself: it was shut out, or it could not have its store.
+OWN_ENDS = {1, 2}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended. ``meant`` where a fault or a drain was to end it so."""
+
+    replica: str
+    code: int | None
+    at_s: float
+    meant: bool
+
+
+class Replica:
+    """One of the cluster. ``incarnation`` names its present process, or the last one.
+
+    While it is ``held`` nobody starts it again.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        network: Network,
+        database: str,
+        model: Path,
+        environment: Mapping[str, str],
+        chance: random.Random,
+    ) -> None:
+        self.index = index
+        self.name = f"replica {index + 1}"
+        self.exits: list[Exit] = []
+        self.is_up = False
+        self.num_starts = 0
+        self.url = ""
+        self._network, self._chance = network, chance
+        self._meant: dict[int, int | None] = {}
+        self._ended = asyncio.Condition()
+        self._may_start = asyncio.Event()
+        self._may_start.set()
+        self._up = asyncio.Event()
+        self.process = ServerProcess(
+            *("--model", model, "--store", network.store_url(index, database)),
+            *("--drain-timeout", "5"),
+            environment=environment,
+            port=free_port(),
+            host=network.host(index),
+            within=network.within(index),
+        )
+
+    async def up(self) -> None:
+        """Returns when it takes work. Its end takes a moment to be noticed."""
+        await self._up.wait()
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}.{self.num_starts}"
+
+    async def run(self) -> None:
+        """Keeps it running until it is cancelled; then it is killed."""
+        try:
+            while True:
+                await self._may_start.wait()
+                await self._live()
+                await asyncio.sleep(self._chance.uniform(0.1, 1.0))
+        finally:
+            self.is_up = False
+            self.process.__exit__(None, None, None)
+
+    async def _live(self) -> None:
+        """From a start to an end."""
+        self.num_starts += 1
+        self.process.launch()
+        # It may be killed, or give up, while it starts.
+        ready = asyncio.create_task(self._wait_ready())
+        try:
+            code = await self.process.ended()
+        finally:
+            self.is_up = False
+            self._up.clear()
+            at_s = time.monotonic()
+            self.process.kill()
+            await asyncio.gather(ready, return_exceptions=True)
+        self.exits.append(Exit(self.incarnation, code, at_s, self._is_meant(code)))
+        async with self._ended:
+            self._ended.notify_all()
+
+    def _is_meant(self, code: int | None) -> bool:
+        return self.num_starts in self._meant and self._meant[self.num_starts] in (None, code)
+
+    async def _wait_ready(self) -> None:
+        await asyncio.to_thread(self.process.wait_ready)
+        self.url = await self._network.address(self.index, self.process.port)
+        self.is_up = True
+        self._up.set()
+
+    # Faults
+
+    def hold(self) -> None:
+        self._may_start.clear()
+
+    def release(self) -> None:
+        self._may_start.set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Where the process has ended there is nothing to do."""
+        with contextlib.suppress(ProcessLookupError, AssertionError):
+            os.kill(self.process.pid, number)
+
+    def mean_to_end(self) -> None:
+        """Its end is a fault's doing."""
+        self._meant[self.num_starts] = None
+
+    def mean_to_drain(self) -> None:
+        """It ends in peace: with 0, or as one that was shut out meanwhile."""
+        self._meant[self.num_starts] = 0
+
+    async def ended(self, num_exits: int) -> None:
+        """Returns when it has ended more often than that."""
+        async with self._ended:
+            await self._ended.wait_for(lambda: len(self.exits) > num_exits)
+
+    def odd_ends(self) -> list[str]:
+        """Ends that no fault explains."""
+        return [
+            f"{one.replica} ended with {one.code}"
+            for one in self.exits
+            if not one.meant and one.code not in OWN_ENDS
+        ]
+
+    def tracebacks(self) -> list[str]:
+        """The error that each traceback in its log ends with."""
+        found = []
+        for part in self.process.log().split("Traceback (most recent call last):")[1:]:
+            lines = [line for line in part.splitlines() if re.match(r"[A-Za-z_.]+(:|$)", line)]
+            found.append(f"{self.name}: {lines[0] if lines else part[:200]}")
+        return found

@@ -1,0 +1,199 @@
+"""A reader over HTTP: `POST /v1/completions` as a stream, and `Last-Event-ID` to read on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import httpx
+
+from tests.chaos.clients import ANSWER_S, CONNECT_S, RECEIVE_BYTES, SILENCE_S, Outcome, Place, World
+from tests.chaos.record import Attachment
+from tests.chaos.replicas import Replica
+from tests.reliability.history import Event, event_of_frame
+
+#: Of each connection.
+NARROW = [(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)]
+
+#: The data of an event, and its cursor where it has one.
+Sent = tuple[str, str | None]
+
+
+class SseReader:
+    """``gap_s`` is the time that it takes over each event.
+
+    A chunk of a completion has no token id: it is taken from ``expected``, with
+    which text, place and end of the event are compared in the end.
+    """
+
+    def __init__(self, world: World, gap_s: float, expected: dict[int, Sequence[Event]]) -> None:
+        self._world, self._gap_s, self._expected = world, gap_s, expected
+
+    async def read(self, place: Place, replica: Replica, take_over: bool) -> Outcome:
+        timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
+        base = f"http://{replica.url}"
+        try:
+            async with httpx.AsyncClient(
+                base_url=base,
+                timeout=timeout,
+                transport=httpx.AsyncHTTPTransport(trust_env=False, socket_options=NARROW),
+            ) as client:
+                request = self._request(client, place, take_over)
+                asked_s = self._world.clock()
+                response = await client.send(request, stream=True)
+                try:
+                    if response.status_code != 200:
+                        body = json.loads(await response.aread())
+                        return self._refused(place, body, replica.incarnation)
+                    reading = _Events(self._world, self._expected, place, replica, asked_s)
+                    return await self._all(response, reading)
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            return "silent"
+        except httpx.ReadTimeout:
+            return "silent"
+        except (httpx.HTTPError, OSError):
+            return "broken"
+
+    async def _all(self, response: httpx.Response, reading: _Events) -> Outcome:
+        events = _events(response)
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    sent = await anext(events, None)
+                if sent is None:
+                    return reading.over()
+                outcome = reading.take(*sent)
+                if outcome is not None:
+                    return outcome
+                if self._gap_s:
+                    await asyncio.sleep(self._gap_s)
+        finally:
+            await events.aclose()
+
+    def _request(self, client: httpx.AsyncClient, place: Place, take_over: bool) -> httpx.Request:
+        if place.is_begun:
+            params = {"take_over": "true"} if take_over else {}
+            cursor = {"Last-Event-ID": f"{place.epoch}:{place.last_seq}"}
+            path = f"/v1/sessions/{place.session}/events"
+            return client.build_request("GET", path, params=params, headers=cursor)
+        where = {"keep": True} if place.session is None else {"session": place.session}
+        body: dict[str, Any] = {
+            **place.body,
+            **where,
+            "stream": True,
+            "idempotency_key": place.key,
+        }
+        return client.build_request("POST", "/v1/completions", json=body)
+
+    def _refused(self, place: Place, body: dict[str, Any], replica: str) -> Outcome:
+        error = body.get("error", {})
+        code = error.get("code", "none")
+        if code == "session_not_found" and not place.is_begun and place.session is not None:
+            return "lost"
+        self._world.refused(place, code, error.get("message", ""), replica)
+        return "refused"
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[Sent, None]:
+    """Each server-sent event; a line ends with a newline and with nothing else."""
+    rest, cursor = "", None
+    async for piece in response.aiter_text():
+        *lines, rest = (rest + piece).split("\n")
+        for line in lines:
+            if line.startswith("id: "):
+                cursor = line[4:]
+            elif line.startswith("data: "):
+                yield line[6:], cursor
+                cursor = None
+
+
+class _Events:
+    """One answer's events, of either route."""
+
+    def __init__(
+        self,
+        world: World,
+        expected: dict[int, Sequence[Event]],
+        place: Place,
+        replica: Replica,
+        asked_s: float,
+    ) -> None:
+        self._world, self._expected, self._place = world, expected, place
+        self._replica, self._asked_s = replica.incarnation, asked_s
+        self._attachment: Attachment | None = None
+        self._named: str | None = None
+        self._is_idle = False
+
+    def take(self, data: str, cursor: str | None) -> Outcome | None:
+        """An outcome where it is the last one that matters."""
+        if data == "[DONE]":
+            return None
+        content = json.loads(data)
+        if "error" in content:
+            return self._failed(content["error"])
+        return self._frame(content) if "type" in content else self._chunk(content, cursor)
+
+    def over(self) -> Outcome:
+        """The answer has ended without the end of the generation."""
+        if self._is_idle:
+            self._world.wrong(self._place, "lost end", "nothing runs, and no end has come")
+        return "broken"
+
+    def _failed(self, error: dict[str, Any]) -> Outcome:
+        if error["code"] == "migrated":
+            self._world.waits.struck(
+                "drain", self._place.client, self._attachment, self._world.clock()
+            )
+            return "migrate"
+        self._world.refused(self._place, error["code"], error.get("message", ""), self._replica)
+        return "refused"
+
+    def _frame(self, frame: dict[str, Any]) -> Outcome | None:
+        """Of ``GET /v1/sessions/{id}/events``."""
+        world, place, kind = self._world, self._place, frame["type"]
+        if kind == "reset":
+            if frame["epoch"].rpartition("-")[0] == str(place.epoch).rpartition("-")[0]:
+                world.wrong(place, "reset", f"the store is the same: {frame}")
+            return "reset"
+        if kind == "migrate":
+            return self._failed({"code": "migrated"})
+        if kind == "resumed":
+            if frame["seq"] != place.last_seq:
+                world.wrong(place, "other place", f"resumed at event {frame['seq']}")
+            self._attach(frame["session"], frame["epoch"], frame["last_seq"])
+            self._is_idle = not frame["busy"]
+            return None
+        event = event_of_frame(frame)
+        assert event is not None, frame
+        return self._saw(event)
+
+    def _chunk(self, chunk: dict[str, Any], cursor: str | None) -> Outcome | None:
+        """Of a completion."""
+        if cursor is None:
+            self._named = chunk["session"]
+            return None
+        epoch, _, seq = cursor.rpartition(":")
+        if self._attachment is None:
+            # How far the log reached when it was asked is not said; it had what the client has.
+            self._attach(str(self._named), epoch, self._place.last_seq)
+        (choice,) = chunk["choices"]
+        end = choice["finish_reason"]
+        events = self._expected[self._place.script.index]
+        token_id = events[int(seq) - 1].token_id if int(seq) <= len(events) else -1
+        event = Event(int(seq), chunk["position"], None if end else token_id, choice["text"], end)
+        return self._saw(event)
+
+    def _attach(self, session: str, epoch: str, log_end: int) -> None:
+        self._attachment = self._world.attached(
+            self._place, self._replica, session, epoch, log_end, self._asked_s
+        )
+
+    def _saw(self, event: Event) -> Outcome | None:
+        assert self._attachment is not None, event
+        self._world.saw(self._place, self._attachment, event)
+        return "finished" if event.finish_reason else None

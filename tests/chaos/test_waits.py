@@ -1,0 +1,61 @@
+"""Take-over times are from the last event of one connection to the first of the next."""
+
+from __future__ import annotations
+
+from tests.chaos.waits import UNBROKEN_S, Waits, percentile
+
+
+def test_wait_ends_with_the_first_event_of_another_connection() -> None:
+    waits = Waits()
+    waits.struck("kill", "c", "first", 1.0)
+    waits.event("c", "second", 1.5)
+    waits.event("c", "second", 1.6)
+    assert waits.seconds == {"kill": [0.5]}
+
+
+def test_who_has_still_something_to_read_does_not_wait_yet() -> None:
+    waits = Waits()
+    waits.struck("kill", "c", "first", 1.0)
+    waits.event("c", "first", 3.0)
+    waits.event("c", "second", 3.25)
+    assert waits.seconds == {"kill": [0.25]}
+
+
+def test_two_faults_in_one_wait_are_counted_apart() -> None:
+    waits = Waits()
+    waits.struck("kill", "c", "first", 1.0)
+    waits.struck("drain", "c", "first", 2.0)
+    waits.event("c", "second", 4.0)
+    assert waits.seconds == {"several": [3.0]}
+
+
+def test_fault_that_broke_nothing_is_no_wait() -> None:
+    waits = Waits()
+    waits.struck("stop briefly", "c", "first", 1.0)
+    waits.over("stop briefly", 2.0, counts_from_now=False)
+    waits.event("c", "first", 2.0 + 2 * UNBROKEN_S)
+    waits.event("c", "second", 9.0)
+    assert waits.seconds == {}
+    assert waits.num_unbroken == {"stop briefly": 1}
+
+
+def test_wait_for_a_store_begins_when_it_is_back() -> None:
+    waits = Waits()
+    waits.struck("store away", "c", "first", 1.0)
+    waits.over("store away", 5.0, counts_from_now=True)
+    waits.event("c", "second", 5.25)
+    assert waits.seconds == {"store away": [0.25]}
+
+
+def test_lost_session_waits_for_nothing() -> None:
+    waits = Waits()
+    waits.struck("store empty", "c", "first", 1.0)
+    waits.left("c")
+    waits.event("c", "second", 5.25)
+    assert waits.seconds == {}
+
+
+def test_percentile_is_the_value_that_so_many_do_not_exceed() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert [percentile(values, percent) for percent in (50, 99, 100)] == [50.0, 99.0, 100.0]
+    assert percentile([3.0], 99) == 3.0

@@ -1,0 +1,143 @@
+"""12, across replicas: the store is away for a while, or comes back empty."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.cluster import Cluster, cluster_of
+from tests.chaos.logs import logs_of
+from tests.chaos.replicas import Replica
+from tests.reliability.history import History
+from tests.reliability.servers import eventually
+from tests.reliability.streams import (
+    KeptStream,
+    Odometer,
+    Soloist,
+    client_of,
+    run_all,
+    write_tiny_model,
+)
+
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
+PROMPT = "Who lives in the hollow tree?"
+MAX_TOKENS = 4000
+
+
+def streams_of(history: History, odometer: Odometer) -> list[KeptStream]:
+    body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, **SAMPLING}
+    return [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(4)]
+
+
+def is_ready(replica: Replica) -> bool:
+    try:
+        return replica.is_up and replica.process.get("/ready")[0] == 200
+    except OSError:
+        return False
+
+
+async def all_ready(cluster: Cluster) -> None:
+    await eventually(lambda: all(is_ready(replica) for replica in cluster.replicas), 60)
+
+
+async def read_on(cluster: Cluster, streams: list[KeptStream], until: set[str]) -> None:
+    """Every stream, at one replica after the other, until its end is among ``until``."""
+
+    async def read(index: int, stream: KeptStream) -> None:
+        async with asyncio.timeout(90):
+            while stream.ends[-1] not in until:
+                index += 1
+                replica = cluster.replicas[index % len(cluster.replicas)]
+                await stream.run(replica.process.stream_url, replica.incarnation)
+                await asyncio.sleep(0.1)
+
+    await asyncio.gather(*(read(index, stream) for index, stream in enumerate(streams)))
+
+
+async def run_on_two(cluster: Cluster, streams: list[KeptStream]) -> None:
+    """Half of them at each of two replicas, until each connection has ended."""
+    first, second, *_ = (replica.process.stream_url for replica in cluster.replicas)
+    await asyncio.gather(run_all(streams[::2], first), run_all(streams[1::2], second))
+
+
+@pytest.mark.timeout(300)
+async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long: bool) -> None:
+    """Nobody goes on by itself meanwhile, and afterwards each session has one owner again."""
+    model = write_tiny_model(tmp_path / "model")
+    history, odometer = History(), Odometer()
+    streams = streams_of(history, odometer)
+    async with cluster_of(model, wires="direct") as cluster:
+        running = asyncio.create_task(run_on_two(cluster, streams))
+        await odometer.reach(400)
+        await asyncio.to_thread(cluster.postgres.kill)
+        await running
+        for stream in streams:
+            last = stream.frames[-1]
+            assert (last["type"], last["status"]) == ("error", 503), last
+        seen = odometer.num_tokens
+        await check_only_kept_work_is_refused(cluster)
+        await asyncio.sleep(30 if long else 2)
+        assert odometer.num_tokens == seen
+        await asyncio.to_thread(cluster.postgres.start)
+        await read_on(cluster, streams, {"finished"})
+        log = await logs_of(cluster, model)
+    soloist = Soloist(model)
+    history.check(log, decode=soloist.text)
+    for stream in streams:
+        assert stream.tokens == soloist.tokens(**stream.body), stream.name
+
+
+async def check_only_kept_work_is_refused(cluster: Cluster) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 5, **SAMPLING}
+    for url in cluster.urls():
+        async with client_of(url) as client:
+            refused = await client.post("/v1/completions", json={**body, "keep": True})
+            assert refused.status_code == 503, refused.text
+            assert refused.json()["error"]["code"] in ("store_failed", "store_lost")
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.timeout(300)
+async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) -> None:
+    """What a client has of the old one is answered by a reset, at every replica."""
+    model = write_tiny_model(tmp_path / "model")
+    history, odometer = History(), Odometer()
+    streams = streams_of(history, odometer)
+    async with cluster_of(model, wires="direct") as cluster:
+        running = asyncio.create_task(run_on_two(cluster, streams))
+        await odometer.reach(400)
+        await asyncio.to_thread(cluster.lose_store)
+        await running
+        for stream in streams:
+            last = stream.frames[-1]
+            # Their work was lost with the store, and they were told so.
+            assert (last["type"], last["status"]) == ("error", 503), last
+        await all_ready(cluster)
+        for replica in cluster.replicas:
+            ends = await run_all(streams, replica.process.stream_url)
+            assert set(ends) == {"reset"}
+            for stream in streams:
+                reset = stream.frames[-1]
+                assert reset["session"] == stream.session
+                assert reset["epoch"].rpartition("-")[0] != stream.epoch.rpartition("-")[0]
+                assert (reset["seq"], reset["position"], reset["busy"]) == (0, 0, False)
+        # The new store is as good as any, for all of them alike.
+        fresh = [
+            KeptStream(f"n{index}", history, prompt=PROMPT, max_tokens=50, **SAMPLING)
+            for index in range(3)
+        ]
+        for stream, replica in zip(fresh, cluster.replicas, strict=True):
+            assert await stream.run(replica.process.stream_url) == "finished"
+        log = await logs_of(cluster, model)
+    history.check(log, complete=False)
+    assert {session for session, _ in log} == {one.session for one in (*streams, *fresh)}
+    soloist = Soloist(model)
+    for (session, _), events in log.items():
+        (stream,) = [one for one in (*streams, *fresh) if one.session == session]
+        if "seed" not in stream.body:
+            continue
+        logged = [event.token_id for event in events if event.token_id is not None]
+        assert logged == soloist.tokens(**{**stream.body, "max_tokens": len(logged)})
