@@ -171,9 +171,12 @@ class TestBurial:
         writer, another = Writer(), Writer("s2")
         in_ticks(one, [writer.opened(), *writer.turn(2)])
         assert one._connection is not None
-        with pytest.raises(psycopg.Error), one._connection.database.transaction():
-            while not other.bury(one.key):
-                in_ticks(other, [another.opened(), another.deleted()])
+        transaction = one._connection.database.transaction()
+        transaction.__enter__()
+        while not other.bury(one.key):
+            in_ticks(other, [another.opened(), another.deleted()])
+        with pytest.raises(psycopg.Error):
+            transaction.__exit__(None, None, None)
         has_all(other, writer)
 
     def test_the_second_to_bury_it_finds_nothing_to_do(self, join: Join) -> None:
