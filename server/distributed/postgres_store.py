@@ -276,7 +276,7 @@ class PostgresStore:
     @twice
     def tell(self, key: int, message: str) -> None:
         """What another replica shall hear."""
-        with self._connected() as connection, connection.database.whole():
+        with self._connected() as connection, connection.database.transaction(synced=False):
             name = channel_name(self._place.schema, key)
             connection.database.execute("SELECT pg_notify(?, ?)", (name, message))
 

@@ -26,7 +26,7 @@ from server.distributed.database import connect
 
 logger = logging.getLogger("everstream.presence")
 
-WATCH_S = 0.05
+WATCH_S = 0.1
 #: For how long a lock must be free: a connection that broke is there again by then.
 GRACE_S = 0.2
 #: After the database was away every replica comes back in its own time.

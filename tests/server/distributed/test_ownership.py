@@ -337,7 +337,7 @@ class TestDatabase:
         one.commit([writer.opened()])
         assert one._connection is not None
         old = one._connection.database
-        row = (old.me, old.link, 77, b"[]", [], True)
+        row = (old.me, old.link, 77, b"[]", "{}", True)
         one._abandon()
         one.maintain(0.0)
         assert one._connection is not None
