@@ -163,6 +163,7 @@ class Journal:
         self.error = self._last_error = error
         self._generation += 1
         self._forget(self._generation, error)
+        self._store.forget()
         if isinstance(error, Fenced):
             self._died()
 

@@ -90,6 +90,9 @@ class Peers(Protocol):
         Raises `AttachedElsewhere`, and `HeldElsewhere` where there is no answer.
         """
 
+    async def release(self, session: str) -> None:
+        """Lets go of a session that the store has taken for this replica in vain."""
+
     async def claim_key(self, owner: str, key: str) -> None:
         """Raises `KeyInUse` where another replica is about to begin under this key."""
 
@@ -441,6 +444,10 @@ class Sessions:
         if not done.cancelled():
             done.exception()  # those who waited have it
 
+    def is_fetching(self, session: str, owner: str) -> bool:
+        """Whether the session may be in the engine in a moment."""
+        return any((session, owner, how) in self._fetching for how in get_args(How))
+
     async def fetched(self, session: str, owner: str) -> None:
         """Returns when nobody here is about to have the session in the engine."""
         for how in get_args(How):
@@ -461,7 +468,12 @@ class Sessions:
             if moved:  # what it ran, it ran a moment ago
                 engine.go_on(session, owner)
 
-        await self._driver.call(restore, work=True)
+        try:
+            await self._driver.call(restore, work=True)
+        except EngineError:
+            if self._peers is not None:  # another replica may have room
+                await self._peers.release(session)
+            raise
 
     async def _loaded(self, session: str, owner: str, how: How) -> tuple[Loaded, bool]:
         """What the store has, and whether another replica had it until now."""

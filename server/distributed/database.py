@@ -16,13 +16,14 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready, Wait
 
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
 
 #: Nothing that a store asks takes so long, unless the database hangs.
-TIMEOUT_S = 3.0
+TIMEOUT_S = 2.5
 #: So that nobody waits for long for a replica that was stopped or cut off in a transaction.
 _LIMITS = (
     "SET LOCAL idle_in_transaction_session_timeout = 3000; SET LOCAL lock_timeout = 2000; "
@@ -82,7 +83,9 @@ class Database:
         self.is_full = is_full
         self._connection = connect(url, prepare=not is_pooled)
         path = sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(schema))
-        self._begin = f"BEGIN; {path.as_string(self._connection)}; {_LIMITS}"
+        self._begin = (
+            f"BEGIN ISOLATION LEVEL READ COMMITTED; {path.as_string(self._connection)}; {_LIMITS}"
+        )
         self._cursor = self._connection.cursor()
 
     # Asking
@@ -187,6 +190,10 @@ class Database:
 def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Connection[Any]:
     """A connection that is noticed to be dead. Raises errors of psycopg's."""
     kind = _Timed if timed else psycopg.Connection
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise StoreFailed("the URL of the shared store cannot be read") from None
     return kind.connect(
         url,
         autocommit=True,

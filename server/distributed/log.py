@@ -156,6 +156,8 @@ class SharedLog(Log):
             self._execute("DELETE FROM journal WHERE replica = ? AND id > ?", (self._me, last_row))
         query = "SELECT id, data FROM journal WHERE replica = ? ORDER BY id"
         found: list[tuple[int, bytes]] = self._execute(query, (self._me,)).fetchall()
+        if last_row and (not found or found[-1][0] != last_row):
+            raise Fenced("the database has lost what this replica had committed")
         return found
 
     def _undo_opened(self) -> None:

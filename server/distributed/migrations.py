@@ -130,7 +130,7 @@ MIGRATIONS: tuple[str, ...] = (
     LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
     BEGIN
         INSERT INTO garbage VALUES (OLD.file, extract(epoch FROM now()) + 3600)
-            ON CONFLICT DO NOTHING;
+            ON CONFLICT (name) DO UPDATE SET due_s = excluded.due_s;
         RETURN NULL;
     END $$;
     CREATE TRIGGER snapshot_gone AFTER DELETE ON snapshot

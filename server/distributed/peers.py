@@ -48,7 +48,7 @@ class Peers:
         """See `server.sessions.Peers`."""
         self._sessions, self._loop = sessions, asyncio.get_running_loop()
         self._continues = continues
-        self._store.listen(self._hear, self._bury)
+        self._store.listen(self._hear, self._bury, self._left)
 
     async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
         """See `server.sessions.Peers`."""
@@ -67,6 +67,13 @@ class Peers:
             raise AttachedElsewhere(SessionInfo(**info))
         if answer.get("failed"):
             raise HeldElsewhere(holder)
+
+    async def release(self, session: str) -> None:
+        """See `server.sessions.Peers`."""
+        try:
+            await self._ask(lambda store: store.release(session))
+        except EngineError as error:
+            logger.warning("session %s is still held: %s", session, error.message)
 
     async def claim_key(self, owner: str, key: str) -> None:
         """See `server.sessions.Peers`."""
@@ -87,6 +94,9 @@ class Peers:
 
     def _bury(self, key: int) -> None:
         self._run(lambda: self._begin_burial(key))
+
+    def _left(self, key: int) -> None:
+        self._run(lambda: self._begin(self._after(key)))
 
     def _run(self, call: Callable[[], None]) -> None:
         assert self._loop is not None
@@ -122,11 +132,18 @@ class Peers:
 
     async def _give(self, session: str, owner: str, how: How) -> None:
         assert self._sessions is not None
-        await self._sessions.fetched(session, owner)
+        sessions = self._sessions
         try:
-            await self._driver.call(lambda engine, now: engine.give(session, owner, how))
-        except SessionNotFound:
-            await self._ask(lambda store: store.release(session))
+            while True:
+                await sessions.fetched(session, owner)
+                try:
+                    await self._driver.call(lambda engine, now: engine.give(session, owner, how))
+                except SessionNotFound:
+                    if sessions.is_fetching(session, owner):
+                        continue
+                    # A fetch that begins from here on asks the store after this does.
+                    await self._ask(lambda store: store.release(session))
+                return
         except SessionAttached:
             info = await self._driver.call(
                 lambda engine, now: engine.session_info(session, owner, now)
@@ -140,16 +157,24 @@ class Peers:
 
     async def _bury_it(self, key: int) -> None:
         try:
-            await self._ask(lambda store: store.bury(key))
-            for holder, future in self._asked.values():
-                if holder == key and not future.done():
-                    future.set_result({})
-            if self._continues and self._sessions is not None:
-                await self._sessions.continue_unfinished()
-        except EngineError as error:  # it is tried again
+            if not await self._ask(lambda store: store.bury(key)):
+                return  # it is tried again, or another replica has done it
+            await self._after(key)
+        except EngineError as error:
             logger.warning("replica %d could not be buried: %s", key, error.message)
         finally:
             self._burying.discard(key)
+
+    async def _after(self, key: int) -> None:
+        """What a replica had is nobody's now."""
+        for holder, future in self._asked.values():
+            if holder == key and not future.done():
+                future.set_result({})
+        if self._continues and self._sessions is not None:
+            try:
+                await self._sessions.continue_unfinished()
+            except EngineError as error:
+                logger.warning("what replica %d ran does not go on: %s", key, error.message)
 
     async def _tell(self, key: int, message: dict[str, Any]) -> None:
         text = orjson.dumps(message).decode()

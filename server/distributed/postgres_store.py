@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from typing import Literal, ParamSpec, TypeVar
 
 import psycopg
@@ -46,10 +47,12 @@ from server.store.unsaved import Unsaved
 logger = logging.getLogger(__name__)
 
 Durability = Literal["full", "relaxed"]
+#: Sessions that are written and let go in one transaction, after the engine has forgotten all.
+RELEASED_AT_ONCE = 32
 #: What may wait in memory for its place in the store.
 MAX_UNSAVED_BYTES = 64 << 20
 
-#: After a database hung, or a connection could not be made.
+#: After a connection could not be made.
 REST_S = 0.5
 NOTHING: Iterable[Entry] = ()
 OVER = "the session store has all the bytes that it may have"
@@ -118,8 +121,12 @@ class PostgresStore:
         self._touched: set[int] = set()
         self._is_over = False
         self._rarely_s = self._rests_until_s = 0.0
-        self._hear: Callable[[str], None] = lambda message: None
-        self._bury: Callable[[int], None] = lambda key: None
+        self._has_garbage = self._forgets = False
+        self._forgotten: set[str] = set()
+        self._unreturned: set[tuple[str, str]] = set()
+        self._listeners: tuple[
+            Callable[[str], None], Callable[[int], None], Callable[[int], None]
+        ] = (lambda message: None, lambda key: None, lambda key: None)
         self.presence: Presence | None = None
         try:
             with self._connected():
@@ -133,11 +140,16 @@ class PostgresStore:
         """This replica's, at present."""
         return 0 if self.presence is None else self.presence.key
 
-    def listen(self, hear: Callable[[str], None], bury: Callable[[int], None]) -> None:
-        """Who is told what others ask, and which of them are dead: in another thread."""
-        self._hear, self._bury = hear, bury
+    def listen(
+        self,
+        hear: Callable[[str], None],
+        bury: Callable[[int], None],
+        left: Callable[[int], None] = lambda key: None,
+    ) -> None:
+        """Who is told what others ask, which are dead and which have left: in another thread."""
+        self._listeners = hear, bury, left
         if self.presence is not None:
-            self.presence.hear, self.presence.bury = hear, bury
+            self.presence.hear, self.presence.bury, self.presence.left = self._listeners
 
     # What a store does
 
@@ -170,6 +182,7 @@ class PostgresStore:
         """
         with self._connected() as connection:
             head = connection.log.head(session)
+            self._forgotten.discard(session)
             if head is None:
                 return self._taken(connection, session, owner, at)
             if head.owner != owner:
@@ -220,13 +233,10 @@ class PostgresStore:
 
     @twice
     def unfinished(self) -> Sequence[tuple[str, str]]:
-        """See `server.store.base.Store.unfinished`; those that no other replica has."""
+        """See `server.store.base.Store.unfinished`; those that nobody has."""
         query = "SELECT id, owner FROM session WHERE running IS NOT NULL AND holder IS NULL"
         with self._connected() as connection, connection.database.reading():
-            owners = dict(connection.database.execute(query).fetchall())
-            heads = connection.log.heads.values()
-            owners |= {head.id: head.owner for head in heads if head.running is not None}
-            return sorted(owners.items())
+            return sorted(connection.database.execute(query).fetchall())
 
     @twice
     def stored_bytes(self, owner: str) -> int:
@@ -234,6 +244,7 @@ class PostgresStore:
         with self._connected() as connection, connection.database.reading():
             return connection.tables.stored_bytes(owner)
 
+    @twice
     def maintain(self, now_s: float) -> None:
         """See `server.store.base.Store.maintain`."""
         self._clock.advance(now_s)
@@ -244,9 +255,11 @@ class PostgresStore:
             upkeep.run(self._touched & held)
             self._touched = set()
             if now_s - self._rarely_s >= RARELY_S:
-                self._rarely_s = now_s
-                upkeep.take_out_garbage()
+                self._rarely_s, self._has_garbage = now_s, True
                 self._is_over = upkeep.measure()
+            self._has_garbage = self._has_garbage and upkeep.take_out_garbage()
+            self._let_go_of_forgotten(connection)
+            self._return_keys(connection)
         if self._is_over:
             raise StoreFull(OVER)
 
@@ -262,6 +275,24 @@ class PostgresStore:
         if self.presence is not None:
             self.presence.close()
         self._end = self._end or StoreError("the session store is closed")
+
+    def forget(self) -> None:
+        """See `server.store.base.Store.forget`: others may have what was the engine's."""
+        self._forgets = True
+        self._note_forgotten()
+
+    def _note_forgotten(self) -> None:
+        if self._forgets and self._connection is not None:
+            self._forgotten |= self._connection.log.heads.keys()
+            self._forgets = False
+
+    def _let_go_of_forgotten(self, connection: SharedConnection) -> None:
+        """Some of them, so that no commit waits for all."""
+        some = [*islice(self._forgotten, RELEASED_AT_ONCE)]
+        heads = [head for id in some if (head := connection.log.head(id)) is not None]
+        if heads:
+            self._upkeep(connection).release(heads)
+        self._forgotten.difference_update(some)
 
     # What only a shared store does
 
@@ -320,12 +351,23 @@ class PostgresStore:
 
     @twice
     def give_back_key(self, owner: str, key: str) -> None:
-        """After `claim_key`, when what came under it is in the log, or will never be."""
-        query = "DELETE FROM key_claim WHERE owner = ? AND key = ? AND replica = ?"
+        """After `claim_key`, when what came under it is in the log, or will never be.
+
+        What cannot be given back now is by `maintain`.
+        """
+        self._unreturned.add((owner, key))
         with self._connected() as connection:
-            database = connection.database
-            with database.transaction(synced=False):
+            self._return_keys(connection)
+
+    def _return_keys(self, connection: SharedConnection) -> None:
+        if not self._unreturned:
+            return
+        database = connection.database
+        query = "DELETE FROM key_claim WHERE owner = ? AND key = ? AND replica = ?"
+        with database.transaction(synced=False):
+            for owner, key in self._unreturned:
                 database.execute(query, (owner, key, database.me))
+        self._unreturned.clear()
 
     @twice
     def signing_key(self) -> bytes:
@@ -353,9 +395,11 @@ class PostgresStore:
             self._end = error
             self._abandon()
             raise
+        except StoreFailed as error:
+            if isinstance(error.__cause__, psycopg.Error):  # of states in a table
+                self._abandon()
+            raise
         except (psycopg.Error, OSError) as error:
-            if isinstance(error, Hung):
-                self._rests_until_s = time.monotonic() + REST_S
             self._abandon()
             raise failure(error) from error
 
@@ -374,6 +418,7 @@ class PostgresStore:
             self._rests_until_s = time.monotonic() + REST_S
             raise
         self._connection = connection
+        self._note_forgotten()
         return connection
 
     def _open(self, database: Database) -> SharedConnection:
@@ -409,7 +454,7 @@ class PostgresStore:
         place = self._place
         url = place.direct_url or place.url
         self.presence = Presence(url, place.schema, place.address, place.lease_s)
-        self.listen(self._hear, self._bury)
+        self.listen(*self._listeners)
         self.presence.start()
         self._unsaved.clear()
         self._last_row, self._next_key = None, 0

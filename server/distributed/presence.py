@@ -6,8 +6,8 @@ then. Whoever sees a lock free for `GRACE_S`, or a counter still for a whole lea
 its own clock, calls that replica dead. A mistake costs a restart and nothing more:
 the key of a replica is a fence that the database itself compares at every commit.
 
-A replica watches its next two neighbours in the ring of keys, and those that it has
-asked for something: however many there are, the work of each is the same.
+A replica watches its next two neighbours in the ring of keys: however many there are,
+the work of each is the same.
 """
 
 from __future__ import annotations
@@ -37,27 +37,33 @@ _LOCK = "SELECT pg_advisory_lock(hashtext({schema} || ' live'), %s)"
 _BEAT = "UPDATE {replica} SET beat = beat + 1 WHERE key = %s"
 _WATCH = """
     SELECT key, beat, pg_try_advisory_xact_lock_shared(hashtext({schema} || ' live'), key::int)
-    FROM {replica} WHERE key <> %(me)s AND (
-        key = ANY(%(asked)s)
-        OR key IN (SELECT key FROM {replica} WHERE key > %(me)s ORDER BY key LIMIT 2)
-        OR key IN (SELECT key FROM {replica} WHERE key <> %(me)s ORDER BY key LIMIT 2)
-    )
+    FROM (SELECT key, beat FROM {replica} WHERE key <> %(me)s ORDER BY key < %(me)s, key LIMIT 2)
+    AS neighbour
+"""
+#: The server may not have noticed yet that an earlier connection of this replica is no more.
+_END_EARLIER = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'
+        AND classid = hashtext({schema} || ' live')::oid AND objid = %s::int::oid
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND pid <> pg_backend_pid()
 """
 
 
 class Presence:
-    """``key`` is this replica's. ``hear`` and ``bury`` are called in a thread of its own.
+    """``key`` is this replica's. The three listeners are called in a thread of its own.
 
     ``hear`` gets what others tell this replica, ``bury`` the key of one that is dead,
-    again and again until it is no more, and of one that has left. Raises errors of psycopg's.
+    again and again until it is no more, ``left`` that of a neighbour that is none any more.
+    Raises errors of psycopg's.
     """
 
     def __init__(self, url: str, schema: str, address: str, lease_s: float) -> None:
         self.hear: Callable[[str], None] = lambda message: None
         self.bury: Callable[[int], None] = lambda key: None
+        self.left: Callable[[int], None] = lambda key: None
         self._url, self._schema, self._lease_s = url, schema, lease_s
         self._closed = threading.Event()
-        self._asked: dict[int, float] = {}
         self._beats: dict[int, tuple[int, float]] = {}
         self._free_since: dict[int, float] = {}
         self._beaten_s = 0.0
@@ -73,10 +79,6 @@ class Presence:
 
     def start(self) -> None:
         self._thread.start()
-
-    def watch(self, key: int) -> None:
-        """Looks at a replica that has been asked for something, for a while."""
-        self._asked[key] = time.monotonic() + 3 * self._lease_s
 
     def close(self) -> None:
         """Returns when the lock is free, or soon after where the database hangs."""
@@ -115,6 +117,7 @@ class Presence:
         return connect(self._url, timed=False)
 
     def _enter(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(self._text(_END_EARLIER), (self.key,))
         connection.execute(self._text(_LOCK), (self.key,))
         connection.execute(sql.SQL("LISTEN {}").format(channel(self._schema, self.key)))
 
@@ -133,13 +136,11 @@ class Presence:
             self._forget_others()  # the database hung for all, or this process for itself
 
     def _look(self, connection: psycopg.Connection[Any], now: float) -> None:
-        self._asked = {key: until for key, until in self._asked.items() if until > now}
-        wanted = {"me": self.key, "asked": list(self._asked)}
-        seen = connection.execute(self._text(_WATCH), wanted).fetchall()
+        seen = connection.execute(self._text(_WATCH), {"me": self.key}).fetchall()
         for key in self._beats.keys() - {key for key, _, _ in seen}:
             del self._beats[key]
             self._free_since.pop(key, None)
-            self.bury(key)  # it has left, or somebody else has buried it
+            self.left(key)  # or another neighbour has come in between
         for key, beat, is_free in seen:
             if self._is_dead(key, beat, is_free, now):
                 self.bury(key)

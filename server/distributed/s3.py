@@ -95,8 +95,12 @@ class S3Objects:
         """See `Objects.put_all`."""
         if objects:
             with ThreadPoolExecutor(min(len(objects), AT_ONCE)) as threads:
-                for done in [threads.submit(self.put, *each) for each in objects]:
-                    done.result()
+                try:
+                    for done in [threads.submit(self.put, *each) for each in objects]:
+                        done.result()
+                except BaseException:
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    raise
 
     def get(self, name: str) -> bytes:
         """See `Objects.get`."""

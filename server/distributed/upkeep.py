@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from server.distributed.database import Database
 from server.distributed.log import SharedLog
-from server.distributed.states import SharedStates
+from server.distributed.states import AT_ONCE, SharedStates
 from server.store.clock import StoreClock
 from server.store.errors import StoreFailed
 from server.store.heads import Head
@@ -82,12 +82,13 @@ class SharedUpkeep(Saving):
             log.let_go(heads)
         self._saved(saves, files)
 
-    def take_out_garbage(self) -> None:
-        """Deletes states that were put, or dropped, and that no row names."""
+    def take_out_garbage(self) -> bool:
+        """Deletes states that were put, or dropped, and that no row names; whether more are due."""
         try:
-            self._shared.states.sweep()
+            return self._shared.states.sweep() >= AT_ONCE
         except StoreFailed as error:  # it is done the next time
             logger.warning("states that nobody needs are still there: %s", error.message)
+            return False
 
     def measure(self) -> bool:
         """Whether the store has more bytes than it may."""

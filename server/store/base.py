@@ -127,5 +127,8 @@ class Store(Protocol):
         Raises what `commit` raises.
         """
 
+    def forget(self) -> None:
+        """The engine has none of its sessions any more, after a commit that failed."""
+
     def close(self) -> None:
         """Writes what is outstanding and gives the store back."""

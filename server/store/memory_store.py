@@ -196,6 +196,9 @@ class MemoryStore:
             if kept.is_away and kept.used_s <= due and kept.running is None:
                 self._delete(id)
 
+    def forget(self) -> None:
+        """See `server.store.base.Store.forget`: what is here stays."""
+
     def close(self) -> None:
         """See `server.store.base.Store.close`."""
         self._sessions.clear()

@@ -177,6 +177,9 @@ class SqliteStore:
         with self._connected(is_write=True) as connection:
             self._upkeep(connection).compact()
 
+    def forget(self) -> None:
+        """See `server.store.base.Store.forget`: what is here stays."""
+
     def close(self) -> None:
         """See `server.store.base.Store.close`. An error is logged: what counts is on the disk."""
         if self._connection is not None:

@@ -136,8 +136,8 @@ class TestBurial:
         writer = Writer()
         in_ticks(one, [writer.opened(), *writer.turn(700), writer.accepted(), *writer.tokens(3)])
         assert other.bury(one.key)
-        has_all(other, writer)
         assert other.unfinished() == [("s1", "ann")]
+        has_all(other, writer)
 
     def test_it_can_neither_write_nor_go_on(self, join: Join) -> None:
         one, other = join(), join()
@@ -310,6 +310,29 @@ class TestDatabase:
         one.commit(records)
         has_all(one, writer)
         assert len(one.list(None, None, 10)) == 1
+
+    def test_a_database_that_has_lost_commits_ends_its_replica(self, join: Join) -> None:
+        """A standby that was promoted too early: nothing is built on a gap."""
+        one = join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(4)])
+        assert one._connection is not None
+        last = one._connection.log.last_row
+        one._connection.database.execute("DELETE FROM journal WHERE id = ?", (last,))
+        one._abandon()
+        with pytest.raises(Fenced):
+            one.commit([writer.accepted()])
+
+    def test_what_the_engine_has_forgotten_is_let_go(self, join: Join) -> None:
+        one, other = join(), join()
+        writer, used = Writer(), Writer("s2")
+        one.commit([writer.opened(), *writer.turn(2), used.opened()])
+        one.forget()
+        one.load("s2", "ann")
+        one.maintain(0.0)
+        has_all(other, writer)
+        with pytest.raises(HeldElsewhere):
+            other.load("s2", "ann")
 
     def test_a_database_that_hangs_is_given_up_in_time_to_live(
         self, join: Join, postgres: Postgres

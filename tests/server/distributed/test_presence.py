@@ -21,9 +21,11 @@ class Watcher:
 
     def __init__(self, url: str, lease_s: float) -> None:
         self.dead: queue.Queue[int] = queue.Queue()
+        self.gone: queue.Queue[int] = queue.Queue()
         self.heard: queue.Queue[str] = queue.Queue()
         self.presence = Presence(url, SCHEMA, "here", lease_s)
         self.presence.bury = self.dead.put
+        self.presence.left = self.gone.put
         self.presence.hear = self.heard.put
         self.key = self.presence.key
 
@@ -83,7 +85,7 @@ def test_one_that_has_left_is_told_of(join: Join, postgres: Postgres, database_u
         f"DELETE FROM everstream_test.replica WHERE key = {one.key}",
         database_url.rpartition("/")[2],
     )
-    assert other.dead.get(timeout=TIMEOUT_S) == one.key
+    assert other.gone.get(timeout=TIMEOUT_S) == one.key
 
 
 def test_a_lost_connection_is_no_death(join: Join, postgres: Postgres, database_url: str) -> None:
@@ -110,15 +112,23 @@ def test_a_notice_is_heard_by_its_replica_alone(
     assert other.heard.empty()
 
 
-def test_whoever_watches_sees_far_neighbours_only_when_asked(join: Join) -> None:
-    """The work of each is the same, however many there are."""
-    first, *_, middle, _, last = (join(0.5) for _ in range(7))
+def test_each_watches_its_two_neighbours_alone(join: Join) -> None:
+    """The work of each is the same, however many there are; the ring is closed."""
+    first, second, third, *_, last = (join(0.5) for _ in range(6))
     first.start()
-    for _ in range(2):
-        assert first.dead.get(timeout=TIMEOUT_S) not in (middle.key, last.key)
-    first.presence.watch(last.key)
-    while first.dead.get(timeout=TIMEOUT_S) != last.key:
-        pass
+    last.start()
+    assert {first.dead.get(timeout=TIMEOUT_S) for _ in range(20)} == {second.key, third.key}
+    assert {last.dead.get(timeout=TIMEOUT_S) for _ in range(5)} <= {first.key, second.key}
+
+
+def test_an_earlier_connection_that_nobody_noticed_the_end_of_is_ended(
+    join: Join, database_url: str
+) -> None:
+    one = join()
+    with pytest.raises(queue.Empty):
+        one.dead.get_nowait()
+    one.presence._enter(again := one.presence._connect())
+    again.close()
 
 
 def test_a_database_that_hangs_for_all_is_nobody_s_death(
