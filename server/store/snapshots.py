@@ -128,7 +128,7 @@ class Snapshots:
             try:
                 yield place, self._value(decode_value(value), file)
             except SnapshotBroken as error:
-                logger.error("state %s: %s; trying the one before it", file, error)
+                logger.error("state file %s: %s; trying the one before it", file, error)
                 broken = error
         if broken is not None:
             raise broken

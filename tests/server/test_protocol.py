@@ -58,6 +58,9 @@ async def deaf_client(server: Running, sent: bytes, room_bytes: int = 4096) -> s
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", server.port))
     await loop.sock_sendall(client, sent)
+    async with asyncio.timeout(15):
+        while not server.server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(0.01)
     return client
 
 

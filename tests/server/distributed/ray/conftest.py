@@ -19,7 +19,7 @@ from tests.reliability.streams import write_tiny_model
 from tests.server.distributed.ray.clusters import KEY, OnRay
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
     """Two replicas that keep sessions in memory, and want a key."""
     model = write_tiny_model(tmp_path_factory.mktemp("ray") / "model")
