@@ -172,11 +172,20 @@ class Sessions:
         """Lets what ran when the server went down go on by itself, for a while."""
         for session, owner in await self._driver.ask_store(lambda store: store.unfinished()):
             try:
-                await self.go_on(session, owner, "never")
+                # What others have left may be asked for while this replica runs its own.
+                if self._peers is None or not await self._is_here(session, owner):
+                    await self.go_on(session, owner, "never")
             except HeldElsewhere:
                 continue  # another replica was quicker
             except EngineError as error:  # no reason not to serve the others
                 logger.error("session %s does not go on: %s", session, error)
+
+    async def _is_here(self, session: str, owner: str) -> bool:
+        try:
+            await self._driver.call(lambda engine, now: engine.session_info(session, owner, now))
+        except SessionNotFound:
+            return False
+        return True
 
     async def go_on(self, session: str, owner: str, how: How = "ask") -> None:
         """Lets what a session runs go on, without a reader."""

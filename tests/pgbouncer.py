@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -49,7 +48,7 @@ class PgBouncer:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
 
     def close(self) -> None:
-        self._process.send_signal(signal.SIGQUIT)
+        self._process.kill()  # what its signals mean differs from release to release
         self._process.wait(10)
         self._log.close()
         shutil.rmtree(self._dir, ignore_errors=True)

@@ -233,10 +233,13 @@ class PostgresStore:
 
     @twice
     def unfinished(self) -> Sequence[tuple[str, str]]:
-        """See `server.store.base.Store.unfinished`; those that nobody has."""
+        """See `server.store.base.Store.unfinished`; those that no other replica has."""
         query = "SELECT id, owner FROM session WHERE running IS NOT NULL AND holder IS NULL"
         with self._connected() as connection, connection.database.reading():
-            return sorted(connection.database.execute(query).fetchall())
+            owners = dict(connection.database.execute(query).fetchall())
+            heads = connection.log.heads.values()
+            owners |= {head.id: head.owner for head in heads if head.running is not None}
+            return sorted(owners.items())
 
     @twice
     def stored_bytes(self, owner: str) -> int:

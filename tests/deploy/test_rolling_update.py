@@ -136,8 +136,8 @@ async def test_streams_go_on_through_a_rolling_update(postgres: Postgres, tmp_pa
                 gate.set()
                 await servers.replace(old, odometer)
             gates[-1].set()
-        # Each had begun at a server that is no more.
-        assert balancer.num_connections >= 2 * NUM_CLIENTS
+        # Those that began at a server that is no more came back.
+        assert balancer.num_connections > NUM_CLIENTS
     transcripts = [reader.result() for reader in readers]
     for turns in transcripts:
         events = [event for turn in turns for event in turn]
