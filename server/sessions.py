@@ -480,8 +480,8 @@ class Sessions:
         try:
             await self._driver.call(restore, work=True)
         except EngineError:
-            if self._peers is not None:  # another replica may have room
-                await self._peers.release(session)
+            if self._peers is not None and not await self._is_here(session, owner):
+                await self._peers.release(session)  # another replica may have room
             raise
 
     async def _loaded(self, session: str, owner: str, how: How) -> tuple[Loaded, bool]:

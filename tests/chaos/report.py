@@ -45,7 +45,6 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "problems": [str(problem) for problem in verdict.problems],
         "odd_ends": verdict.odd_ends,
         "stuck": verdict.stuck,
-        "store_errors": verdict.store_errors,
     }
 
 
@@ -72,7 +71,6 @@ def as_markdown(verdict: Verdict) -> str:
         *_listed("Ends of connections", _counted(content["ends_of_connections"])),
         *_listed("Broken promises", content["problems"]),
         *_listed("Ends and errors that no fault explains", content["odd_ends"]),
-        *_listed("Tracebacks about a store that was struck", content["store_errors"]),
         *_listed("Sessions that did not come to their end", content["stuck"]),
     ]
     return "\n".join(lines)

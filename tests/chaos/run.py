@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import tempfile
 import time
 from collections import Counter
@@ -30,8 +29,6 @@ from tests.reliability.streams import write_tiny_model
 
 #: After the last fault every session must come to its end within this.
 FINISH_S = 60.0
-#: Errors of a database that is away.
-OF_STORE = r": (psycopg\.|server\.store\.errors\.Store(Failed|Error))"
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,7 @@ class Plan:
 
 @dataclass
 class Verdict:
-    """What came of a run. ``problems`` is empty where every promise was kept.
-
-    ``store_errors`` are tracebacks of a store that was struck, which breaks no promise.
-    """
+    """What came of a run. ``problems`` is empty where every promise was kept."""
 
     plan: Plan
     network: str
@@ -61,7 +55,6 @@ class Verdict:
     problems: list[Problem] = field(default_factory=list)
     odd_ends: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
-    store_errors: list[str] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
     waits: Waits = field(default_factory=Waits)
     counts: Counter[str] = field(default_factory=Counter)
@@ -162,9 +155,7 @@ class _Run:
         for replica in self._cluster.replicas:
             verdict.exits += replica.exits
             verdict.odd_ends += replica.odd_ends()
-            for error in replica.tracebacks():
-                is_of_store = re.search(OF_STORE, error) is not None
-                (verdict.store_errors if is_of_store else verdict.odd_ends).append(error)
+            verdict.odd_ends += replica.tracebacks()
             verdict.logs[replica.name] = replica.process.log()
         verdict.counts.update(
             {

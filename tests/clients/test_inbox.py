@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from clients.python.errors import ConnectionLost, InvalidRequest, ReaderTooSlow, SessionMigrated
+from clients.python.errors import (
+    CapacityExhausted,
+    ConnectionLost,
+    InvalidRequest,
+    ReaderTooSlow,
+    SessionMigrated,
+)
 from clients.python.events import (
     Detached,
     Event,
@@ -230,6 +236,26 @@ def test_migrate_is_followed_and_not_seen() -> None:
     assert isinstance(error, SessionMigrated)
     assert inboxes.is_wanted(inbox)
     assert len(inboxes.take("a")) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "is_repeatable", "goes_on"),
+    [
+        ("draining", True, True),
+        ("store_taken", True, True),
+        ("draining", False, False),
+        ("queue_full", True, False),
+    ],
+)
+def test_a_server_that_leaves_is_followed_by_another(
+    code: str, is_repeatable: bool, goes_on: bool
+) -> None:
+    """It has done nothing, and what is sent again is done once."""
+    inboxes = Inboxes()
+    inboxes.open(request("a", is_repeatable=is_repeatable))
+    inboxes.deliver(Refused("a", CapacityExhausted("no", code)))
+    assert [inbox.request.request_id for inbox, _ in inboxes.lost] == ["a"] * goes_on
+    assert len(inboxes.take("a")) == (not goes_on)
 
 
 def test_abandoned_request_is_not_asked_for_again() -> None:
