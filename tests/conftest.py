@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.postgres import Postgres
 
 # Tiny models gain nothing from a second thread and lose much beside another busy process.
 # Child processes inherit it; tests about threads set their own number.
@@ -24,3 +27,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="run the long form of the proofs in tests/reliability"
     )
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether this run has the time for every case."""
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One for all tests of a process, which is there again whatever a test does to it."""
+    server = Postgres()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

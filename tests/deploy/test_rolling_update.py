@@ -7,7 +7,6 @@ that is ready first (``maxSurge: 1``, ``maxUnavailable: 0``) and then SIGTERM, w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -45,16 +44,6 @@ class Seen(NamedTuple):
     position: int
     token_id: int | None
     text: str
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    server = Postgres()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
 
 
 class Deployment:

@@ -12,22 +12,12 @@ from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from server.store.saving import Limits
 from server.store.sqlite_store import open_store
-from tests.postgres import Postgres, binaries
+from tests.postgres import binaries
 from tests.server.distributed.stores import shared_place
 from tests.server.store.records import IDENTITY
 
 #: The shared one needs a PostgreSQL that is installed.
 STORES = ("memory", "full", "relaxed", *(("shared",) if binaries() else ()))
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    server = Postgres()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture(params=STORES)
