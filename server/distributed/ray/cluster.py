@@ -26,10 +26,12 @@ EVERYWHERE: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "server.distributed.ray.proxy:middlewares",
 }
-ON_THE_LOOPBACK: Mapping[str, str] = {
+OF_OUR_OWN: Mapping[str, str] = {
     # Its name is from systems where Ray does so by default; else it takes the outer address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
+    # On a busy machine the proxy is not there in five seconds, and Serve gives up with it.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
 
 
@@ -46,7 +48,7 @@ def serve(config: ServerConfig, greet: Callable[[int], None]) -> int:
     set_environment(EVERYWHERE)
     if config.ray_address is not None:
         return _serve_joined(config, greet)
-    set_environment({**ON_THE_LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    set_environment({**OF_OUR_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     _import_ray()
     # Short: names of sockets have 107 bytes. Nobody else can pass it, and Ray opens to all what
     # it makes.
