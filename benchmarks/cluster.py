@@ -23,7 +23,7 @@ from benchmarks.cluster_paper import Assumptions, inputs_of, model
 from benchmarks.cluster_place import place
 from benchmarks.cluster_takeover import KINDS
 from benchmarks.harness import Figures, exit_on_sigterm, machine, print_result, show
-from server.config import PREFIX, ServerConfig
+from server.config import PREFIX, SHARED_SAVE_INTERVAL
 
 QUICK: Figures = {
     "streams": [1, 2],
@@ -40,10 +40,6 @@ QUICK: Figures = {
     "turns": 2,
     "machines": [10, 1000],
 }
-
-
-#: The server's own.
-SAVE_INTERVAL = ServerConfig.model_fields["save_interval_tokens"].default
 
 
 def commits(folder: Path, options: argparse.Namespace) -> Figures:
@@ -78,7 +74,7 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--struck", type=int, nargs="+", default=[1, 16, 64], help="streams")
     parser.add_argument("--strikes", type=int, nargs="+", default=[24, 6, 4], help="for each")
     parser.add_argument(
-        "--save-interval", type=int, default=SAVE_INTERVAL, help="tokens between two states"
+        "--save-interval", type=int, default=SHARED_SAVE_INTERVAL, help="tokens between two states"
     )
     parser.add_argument("--commits", type=int, default=500)
     parser.add_argument("--idle-seconds", type=float, default=15.0)
