@@ -15,8 +15,9 @@ from pathlib import Path
 
 from benchmarks.harness import Figures
 from benchmarks.sse_load import percentile_ms
+from server.distributed.link import SharedPlace
 from server.distributed.objects import TableObjects
-from server.distributed.postgres_store import PostgresStore, SharedPlace
+from server.distributed.postgres_store import PostgresStore
 from server.engine.types import Request, SamplingParams, TokenEvent
 from server.engine.value import Accepted, Opened, Record, SessionValue
 from server.store.base import Identity, Store

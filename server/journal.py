@@ -24,6 +24,8 @@ from server.store.errors import Fenced, StoreError
 logger = logging.getLogger("everstream.journal")
 
 MAINTENANCE_S = 1.0
+#: Where the store has more to do, bit by bit, so that no commit waits for long.
+SOON_S = 0.08
 
 R = TypeVar("R")
 
@@ -73,7 +75,7 @@ class Journal:
         self._busy = False
         self._generation = 0
         self._last_error: EngineError | None = None
-        self._maintained_s = clock()
+        self._maintained_s, self._pause_s = clock(), MAINTENANCE_S
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def start(self) -> None:
@@ -125,7 +127,7 @@ class Journal:
             self._busy = False
             self.working_since = None
             if not self._items and not self._closed:
-                self._changed.wait(MAINTENANCE_S)
+                self._changed.wait(self._pause_s)
             if self._closed and not self._items:
                 return None
             items = list(self._items)
@@ -189,11 +191,12 @@ class Journal:
 
     def _maintain(self) -> None:
         now = self._clock()
-        if now - self._maintained_s < MAINTENANCE_S:
+        if now - self._maintained_s < self._pause_s:
             return
-        self._maintained_s = now
+        self._maintained_s, self._pause_s = now, MAINTENANCE_S
         try:
-            self._store.maintain(now)
+            if self._store.maintain(now):
+                self._pause_s = SOON_S
         except StoreError as error:
             if self.error is None or isinstance(error, Fenced):
                 self._fail(error)

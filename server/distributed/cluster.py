@@ -13,9 +13,10 @@ from psycopg import sql
 
 from server.config import ServerConfig, object_storage_environment
 from server.distributed.database import TIMEOUT_S, connect, failure
+from server.distributed.link import SharedPlace
 from server.distributed.objects import Connection, Objects, TableObjects
 from server.distributed.peers import Peers
-from server.distributed.postgres_store import PostgresStore, SharedPlace
+from server.distributed.postgres_store import PostgresStore
 from server.distributed.shared_prefixes import SharedLimits, SharedPrefixes
 from server.driver import Driver
 from server.prefixes import PrefixTier

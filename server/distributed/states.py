@@ -72,13 +72,15 @@ class SharedStates:
 
     def _put(self, parts: list[list[Chunk]], objects: Objects, prefix: str) -> list[str]:
         names = [prefix + secrets.token_hex(16) for _ in parts]
-        with self._database.transaction(synced=False):
+        named = [*zip(names, parts, strict=True)]
+        is_table = isinstance(objects, TableObjects)
+        # In a table they are synced with the row that names them, which comes later.
+        with self._database.transaction(synced=not is_table):
             self._database.execute(_NOTE, (names, DUE_S))
-        if objects is self._objects and not isinstance(objects, TableObjects):
-            objects.put_all([*zip(names, parts, strict=True)])
-        else:
-            with self._database.transaction():
-                objects.put_all([*zip(names, parts, strict=True)])
+            if is_table:
+                objects.put_all(named)
+        if not is_table:
+            objects.put_all(named)
         return names
 
     def read(self, name: str, position: int) -> StateBlock:

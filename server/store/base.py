@@ -121,9 +121,10 @@ class Store(Protocol):
     def stored_bytes(self, owner: str) -> int:
         """What the sessions of ``owner`` take up."""
 
-    def maintain(self, now_s: float) -> None:
+    def maintain(self, now_s: float) -> bool:
         """Retention, pruning, syncing, heartbeat: about once a second, ``now_s`` monotonic.
 
+        Returns whether there is more to do, for which it wants to be called again soon.
         Raises what `commit` raises.
         """
 

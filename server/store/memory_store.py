@@ -186,15 +186,16 @@ class MemoryStore:
         """See `server.store.base.Store.stored_bytes`."""
         return sum(kept.num_bytes for kept in self._sessions.values() if kept.owner == owner)
 
-    def maintain(self, now_s: float) -> None:
+    def maintain(self, now_s: float) -> bool:
         """See `server.store.base.Store.maintain`."""
         self._now_s = now_s
         if self._retention_s is None:
-            return
+            return False
         due = now_s - self._retention_s
         for id, kept in list(self._sessions.items()):
             if kept.is_away and kept.used_s <= due and kept.running is None:
                 self._delete(id)
+        return False
 
     def forget(self) -> None:
         """See `server.store.base.Store.forget`: what is here stays."""

@@ -50,6 +50,9 @@ class Connected(Protocol):
 class Saving:
     """For one connection; an error leaves it useless."""
 
+    #: Whether what follows a transaction may only be done when that is on the disk.
+    is_synced = True
+
     def __init__(self, connection: Connected, clock: StoreClock, limits: Limits) -> None:
         self._connection, self._clock, self._limits = connection, clock, limits
         self._log, self._tables = connection.log, connection.tables
@@ -68,7 +71,7 @@ class Saving:
         """States to files first; then all else in one transaction, and then old files go."""
         now_s, log = self._clock.now_s, self._log
         files = self._write_states(saves)
-        with self._connection.database.transaction():
+        with self._connection.database.transaction(self.is_synced):
             self._add_rows(saves, files)
             for key in touched:
                 self._tables.touch(key, now_s)

@@ -15,15 +15,15 @@ from typing import Literal
 import apsw
 
 from server.engine.errors import SessionNotFound
-from server.engine.value import Deleted, Record, SessionValue
-from server.store.base import Events, Found, Identity, Keyed, Listed, Loaded
+from server.engine.value import Deleted, Record
+from server.store import reading
+from server.store.base import Events, Found, Identity, Keyed, Loaded
 from server.store.clock import StoreClock
 from server.store.connection import Connection, Known, Place
 from server.store.database import failure
-from server.store.errors import Fenced, HistoryGone, StoreError, StoreFull
+from server.store.errors import Fenced, StoreError, StoreFull
 from server.store.files import DiskFiles, Files
 from server.store.heads import Head
-from server.store.history import events_after, past
 from server.store.lock import Lock, Waiting
 from server.store.saving import Limits
 from server.store.signing import signing_key
@@ -110,23 +110,14 @@ class SqliteStore:
         with self._connected() as connection:
             head = self._find(connection, session, owner)
             self._touched.add(head.key)
-            for place, value in self._values(connection, head, at):
-                entries = connection.tables.entries(head, place)
-                if entries is None:
-                    break
-                return Loaded(value, past(entries, value.length, at))
-            raise HistoryGone("the session's state at this point is no longer kept", "at")
+            return reading.loaded(connection, head, at)
 
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
         """See `server.store.base.Store.read`."""
         with self._connected() as connection:
             head = self._find(connection, session, owner)
             self._touched.add(head.key)
-            if after_seq < head.log_seq:
-                raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
-            return events_after(
-                connection.tables.entries_after(head, after_seq), after_seq, max_events
-            )
+            return reading.events(connection, head, after_seq, max_events)
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
@@ -136,13 +127,7 @@ class SqliteStore:
     def list(self, owner: str | None, after: str | None, limit: int) -> Found:
         """See `server.store.base.Store.list`."""
         with self._connected() as connection:
-            heads = connection.log.heads
-            return [
-                _listed(heads[row[0]], row[-1])
-                if row[0] in heads
-                else Listed(*row[:5], row[5] is not None, row[6])
-                for row in connection.tables.listed(owner, after, limit)
-            ]
+            return reading.listed(connection, owner, after, limit)
 
     def unfinished(self) -> Sequence[tuple[str, str]]:
         """See `server.store.base.Store.unfinished`."""
@@ -158,7 +143,7 @@ class SqliteStore:
         with self._connected() as connection:
             return connection.tables.stored_bytes(owner)
 
-    def maintain(self, now_s: float) -> None:
+    def maintain(self, now_s: float) -> bool:
         """See `server.store.base.Store.maintain`."""
         self._clock.advance(now_s)
         with self._connected(is_write=True) as connection:
@@ -171,6 +156,7 @@ class SqliteStore:
             self._is_over = upkeep.is_over
         if self._is_over:
             raise StoreFull(OVER)
+        return False
 
     def compact(self) -> None:
         """Drops all that need not be kept, and gives the room back to the file system."""
@@ -250,17 +236,3 @@ class SqliteStore:
         if head is None or head.owner != owner:
             raise SessionNotFound
         return head
-
-    def _values(
-        self, connection: Connection, head: Head, at: int | None
-    ) -> Iterator[tuple[int, SessionValue]]:
-        """Place and value of the snapshots of at most ``at`` tokens, newest first."""
-        save = self._unsaved.get(head.id)
-        if save is not None and (at is None or save.value.length <= at):
-            yield save.place, save.value
-        yield from connection.snapshots.newest(head.key, at)
-
-
-def _listed(head: Head, num_bytes: int) -> Listed:
-    is_running = head.running is not None
-    return Listed(head.id, head.owner, head.epoch, head.length, head.seq, is_running, num_bytes)

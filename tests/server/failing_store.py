@@ -12,7 +12,9 @@ from server.store.memory_store import MemoryStore
 
 
 class FailingStore(MemoryStore):
-    """Raises ``error`` while there is one; ``num_committed`` are the records of each commit.
+    """Raises ``error`` while there is one; knows the number of records of each commit.
+
+    Its `maintain` returns ``has_more``.
 
     After `hold` a commit waits for `let_go`; `held` tells whether one does.
     """
@@ -22,6 +24,7 @@ class FailingStore(MemoryStore):
         self.error: StoreError | None = None
         self.num_committed: list[int] = []
         self.num_maintained = 0
+        self.has_more = False
         self.is_closed = False
         self.held = threading.Event()
         self._free = threading.Event()
@@ -43,11 +46,12 @@ class FailingStore(MemoryStore):
         self.num_committed.append(len(records))
         super().commit(records)
 
-    def maintain(self, now_s: float) -> None:
+    def maintain(self, now_s: float) -> bool:
         self.num_maintained += 1
         if self.error is not None:
             raise self.error
         super().maintain(now_s)
+        return self.has_more
 
     def close(self) -> None:
         """Keeps what it has, for the next server."""

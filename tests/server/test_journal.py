@@ -10,7 +10,7 @@ import pytest
 from server.engine.errors import EngineError, SessionNotFound
 from server.engine.types import TokenEvent
 from server.engine.value import Opened, Record, SessionValue
-from server.journal import MAINTENANCE_S, Journal
+from server.journal import MAINTENANCE_S, SOON_S, Journal
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
 from tests.server.failing_store import FailingStore
 
@@ -60,9 +60,9 @@ class Desk:
         """Returns when all that was added has been worked on."""
         self.journal.ask(lambda store: None).result(10)
 
-    def maintained(self) -> None:
+    def maintained(self, after_s: float = MAINTENANCE_S) -> None:
         """Lets the store's upkeep come round: the second question comes after it."""
-        self.clock[0] += MAINTENANCE_S
+        self.clock[0] += after_s
         self.done()
         self.done()
 
@@ -107,6 +107,19 @@ def test_order_is_kept_also_by_steps_with_nothing_to_log(desk: Desk) -> None:
     desk.done()
     assert [id(step) for step in desk.passed] == [id(step) for step in steps]
     assert seqs(desk) == [1, 2]
+
+
+def test_store_with_more_to_do_is_called_again_soon(desk: Desk) -> None:
+    desk.store.has_more = True
+    desk.maintained(SOON_S)
+    assert desk.store.num_maintained == 0
+    desk.maintained()
+    desk.maintained(SOON_S)
+    assert desk.store.num_maintained == 2
+    desk.store.has_more = False
+    desk.maintained(SOON_S)
+    desk.maintained(SOON_S)
+    assert desk.store.num_maintained == 3
 
 
 def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from server.distributed.link import SharedPlace
 from server.distributed.objects import TableObjects
-from server.distributed.postgres_store import SharedPlace
 from server.store.base import Identity
 from tests.server.harness import SIGNING
 from tests.server.store.records import IDENTITY

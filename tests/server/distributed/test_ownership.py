@@ -103,7 +103,7 @@ def test_a_journal_entry_of_another_s_session_is_refused_by_the_database(join: J
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), *writer.turn(3)])
-    connection = one._connection
+    connection = one._link.connection
     assert connection is not None
     with connection.database.transaction():
         connection.database.execute("UPDATE session SET holder = ?", (other.key,))
@@ -157,10 +157,10 @@ class TestBurial:
         """The replica ends, or its connection, after a commit and before what follows from it."""
         one, other = join(), join()
         writer = Writer()
-        assert one._connection is not None
-        one._connection.log.append([writer.opened(block(2), (1, 2)), *writer.turn(2)])
+        assert one._link.connection is not None
+        one._link.connection.log.append([writer.opened(block(2), (1, 2)), *writer.turn(2)])
         if by_itself:
-            one._abandon()
+            one._link.abandon()
             has_all(one, writer)
         else:
             other.bury(one.key)
@@ -170,8 +170,8 @@ class TestBurial:
         one, other = join(), join()
         writer, another = Writer(), Writer("s2")
         in_ticks(one, [writer.opened(), *writer.turn(2)])
-        assert one._connection is not None
-        transaction = one._connection.database.transaction()
+        assert one._link.connection is not None
+        transaction = one._link.connection.database.transaction()
         transaction.__enter__()
         while not other.bury(one.key):
             in_ticks(other, [another.opened(), another.deleted()])
@@ -301,12 +301,12 @@ class TestDatabase:
         one = join()
         writer = Writer()
         records = [writer.opened(block(3), (1, 2, 3)), *writer.turn(2)]
-        assert one._connection is not None
-        log = one._connection.log
+        assert one._link.connection is not None
+        log = one._link.connection.log
         known = log.last_row, log.next_key
         log.append(records)
         log.last_row, log.next_key = known
-        one._abandon()
+        one._link.abandon()
         one.commit(records)
         has_all(one, writer)
         assert len(one.list(None, None, 10)) == 1
@@ -316,10 +316,10 @@ class TestDatabase:
         one = join()
         writer = Writer()
         in_ticks(one, [writer.opened(), *writer.turn(4)])
-        assert one._connection is not None
-        last = one._connection.log.last_row
-        one._connection.database.execute("DELETE FROM journal WHERE id = ?", (last,))
-        one._abandon()
+        assert one._link.connection is not None
+        last = one._link.connection.log.last_row
+        one._link.connection.database.execute("DELETE FROM journal WHERE id = ?", (last,))
+        one._link.abandon()
         with pytest.raises(Fenced):
             one.commit([writer.accepted()])
 
@@ -358,21 +358,21 @@ class TestDatabase:
         one = join()
         writer = Writer()
         one.commit([writer.opened()])
-        assert one._connection is not None
-        old = one._connection.database
+        assert one._link.connection is not None
+        old = one._link.connection.database
         row = (old.me, old.link, 77, b"[]", "{}", True)
-        one._abandon()
+        one._link.abandon()
         one.maintain(0.0)
-        assert one._connection is not None
-        assert one._connection.database.call("append_journal", row) == 1
+        assert one._link.connection is not None
+        assert one._link.connection.database.call("append_journal", row) == 1
 
     def test_an_emptied_database_is_another_store(self, join: Join, postgres: Postgres) -> None:
         one = join()
         writer = Writer()
         one.commit([writer.opened(), *writer.turn(2)])
         before, key = one.store_id, one.key
-        assert one._connection is not None
-        one._connection.database.run('DROP SCHEMA "everstream_test" CASCADE')
+        assert one._link.connection is not None
+        one._link.connection.database.run('DROP SCHEMA "everstream_test" CASCADE')
         with pytest.raises(Exception, match="shared store"):
             one.commit([writer.accepted()])
         one.maintain(0.0)
@@ -388,8 +388,8 @@ def test_tokens_of_many_sessions_are_one_row(join: Join) -> None:
     writers = [Writer(f"s{number}") for number in range(64)]
     one.commit([writer.opened() for writer in writers])
     one.commit([writer.accepted() for writer in writers])
-    assert one._connection is not None
-    row = one._connection.log.last_row
+    assert one._link.connection is not None
+    row = one._link.connection.log.last_row
     one.commit([writer.token() for writer in writers])
-    assert one._connection.log.last_row == row + 1
+    assert one._link.connection.log.last_row == row + 1
     assert all(isinstance(w.entries[-1], TokenEvent) for w in writers)

@@ -1,0 +1,65 @@
+"""What a store on tables is asked about sessions, within a transaction of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from server.engine.value import Entry, SessionValue
+from server.store.base import Events, Listed, Loaded
+from server.store.errors import HistoryGone
+from server.store.heads import Head
+from server.store.history import events_after, past
+from server.store.saving import Connected
+
+NOTHING: Iterable[Entry] = ()
+
+
+def loaded(connection: Connected, head: Head, at: int | None) -> Loaded:
+    """See `server.store.base.Store.load`."""
+    for place, value in _values(connection, head, at):
+        entries = connection.tables.entries(head, place)
+        if entries is None:
+            break
+        return Loaded(value, past(entries, value.length, at))
+    raise HistoryGone("the session's state at this point is no longer kept", "at")
+
+
+def _values(
+    connection: Connected, head: Head, at: int | None
+) -> Iterator[tuple[int, SessionValue]]:
+    """Place and value of the snapshots of at most ``at`` tokens, newest first."""
+    save = connection.unsaved.get(head.id)
+    if save is not None and (at is None or save.value.length <= at):
+        yield save.place, save.value
+    yield from connection.snapshots.newest(head.key, at)
+
+
+def events(
+    connection: Connected,
+    head: Head,
+    after_seq: int,
+    max_events: int,
+    rest: Iterable[Entry] = NOTHING,
+) -> Events:
+    """See `server.store.base.Store.read`; ``rest`` is what comes after all that ``head`` has."""
+    if after_seq < head.log_seq:
+        raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
+    found = events_after(connection.tables.entries_after(head, after_seq), after_seq, max_events)
+    after_seq = found[-1].seq if found else after_seq
+    return found + events_after(rest, after_seq, max_events - len(found))
+
+
+def listed(connection: Connected, owner: str | None, after: str | None, limit: int) -> list[Listed]:
+    """See `server.store.base.Store.list`; of a session that has a head, as that is."""
+    heads = connection.log.heads
+    return [
+        _as_known(heads[row[0]], row[-1])
+        if row[0] in heads
+        else Listed(*row[:5], row[5] is not None, row[6])
+        for row in connection.tables.listed(owner, after, limit)
+    ]
+
+
+def _as_known(head: Head, num_bytes: int) -> Listed:
+    is_running = head.running is not None
+    return Listed(head.id, head.owner, head.epoch, head.length, head.seq, is_running, num_bytes)
