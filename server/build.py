@@ -23,10 +23,10 @@ from server.config import ModelSource, ServerConfig
 from server.constraints.compiler import Constraints
 from server.driver import Driver
 from server.engine.config import EngineConfig
+from server.fetching import Elsewhere
 from server.metrics import Metrics
 from server.model_changes import ModelBroken
 from server.models import Models, Version
-from server.sessions import Elsewhere
 from server.storage import Home, Shared, home_of, open_prefixes, open_storage
 from server.store.base import Store
 from server.store.errors import StoreError

@@ -19,9 +19,9 @@ from server.api.errors import ModelNotFound, invalid
 from server.config import ModelSource
 from server.driver import Draining
 from server.engine.errors import EngineError
+from server.fetching import OtherVersion
 from server.metrics import Metrics
 from server.models import Models, Version
-from server.sessions import OtherVersion
 
 logger = logging.getLogger("everstream.models")
 

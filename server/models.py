@@ -112,7 +112,7 @@ class Models:
         if unknown is not None:
             raise unknown
         for version in among:
-            await version.service.sessions.check_elsewhere(session, owner)
+            await version.service.sessions.fetching.check_elsewhere(session, owner)
         return among[0]
 
     def _remember(self, session: str, version: Version) -> None:

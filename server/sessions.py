@@ -6,29 +6,27 @@ belong to the driver's event loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import TypeVar
 
 from server.driver import Driver
-from server.engine.errors import EngineError, InvalidRequest, SessionAttached, SessionNotFound
+from server.engine.errors import EngineError, InvalidRequest, SessionNotFound
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Past, SessionValue
 from server.engine_thread import EngineLike
+from server.fetching import Elsewhere, Fetching
+from server.peers import AttachedElsewhere, How, KeyInUse, Peers
 from server.prefixes import PrefixTier
 from server.readers import Sink
-from server.store.base import Keyed, Listed, Loaded
-from server.store.errors import HeldElsewhere, HistoryGone, SnapshotMismatch
+from server.store.base import Keyed, Listed
+from server.store.errors import HeldElsewhere, HistoryGone
 
 logger = logging.getLogger("everstream.sessions")
 
 #: Events of a page that is read from the log.
 PAGE_EVENTS = 512
-
-#: A session that many replicas want may have gone on before this one gets it.
-MAX_MOVES = 3
 
 #: After any event that a session can have.
 MAX_SEQ = 2**53
@@ -36,68 +34,6 @@ MAX_SEQ = 2**53
 NO_MORE = "what was done under this key is not in the log any more"
 
 R = TypeVar("R")
-
-
-#: Whose a session is in the store of another version of the model; it may block.
-Elsewhere = Callable[[str], str | None]
-
-
-class OtherVersion(SnapshotMismatch):
-    """The session was made by another version of its model."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the session belongs to another version of the model; it is kept, and goes on where "
-            "that version is served",
-            "session",
-        )
-
-
-class KeyInUse(EngineError):
-    """The first request under this key is still being accepted."""
-
-    code = "key_in_use"
-
-    def __init__(self) -> None:
-        super().__init__("the same idempotency_key is being accepted", "idempotency_key")
-
-
-class AttachedElsewhere(SessionAttached):
-    """A client reads the session at another replica, where it is as ``info`` says."""
-
-    def __init__(self, info: SessionInfo) -> None:
-        super().__init__()
-        self.info = info
-
-
-#: How a session is wanted of the replica that has it: unless a client reads it there,
-#: with its reader being cut off, with its reader being told to go on elsewhere, or not at all.
-How = Literal["ask", "take_over", "move", "never"]
-
-
-class Peers(Protocol):
-    """The other replicas that share the store, where there are any."""
-
-    async def start(self, sessions: Sessions, continues: bool) -> None:
-        """From here on others are heard, and those that die are buried.
-
-        ``continues``: what they had not finished goes on by itself.
-        """
-
-    async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
-        """Returns when the store may have the session for this replica.
-
-        Raises `AttachedElsewhere`, and `HeldElsewhere` where there is no answer.
-        """
-
-    async def release(self, session: str) -> None:
-        """Lets go of a session that the store has taken for this replica in vain."""
-
-    async def claim_key(self, owner: str, key: str) -> None:
-        """Raises `KeyInUse` where another replica is about to begin under this key."""
-
-    async def give_back_key(self, owner: str, key: str) -> None:
-        """After `claim_key`, whatever has come of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +67,8 @@ class Sessions:
         elsewhere: Elsewhere | None = None,
         peers: Peers | None = None,
     ) -> None:
-        self._driver, self._prefixes, self._elsewhere = driver, prefixes, elsewhere
-        self._peers = peers
-        self._fetching: dict[tuple[str, str, How], asyncio.Future[None]] = {}
+        self._driver, self._prefixes, self._peers = driver, prefixes, peers
+        self.fetching = Fetching(driver, elsewhere, peers)
         self._keys: set[tuple[str, str]] = set()
 
     async def start(self, continues: bool = False) -> None:
@@ -154,7 +89,7 @@ class Sessions:
             return
         self._driver.check_retirement()
         session = request.session
-        await self._with(session, request.owner, lambda: self._driver.submit(request, sink))
+        await self.fetching.use(session, request.owner, lambda: self._driver.submit(request, sink))
 
     def close(self) -> None:
         """Writes what is outstanding."""
@@ -173,19 +108,12 @@ class Sessions:
         for session, owner in await self._driver.ask_store(lambda store: store.unfinished()):
             try:
                 # What others have left may be asked for while this replica runs its own.
-                if self._peers is None or not await self._is_here(session, owner):
+                if self._peers is None or not await self.fetching.is_here(session, owner):
                     await self.go_on(session, owner, "never")
             except HeldElsewhere:
                 continue  # another replica was quicker
             except EngineError as error:  # no reason not to serve the others
                 logger.error("session %s does not go on: %s", session, error)
-
-    async def _is_here(self, session: str, owner: str) -> bool:
-        try:
-            await self._driver.call(lambda engine, now: engine.session_info(session, owner, now))
-        except SessionNotFound:
-            return False
-        return True
 
     async def go_on(self, session: str, owner: str, how: How = "ask") -> None:
         """Lets what a session runs go on, without a reader."""
@@ -193,7 +121,7 @@ class Sessions:
         def go_on(engine: EngineLike, now: float) -> None:
             engine.go_on(session, owner)
 
-        await self._with(session, owner, lambda: self._driver.call(go_on), how)
+        await self.fetching.use(session, owner, lambda: self._driver.call(go_on), how)
 
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
@@ -206,7 +134,7 @@ class Sessions:
         return info
 
     async def delete(self, session: str, owner: str) -> None:
-        await self._with(
+        await self.fetching.use(
             session,
             owner,
             lambda: self._driver.call(lambda engine, now: engine.delete_session(session, owner)),
@@ -215,7 +143,7 @@ class Sessions:
 
     async def cancel(self, session: str, owner: str) -> None:
         """Ends what the session runs."""
-        await self._with(
+        await self.fetching.use(
             session,
             owner,
             lambda: self._driver.call(lambda engine, now: engine.cancel_session(session, owner)),
@@ -285,7 +213,7 @@ class Sessions:
         """
         current = self._driver.epoch_name
         try:
-            info = await self._with(
+            info = await self.fetching.use(
                 session,
                 owner,
                 lambda: self._driver.attach(session, owner, request_id, sink, take_over),
@@ -388,7 +316,7 @@ class Sessions:
         then = replace(info, seq=end.seq, position=end.position, busy=False, parked=False)
         return Resumed(then, found.first_seq, None)
 
-    # Fetching
+    # What the store has
 
     async def has(self, session: str, owner: str) -> bool:
         """Whether the store has it; it is not fetched. Raises `StoreError` where nobody knows."""
@@ -398,13 +326,6 @@ class Sessions:
             return False
         return True
 
-    async def check_elsewhere(self, session: str, owner: str) -> None:
-        """Raises `OtherVersion` where ``owner`` has the session in another version's store."""
-        if self._elsewhere is None:
-            return
-        if await asyncio.to_thread(self._elsewhere, session) == owner:
-            raise OtherVersion
-
     async def _confirm(self, session: str, owner: str) -> None:
         """Raises `StoreError` where another replica may have gone on with the session."""
         if self._peers is not None:
@@ -413,12 +334,7 @@ class Sessions:
     async def _past(self, session: str, owner: str, at: int) -> Past:
         if at < 0:
             raise InvalidRequest("at: must be at least 0", "at")
-        try:
-            loaded = await self._load(session, owner, at)
-        except HeldElsewhere:
-            await self._fetch(session, owner, "ask")
-            loaded = await self._load(session, owner, at)
-        return Past(loaded.value, loaded.entries, at)
+        return await self.fetching.past(session, owner, at)
 
     async def _call(
         self,
@@ -427,78 +343,7 @@ class Sessions:
         call: Callable[[EngineLike, float], R],
         work: bool = False,
     ) -> R:
-        return await self._with(session, owner, lambda: self._driver.call(call, work=work))
-
-    async def _with(
-        self, session: str, owner: str, use: Callable[[], Awaitable[R]], how: How = "ask"
-    ) -> R:
-        """What ``use`` gives, with the session fetched first where the engine does not have it."""
-        try:
-            return await use()
-        except SessionNotFound:
-            await self._fetch(session, owner, how)
-            return await use()
-
-    async def _fetch(self, session: str, owner: str, how: How) -> None:
-        """Once, however many want it."""
-        key = (session, owner, how)
-        fetching = self._fetching.get(key)
-        if fetching is None:
-            fetching = self._fetching[key] = asyncio.ensure_future(self._restore(*key))
-            fetching.add_done_callback(lambda done: self._fetched(key, done))
-        await asyncio.shield(fetching)
-
-    def _fetched(self, key: tuple[str, str, How], done: asyncio.Future[None]) -> None:
-        del self._fetching[key]
-        if not done.cancelled():
-            done.exception()  # those who waited have it
-
-    def is_fetching(self, session: str, owner: str) -> bool:
-        """Whether the session may be in the engine in a moment."""
-        return any((session, owner, how) in self._fetching for how in get_args(How))
-
-    async def fetched(self, session: str, owner: str) -> None:
-        """Returns when nobody here is about to have the session in the engine."""
-        for how in get_args(How):
-            if (fetching := self._fetching.get((session, owner, how))) is not None:
-                await asyncio.wait([fetching])
-
-    async def _restore(self, session: str, owner: str, how: How) -> None:
-        self._driver.check_retirement()
-        try:
-            loaded, moved = await self._loaded(session, owner, how)
-        except SessionNotFound:
-            await self.check_elsewhere(session, owner)
-            raise
-        past = Past(loaded.value, loaded.entries)
-
-        def restore(engine: EngineLike, now: float) -> None:
-            engine.restore(past, now)
-            if moved:  # what it ran, it ran a moment ago
-                engine.go_on(session, owner)
-
-        try:
-            await self._driver.call(restore, work=True)
-        except EngineError:
-            if self._peers is not None and not await self._is_here(session, owner):
-                await self._peers.release(session)  # another replica may have room
-            raise
-
-    async def _loaded(self, session: str, owner: str, how: How) -> tuple[Loaded, bool]:
-        """What the store has, and whether another replica had it until now."""
-        moved = False
-        for _ in range(MAX_MOVES):
-            try:
-                return await self._load(session, owner), moved
-            except HeldElsewhere as away:
-                if self._peers is None or how == "never":
-                    raise
-                await self._peers.fetch(session, owner, away.holder, how)
-                moved = True
-        return await self._load(session, owner), moved
-
-    async def _load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        return await self._driver.ask_store(lambda store: store.load(session, owner, at))
+        return await self.fetching.use(session, owner, lambda: self._driver.call(call, work=work))
 
 
 def _same_store(one: str, other: str) -> bool:

@@ -23,8 +23,9 @@ from server.backend import Backend
 from server.config import ModelSource, ServerConfig
 from server.driver import Driver
 from server.engine.errors import EngineError
+from server.fetching import Elsewhere
+from server.peers import Peers
 from server.prefixes import PrefixTier
-from server.sessions import Elsewhere, Peers
 from server.store.base import Identity, Store
 from server.store.check import identity_of as identity_in
 from server.store.check import open_for_reading

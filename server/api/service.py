@@ -14,8 +14,10 @@ from server.chat.renderer import Renderer
 from server.config import ServerConfig
 from server.constraints.compiler import Constraints
 from server.driver import Driver
+from server.fetching import Elsewhere
+from server.peers import Peers
 from server.prefixes import PrefixTier
-from server.sessions import Elsewhere, Peers, Sessions
+from server.sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

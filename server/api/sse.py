@@ -19,7 +19,8 @@ from server.api.shortcut import Write, writer_of
 from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.errors import EngineError
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started, TokenEvent
-from server.sessions import NO_MORE, KeyInUse, Resumed
+from server.peers import KeyInUse
+from server.sessions import NO_MORE, Resumed
 from server.store.base import Keyed
 from server.store.errors import HistoryGone
 

@@ -32,7 +32,8 @@ from server.engine.errors import EngineError, InternalFailure, InvalidRequest, Q
 from server.engine.types import Event, Request
 from server.models import Models
 from server.outbox import ON_THEIR_WAY, Outbox, ReaderTooSlow
-from server.sessions import Cursor, KeyInUse, Resumed
+from server.peers import KeyInUse
+from server.sessions import Cursor, Resumed
 from server.store.base import Keyed
 
 logger = logging.getLogger("everstream.stream")

@@ -19,7 +19,8 @@ from server.distributed.postgres_store import PostgresStore
 from server.driver import Driver
 from server.engine.errors import EngineError, SessionAttached, SessionNotFound
 from server.engine.types import SessionInfo
-from server.sessions import AttachedElsewhere, How, KeyInUse, Sessions
+from server.peers import AttachedElsewhere, How, KeyInUse
+from server.sessions import Sessions
 from server.store.base import Store
 from server.store.errors import HeldElsewhere
 
@@ -32,7 +33,7 @@ R = TypeVar("R")
 
 
 class Peers:
-    """See `server.sessions.Peers`."""
+    """See `server.peers.Peers`."""
 
     def __init__(self, driver: Driver, store: PostgresStore) -> None:
         self._continues = False
@@ -45,13 +46,13 @@ class Peers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, sessions: Sessions, continues: bool) -> None:
-        """See `server.sessions.Peers`."""
+        """See `server.peers.Peers`."""
         self._sessions, self._loop = sessions, asyncio.get_running_loop()
         self._continues = continues
         self._store.listen(self._hear, self._bury, self._left)
 
     async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
-        """See `server.sessions.Peers`."""
+        """See `server.peers.Peers`."""
         id, future = next(self._ids), asyncio.get_running_loop().create_future()
         self._asked[id] = holder, future
         question = {"ask": id, "by": self._store.key, "session": session, "owner": owner}
@@ -69,19 +70,19 @@ class Peers:
             raise HeldElsewhere(holder)
 
     async def release(self, session: str) -> None:
-        """See `server.sessions.Peers`."""
+        """See `server.peers.Peers`."""
         try:
             await self._ask(lambda store: store.release(session))
         except EngineError as error:
             logger.warning("session %s is still held: %s", session, error.message)
 
     async def claim_key(self, owner: str, key: str) -> None:
-        """See `server.sessions.Peers`."""
+        """See `server.peers.Peers`."""
         if not await self._ask(lambda store: store.claim_key(owner, key)):
             raise KeyInUse
 
     async def give_back_key(self, owner: str, key: str) -> None:
-        """See `server.sessions.Peers`."""
+        """See `server.peers.Peers`."""
         try:
             await self._ask(lambda store: store.give_back_key(owner, key))
         except EngineError as error:  # it goes with this replica's row
@@ -135,11 +136,11 @@ class Peers:
         sessions = self._sessions
         try:
             while True:
-                await sessions.fetched(session, owner)
+                await sessions.fetching.ended(session, owner)
                 try:
                     await self._driver.call(lambda engine, now: engine.give(session, owner, how))
                 except SessionNotFound:
-                    if sessions.is_fetching(session, owner):
+                    if sessions.fetching.is_running(session, owner):
                         continue
                     # A fetch that begins from here on asks the store after this does.
                     await self._ask(lambda store: store.release(session))

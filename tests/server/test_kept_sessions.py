@@ -18,7 +18,8 @@ from server.engine.errors import (
 )
 from server.engine.types import Event, Failed, Finished, Request, TokenEvent
 from server.outbox import Outbox
-from server.sessions import PAGE_EVENTS, Cursor, KeyInUse, Resumed, Sessions
+from server.peers import KeyInUse
+from server.sessions import PAGE_EVENTS, Cursor, Resumed, Sessions
 from server.store.base import Loaded
 from server.store.errors import Fenced, HistoryGone, SnapshotBroken, StoreFailed, StoreFull
 from tests.fakes import STORY, FakeEngine

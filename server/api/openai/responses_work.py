@@ -34,8 +34,8 @@ from server.api.schemas import Continuation
 from server.api.service import Service
 from server.engine.errors import EngineError, InvalidRequest, SessionNotFound
 from server.engine.types import Finished, Request, TokenEvent
+from server.peers import KeyInUse
 from server.readers import Sink
-from server.sessions import KeyInUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from server.driver import Driver
 from server.engine.errors import SessionAttached, SessionNotFound
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.outbox import Outbox
-from server.sessions import Cursor, KeyInUse, Sessions
+from server.peers import KeyInUse
+from server.sessions import Cursor, Sessions
 from server.store.errors import HeldElsewhere
 from tests.fakes import STORY, FakeEngine
 from tests.server.distributed.stores import fake_place
