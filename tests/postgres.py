@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 
 USER = "everstream"
+#: Whoever kills the tests leaves no server behind.
+DIES_WITH_US = ("setpriv", "--pdeathsig=INT")
 
 
 def binaries() -> Path | None:
@@ -36,11 +38,11 @@ class Postgres:
             "PostgreSQL is not installed (Debian: apt-get install postgresql)"
         )
         self._bin = bin_dir
-        self._as_user: list[str] = []
+        self._as_user = [*DIES_WITH_US] if shutil.which("setpriv") else []
         self._dir = Path(tempfile.mkdtemp(prefix="everstream-postgres-"))
         if os.geteuid() == 0:
             shutil.chown(self._dir, "postgres", "postgres")
-            self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+            self._as_user += ["--reuid=postgres", "--regid=postgres", "--clear-groups"]
         self._data = self._dir / "data"
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
+import httpx
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.deploy.manifests import DEPLOY, Manifest, kustomized, of_kind
 from tests.postgres import USER, Postgres, binaries
+from tests.reliability.servers import ServerProcess
+from tests.reliability.streams import write_tiny_model
 
 EXAMPLE = kustomized(DEPLOY / "kubernetes" / "example-postgresql")
 PASSWORD = "a word for the test"
@@ -80,18 +85,17 @@ def postgres(folder: Path) -> Iterator[Postgres]:
         server.close()
 
 
+def url_of(server: Postgres, folder: Path, password: str = PASSWORD) -> str:
+    """As in the guide, and where its host's name leads."""
+    address = {"hostaddr": "127.0.0.1", "port": server.port, "connect_timeout": 10}
+    checked = {"sslmode": "verify-full", "sslrootcert": folder / "tls.crt"}
+    query = urlencode({**checked, **address})
+    return f"postgresql://{USER}:{quote(password)}@{NAME}/{USER}?{query}"
+
+
 def is_encrypted(server: Postgres, folder: Path, **other: str) -> bool:
     """Connects as a replica does, but for what is ``other``."""
-    url = make_conninfo(
-        f"postgresql://{USER}@{NAME}/{USER}",
-        password=PASSWORD,
-        sslmode="verify-full",
-        sslrootcert=str(folder / "tls.crt"),
-        hostaddr="127.0.0.1",
-        port=server.port,
-        connect_timeout=10,
-    )
-    with psycopg.connect(make_conninfo(url, **other)) as connection:
+    with psycopg.connect(make_conninfo(url_of(server, folder), **other)) as connection:
         asked = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
         found = connection.execute(asked).fetchone()
     assert found is not None
@@ -117,6 +121,43 @@ def test_nobody_else_connects(
 ) -> None:
     with pytest.raises(psycopg.OperationalError, match=message):
         is_encrypted(postgres, folder, **what)
+
+
+def test_a_replica_uses_tls_for_all_its_connections(
+    postgres: Postgres, folder: Path, tmp_path: Path
+) -> None:
+    url, model = url_of(postgres, folder), write_tiny_model(tmp_path / "model")
+    environment = {"EVERSTREAM_STORE": url}
+    with ServerProcess("--model", f"tiny={model}", environment=environment) as server:
+        asked = {"prompt": "Once", "max_tokens": 3, "keep": True}
+        answer = httpx.post(f"{server.url}/v1/completions", json=asked, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        with psycopg.connect(url) as connection:
+            query = (
+                "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) "
+                "WHERE application_name = 'everstream'"
+            )
+            found = [ssl for (ssl,) in connection.execute(query)]
+        assert found == [True, True], "one for the store, one that shows that it lives"
+        assert PASSWORD not in server.log()
+
+
+def test_a_wrong_password_ends_the_start_and_is_not_told(postgres: Postgres, folder: Path) -> None:
+    wrong = "not the word"
+    environment = {**os.environ, "EVERSTREAM_STORE": url_of(postgres, folder, wrong)}
+    done = subprocess.run(
+        [sys.executable, "-m", "server.main", "serve", "--port", "0"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "password authentication failed" in done.stderr
+    assert wrong not in done.stderr + done.stdout
+    assert quote(wrong) not in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_the_server_is_the_one_that_the_guide_names() -> None:

@@ -5,6 +5,7 @@ import typer
 
 from server.config import (
     _VARIABLE_ONLY,
+    SHARED_SAVE_INTERVAL,
     ConfigError,
     ModelSource,
     ServerConfig,
@@ -152,3 +153,11 @@ def test_store_is_a_folder_of_the_unnamed_model_or_of_all() -> None:
     ):
         assert ServerConfig.load(home, model=models).store == store
     assert ServerConfig.load(home, store="/there").store == "/there"
+
+
+def test_states_are_saved_more_often_where_others_may_have_to_take_over() -> None:
+    shared = "postgresql://everstream@localhost/everstream"
+    assert ServerConfig.load({}).save_interval_tokens == 1024
+    assert ServerConfig.load({}, store=shared).save_interval_tokens == SHARED_SAVE_INTERVAL
+    chosen = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": "512"}
+    assert ServerConfig.load(chosen, store=shared).save_interval_tokens == 512
