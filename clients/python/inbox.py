@@ -101,9 +101,12 @@ class Inbox:
         return isinstance(event, Migrate) and self.can_be_recovered
 
     def is_turned_away(self, event: Event) -> bool:
-        """Whether ``event`` is the refusal of a server that is leaving, and we can ask another."""
+        """Whether ``event`` is the refusal of a server that is leaving: another may be asked.
+
+        It has done nothing, so that this is safe for a request without a key, too.
+        """
         is_leaving = isinstance(event, Refused) and event.error.code in LEAVING
-        return is_leaving and self.can_be_recovered
+        return is_leaving and (self.can_be_recovered or not self._has_begun)
 
     def deliver(self, event: Event) -> bool:
         """Takes an event. Whether a generation that is not wanted stays attached to the request."""

@@ -6,6 +6,7 @@ The journal's thread owns it, as it does an embedded store.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ from server.distributed.key_claims import KeyClaims
 from server.distributed.link import Link, Listeners, SharedConnection, SharedPlace, twice
 from server.distributed.log import SharedLog
 from server.distributed.presence import Presence, channel_name
-from server.distributed.upkeep import RARELY_S, SharedUpkeep
+from server.distributed.upkeep import RARELY_S, ROUND_S, SharedUpkeep
 from server.engine.errors import SessionNotFound
 from server.engine.value import Deleted, Entry, Record, Saved
 from server.store import reading
@@ -53,7 +54,7 @@ class PostgresStore:
         self._link = Link(place, self._clock, self._note_forgotten)
         self._touched: set[int] = set()
         self._is_over = False
-        self._rarely_s = 0.0
+        self._round_s = self._rarely_s = -math.inf
         self._has_garbage = self._forgets = False
         self._forgotten: set[str] = set()
         self._claims = KeyClaims()
@@ -176,6 +177,9 @@ class PostgresStore:
             held = {head.key for head in connection.log.heads.values()}
             has_more = upkeep.run(self._touched & held)
             self._touched = set()
+            if now_s - self._round_s >= ROUND_S:
+                self._round_s = now_s
+                upkeep.expire()
             if now_s - self._rarely_s >= RARELY_S:
                 self._rarely_s, self._has_garbage = now_s, True
                 self._is_over = upkeep.measure()

@@ -16,6 +16,8 @@ from server.store.upkeep import EXPIRED_AT_ONCE
 
 logger = logging.getLogger(__name__)
 
+#: How often sessions are looked for that have not been used for long.
+ROUND_S = 1.0
 #: How often the bytes of all sessions are counted, and states looked for that nobody needs.
 RARELY_S = 60.0
 #: States written at a time, so that commits do not wait long: with `server.journal.SOON_S` and
@@ -49,7 +51,7 @@ class SharedUpkeep(Saving):
         self._shared = connection
 
     def run(self, touched: Iterable[int]) -> bool:
-        """Everything; ``touched`` are the keys of sessions that have been used.
+        """What is due now; ``touched`` are the keys of sessions that have been used.
 
         Returns whether states are left to write.
         """
@@ -57,7 +59,6 @@ class SharedUpkeep(Saving):
         saves = unsaved.oldest(SAVES_AT_ONCE)
         if saves or touched or self._is_due():
             self._write(saves, touched)
-        self._expire()
         return bool(unsaved.oldest(1))
 
     def release(self, heads: list[Head]) -> None:
@@ -97,13 +98,13 @@ class SharedUpkeep(Saving):
             self._shared.database.execute(_NOTE_TIME, (str(now_s),))
             self._clock.stored()
 
-    def _expire(self) -> bool:
+    def expire(self) -> None:
+        """Deletes some of what nobody has used for long."""
         if self._limits.retention_s is None:
-            return False
+            return
         before_s = self._clock.now_s - self._limits.retention_s
         with self._shared.database.transaction(synced=False):
             wanted = (self._shared.database.me, before_s, EXPIRED_AT_ONCE)
             keys = [key for (key,) in self._shared.database.execute(_EXPIRE, wanted).fetchall()]
             for key in keys:
                 self._tables.delete_session(key, self._clock.now_s)
-        return bool(keys)
