@@ -11,6 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from benchmarks.harness import LOCAL, ROOT
 from model.config import ModelConfig
 from model.state import StateLayout
@@ -21,7 +24,7 @@ from server.api.service import make_service
 from server.config import ServerConfig
 from server.driver import Driver
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NO_TOKEN, Draw, Feed
+from server.engine.runner import NO_TOKEN, Draw, Feed, Scored
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 from server.metrics import Metrics
@@ -59,10 +62,18 @@ class Fountain:
         ids, num_ids = self._ids, len(self._ids)
         return [ids[feed.position % num_ids] if feed.draw else NO_TOKEN for feed in feeds]
 
-    def logprobs(self) -> list[float]:
-        raise NotImplementedError  # nobody asks for them
+    # Nobody asks for these.
 
-    def score(self, feed: Feed, following: int) -> list[float]:
+    def logprobs(self) -> list[float]:
+        raise NotImplementedError
+
+    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+        raise NotImplementedError
+
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
+        raise NotImplementedError
+
+    def embed(self, feed: Feed) -> npt.NDArray[np.float64]:
         raise NotImplementedError
 
     def _wait(self) -> None:
