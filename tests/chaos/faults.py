@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tests.chaos.cluster import Cluster
@@ -42,37 +42,55 @@ KINDS: tuple[Kind, ...] = (
     "store empty",
 )
 
+#: What happens to the store while something happens to a replica.
+MEETS_OTHERS = ("store killed", "store away", "store paused")
+#: How often a fault begins before the one before it is over.
+BESIDE = 0.4
+
 
 @dataclass(frozen=True)
 class Fault:
-    """``after_s`` it waits for the one before it to be over; it lasts ``lasts_s``."""
+    """It begins ``after_s`` the one before it is over, or ``beside`` it, and lasts ``lasts_s``."""
 
     kind: Kind
     after_s: float
     lasts_s: float
     replica: int
+    beside: bool = False
 
     def __str__(self) -> str:
-        whom = (
-            ""
-            if self.kind.startswith("store") or self.kind == "kill all"
-            else (f" of replica {self.replica + 1}")
-        )
-        return f"{self.kind}{whom} for {self.lasts_s:.1f} s"
+        whom = f" of replica {self.replica + 1}" if self.is_of_one else ""
+        return f"{'+ ' if self.beside else ''}{self.kind}{whom} for {self.lasts_s:.1f} s"
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether it strikes a single replica."""
+        return not self.kind.startswith("store") and self.kind != "kill all"
+
+    def may_be_beside(self, other: Fault) -> bool:
+        """Whether both leave somebody who can go on, now or when they are over."""
+        if self.is_of_one and other.is_of_one:
+            return self.replica != other.replica
+        store = other if self.is_of_one else self
+        return self.is_of_one != other.is_of_one and store.kind in MEETS_OTHERS
 
 
 def schedule(
     chance: random.Random, num_replicas: int, lease_s: float, kinds: Sequence[Kind] = KINDS
 ) -> Iterator[Fault]:
     """Faults without end: each kind comes once before any comes again."""
+    alone: Fault | None = None
     while True:
         for kind in chance.sample(kinds, len(kinds)):
-            yield Fault(
-                kind,
-                chance.uniform(0.5, 3.0),
-                _duration(chance, kind, lease_s),
-                chance.randrange(num_replicas),
-            )
+            after_s, lasts_s = chance.uniform(0.5, 3.0), _duration(chance, kind, lease_s)
+            fault = Fault(kind, after_s, lasts_s, chance.randrange(num_replicas))
+            is_wanted = chance.random() < BESIDE
+            if alone is not None and is_wanted and fault.may_be_beside(alone):
+                yield replace(fault, after_s=chance.uniform(0.0, 1.0), beside=True)
+                alone = None
+            else:
+                yield fault
+                alone = fault
 
 
 def _duration(chance: random.Random, kind: Kind, lease_s: float) -> float:
@@ -88,7 +106,7 @@ def _duration(chance: random.Random, kind: Kind, lease_s: float) -> float:
 
 
 class Injector:
-    """Does faults to a cluster, one at a time."""
+    """Does faults to a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -118,15 +118,20 @@ class _Run:
     async def _faults(self) -> None:
         plan, chance = self._plan, random.Random(f"{self._plan.seed} faults")
         injector = Injector(self._cluster)
-        for fault in schedule(chance, len(self._cluster.replicas), LEASE_S, plan.kinds):
-            await asyncio.sleep(fault.after_s)
-            at_s = self._now
-            if at_s > plan.seconds or len(self._verdict.faults) == plan.max_faults:
-                return
-            self._verdict.faults.append((at_s, fault))
-            self._say(f"{at_s:7.2f} s  {fault}")
-            await injector.inject(fault)
-            await self._some_are_up()
+        running: list[asyncio.Task[None]] = []
+        async with asyncio.TaskGroup() as group:
+            for fault in schedule(chance, len(self._cluster.replicas), LEASE_S, plan.kinds):
+                if running and not fault.beside:
+                    await asyncio.wait(running)
+                    running.clear()
+                    await self._some_are_up()
+                await asyncio.sleep(fault.after_s)
+                at_s = self._now
+                if at_s > plan.seconds or len(self._verdict.faults) == plan.max_faults:
+                    return
+                self._verdict.faults.append((at_s, fault))
+                self._say(f"{at_s:7.2f} s  {fault}")
+                running.append(group.create_task(injector.inject(fault)))
 
     async def _some_are_up(self) -> None:
         """Faults hit a cluster that has got up again, so that they do more than hit the dead."""

@@ -191,6 +191,16 @@ async def answer_of(socket: ClientConnection, *types: str) -> Frame:
     return frame
 
 
+async def rest_of(socket: ClientConnection) -> list[Frame]:
+    """Everything until the server closes."""
+    frames = []
+    try:
+        while True:
+            frames.append(json.loads(await socket.recv()))
+    except ConnectionClosed:
+        return frames
+
+
 @asynccontextmanager
 async def socket_of(url: str, **headers: str) -> AsyncIterator[ClientConnection]:
     """A socket that always reads, so that closing it never waits for the test to."""

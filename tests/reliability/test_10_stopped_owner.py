@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
 
+from tests.reliability.heirs import Heir, check_inheritance, endless, streams_of
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
-    Frame,
-    KeptStream,
     Odometer,
-    Soloist,
-    answer,
-    ask,
     log_of_store,
+    rest_of,
     run_all,
     socket_of,
     write_tiny_model,
 )
 
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
 #: Above the interval in which an owner shows that it lives.
 LEASE = {"EVERSTREAM_STORE_LEASE_S": "4"}
-MAX_TOKENS = 20_000
 
 
 @contextmanager
@@ -44,16 +35,6 @@ def server_at(folder: Path) -> Iterator[ServerProcess]:
         yield server
     finally:
         server.__exit__(None, None, None)
-
-
-async def rest_of(socket: ClientConnection) -> list[Frame]:
-    """Everything until the server closes."""
-    frames = []
-    try:
-        while True:
-            frames.append(json.loads(await socket.recv()))
-    except ConnectionClosed:
-        return frames
 
 
 def is_committing(pid: int) -> bool:
@@ -85,21 +66,12 @@ async def pause(server: ServerProcess, within_a_commit: bool) -> None:
 async def test_woken_owner_writes_nothing_sends_nothing_and_leaves(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    body = {"prompt": "Once upon a time", "max_tokens": MAX_TOKENS, **SAMPLING}
-    streams = [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(4)]
+    streams = streams_of(history, odometer, max_tokens=20_000)
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()
         reading = asyncio.create_task(run_all(streams, first.stream_url, "first"))
         async with socket_of(first.stream_url) as bystander:
-            await ask(
-                bystander,
-                type="generate",
-                request_id="b",
-                prompt="hi",
-                max_tokens=10**6,
-                **SAMPLING,
-            )
-            assert (await answer(bystander))["type"] == "started"
+            await endless(bystander)
             await odometer.reach(400)
             await pause(first, within_a_commit=False)
             await asyncio.to_thread(second.start)
@@ -111,56 +83,14 @@ async def test_woken_owner_writes_nothing_sends_nothing_and_leaves(tmp_path: Pat
             last = (await rest_of(bystander))[-1]
             await reading
     assert last["type"] in ("token", "error"), last
-    for stream in streams:
-        assert stream.ends == ["broken"] or stream.frames[-1]["error"]["code"] == "store_taken"
-    kept = log_of_store(tmp_path / "store", model)
-    for heir in heirs:
-        (epoch,) = {epoch for session, epoch in kept if session == heir.stream.session}
-        history.owned(heir.stream.session, "first", epoch, 0)
-        history.owned(heir.stream.session, "second", epoch, heir.taken_over_at)
-    history.check(kept, complete=False)
-    soloist = Soloist(model)
-    for (session, _), events in kept.items():
-        (stream,) = [stream for stream in streams if stream.session == session]
-        logged = [event.token_id for event in events if event.token_id is not None]
-        wanted = soloist.tokens(**{**stream.body, "max_tokens": len(logged)})
-        assert logged == wanted
-
-
-class Heir:
-    """Another client, which resumes a stream's session on the server that took over."""
-
-    def __init__(self, stream: KeptStream, history: History) -> None:
-        self.stream = stream
-        self.taken_over_at = 0
-        self._reader = history.reader(f"heir of {stream.name}", stream.session)
-
-    async def read(self, url: str, num_events: int) -> None:
-        """Everything from the first event on, until there are so many new ones."""
-        stream = self.stream
-        async with socket_of(url) as socket:
-            await ask(
-                socket,
-                type="resume",
-                request_id="r",
-                session=stream.session,
-                epoch=stream.epoch,
-                last_seq=0,
-            )
-            resumed = await answer(socket)
-            assert resumed["type"] == "resumed", resumed
-            self.taken_over_at = resumed["last_seq"]
-            self._reader.attach(resumed["epoch"], 0, "second")
-            while self._reader.last_seq < self.taken_over_at + num_events:
-                self._reader.saw_frame(await answer(socket))
+    check_inheritance(heirs, history, log_of_store(tmp_path / "store", model), model)
 
 
 async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> None:
     """Locks of the database outlast every lease: the other one gives up, and nothing is lost."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    body = {"prompt": "Once upon a time", "max_tokens": 3000, **SAMPLING}
-    streams = [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(4)]
+    streams = streams_of(history, odometer, max_tokens=3000)
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()
         reading = asyncio.create_task(run_all(streams, first.stream_url))
