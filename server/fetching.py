@@ -12,7 +12,7 @@ from server.engine.value import Past
 from server.engine_thread import EngineLike
 from server.peers import How, Peers
 from server.store.base import Loaded
-from server.store.errors import HeldElsewhere, SnapshotMismatch
+from server.store.errors import HeldElsewhere, SnapshotMismatch, StoreFailed
 
 #: A session that many replicas want may have gone on before this one gets it.
 MAX_MOVES = 3
@@ -44,12 +44,20 @@ class Fetching:
     async def use(
         self, session: str, owner: str, use: Callable[[], Awaitable[R]], how: How = "ask"
     ) -> R:
-        """What ``use`` gives, with the session fetched first where the engine does not have it."""
+        """What ``use`` gives, with the session fetched first where the engine does not have it.
+
+        It may leave again before it is used: for others that want its room, or another
+        replica, or because the store has failed. Only the store knows that there is none.
+        """
+        for _ in range(MAX_MOVES):
+            try:
+                return await use()
+            except SessionNotFound:
+                await self._fetch(session, owner, how)
         try:
             return await use()
         except SessionNotFound:
-            await self._fetch(session, owner, how)
-            return await use()
+            raise StoreFailed("the session comes and goes; try again") from None
 
     async def past(self, session: str, owner: str, at: int) -> Past:
         """The session as it was when its text had ``at`` tokens."""

@@ -17,6 +17,7 @@ from server.engine.errors import (
     SessionNotFound,
 )
 from server.engine.types import Event, Failed, Finished, Request, TokenEvent
+from server.fetching import MAX_MOVES
 from server.outbox import Outbox
 from server.peers import KeyInUse
 from server.sessions import PAGE_EVENTS, Cursor, Resumed, Sessions
@@ -89,6 +90,30 @@ async def test_session_that_sleeps_in_the_store_is_fetched_when_it_is_wanted() -
         assert story == STORY[2:6]
         assert (await sessions.info(second, "me")).position == 0
         assert (await sessions.info(first, "me")).position == 6
+
+
+@pytest.mark.parametrize("num_times", [1, 2, 3])
+async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times: int) -> None:
+    """It is no reason to say that there is no such session."""
+    tries = 0
+
+    async with keeping(small(), FailingStore(durable=True)) as (driver, sessions):
+        first = (await sessions.create("me")).session
+
+        async def use() -> int:
+            nonlocal tries
+            if tries <= num_times:
+                await sessions.create("me")  # which takes the only place
+            tries += 1
+            info = await driver.call(lambda engine, now: engine.session_info(first, "me", now))
+            return info.position
+
+        if num_times < MAX_MOVES:
+            assert await sessions.fetching.use(first, "me", use) == 0
+        else:
+            with pytest.raises(StoreFailed, match="try again"):
+                await sessions.fetching.use(first, "me", use)
+        assert tries == num_times + 2 - (num_times == MAX_MOVES)
 
 
 async def test_session_is_fetched_once_however_many_want_it() -> None:
