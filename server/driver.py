@@ -236,12 +236,29 @@ class Driver:
         """Whether kept sessions can go on."""
         return self._journal.error is None
 
-    async def ask_store(self, ask: Callable[[Store], R]) -> R:
+    @property
+    def generation(self) -> int:
+        """Grows whenever the engine is told to forget what it has of kept sessions."""
+        return self._journal.generation
+
+    async def settled(self) -> None:
+        """Returns when all that was asked of the engine before is safe, or has failed."""
+        if not self.died.is_set():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._thread.post(Command(lambda engine, now: None, future), urgent=True)
+            self._calls.add(future)
+            try:
+                await future
+            finally:
+                self._calls.discard(future)
+
+    async def ask_store(self, ask: Callable[[Store], R], *, always: bool = False) -> R:
         """An answer of the store, after all that has been done before. Raises `EngineError`.
 
-        A full store still answers: what it has can be read, and room can be made.
+        A full store still answers: what it has can be read, and room can be made. One
+        that has failed is asked only where it ``always`` must hear of it.
         """
-        if not isinstance(self._journal.error, StoreFull):
+        if not always and not isinstance(self._journal.error, StoreFull):
             self.check_store()
         return await asyncio.wrap_future(self._journal.ask(ask))
 

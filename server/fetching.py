@@ -78,16 +78,21 @@ class Fetching:
 
     def is_running(self, session: str, owner: str) -> bool:
         """Whether the session may be in the engine in a moment."""
-        return any((session, owner, how) in self._running for how in get_args(How))
+        return bool(self._of(session, owner))
 
     async def ended(self, session: str, owner: str) -> None:
         """Returns when nobody here is about to have the session in the engine."""
-        for how in get_args(How):
-            if (running := self._running.get((session, owner, how))) is not None:
-                await asyncio.wait([running])
+        while running := self._of(session, owner):
+            await asyncio.wait(running)
+
+    def _of(self, session: str, owner: str) -> list[asyncio.Future[None]]:
+        keys = ((session, owner, how) for how in get_args(How))
+        return [self._running[key] for key in keys if key in self._running]
 
     async def _fetch(self, session: str, owner: str, how: How) -> None:
         key = (session, owner, how)
+        while key not in self._running and (others := self._of(session, owner)):
+            await asyncio.wait(others)
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = asyncio.ensure_future(self._restore(*key))
@@ -101,6 +106,7 @@ class Fetching:
 
     async def _restore(self, session: str, owner: str, how: How) -> None:
         self._driver.check_retirement()
+        generation = self._driver.generation
         try:
             loaded, moved = await self._loaded(session, owner, how)
         except SessionNotFound:
@@ -109,6 +115,8 @@ class Fetching:
         past = Past(loaded.value, loaded.entries)
 
         def restore(engine: EngineLike, now: float) -> None:
+            if self._driver.generation != generation:  # the store has let go of what it had
+                raise StoreFailed("the session store failed just now; try again")
             engine.restore(past, now)
             if moved:  # what it ran, it ran a moment ago
                 engine.go_on(session, owner)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from server.engine.errors import EngineError
 from server.engine.value import Record
 from server.store.base import Store
-from server.store.errors import Fenced, StoreError
+from server.store.errors import Fenced, StoreError, StoreLost
 
 logger = logging.getLogger("everstream.journal")
 
@@ -77,6 +77,11 @@ class Journal:
         self._last_error: EngineError | None = None
         self._maintained_s, self._pause_s = clock(), MAINTENANCE_S
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    @property
+    def generation(self) -> int:
+        """Of what the engine has: whatever was asked before it grew may be of no use."""
+        return self._generation
 
     def start(self) -> None:
         self._thread.start()
@@ -155,6 +160,7 @@ class Journal:
                 self._store.commit(records)
             except StoreError as error:
                 self._fail(error)
+            self._note_store()
         for step in steps:
             if step.records and step.generation != self._generation:
                 step.lost = self._last_error
@@ -187,7 +193,15 @@ class Journal:
         try:
             return call.ask(self._store)
         finally:
+            self._note_store()
+
+    def _note_store(self) -> None:
+        """Where the store has become another one, what the engine has is no part of it."""
+        if self._store.store_id != self.store_id:
             self.store_id = self._store.store_id
+            self._generation += 1
+            self._last_error = StoreLost("the store is another one than before")
+            self._forget(self._generation, self._last_error)
 
     def _maintain(self) -> None:
         now = self._clock()
@@ -204,4 +218,4 @@ class Journal:
             if self.error is not None:
                 logger.warning("the store works again")
             self.error = None
-        self.store_id = self._store.store_id
+        self._note_store()

@@ -6,6 +6,7 @@ belong to the driver's event loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -70,6 +71,7 @@ class Sessions:
         self._driver, self._prefixes, self._peers = driver, prefixes, peers
         self.fetching = Fetching(driver, elsewhere, peers)
         self._keys: set[tuple[str, str]] = set()
+        self._giving: set[asyncio.Task[None]] = set()
 
     async def start(self, continues: bool = False) -> None:
         """After the driver has started. ``continues``: what was left unfinished goes on."""
@@ -219,17 +221,18 @@ class Sessions:
                 lambda: self._driver.attach(session, owner, request_id, sink, take_over),
                 "take_over" if take_over else "ask",
             )
+            # The store is asked first: it knows whether what is here is still the session.
+            try:
+                await self._page(session, owner, cursor.last_seq, 1)
+                is_gone = False
+            except HistoryGone:
+                is_gone = True
         except SessionNotFound:
             if cursor.epoch is None or _same_store(cursor.epoch, current(0)):
                 raise
+            self._driver.detach(request_id)
             lost = SessionInfo(session, 0, 0, False, 0.0, 0)
             return Resumed(lost, 0, "the server's store is another one than before")
-        # The store is asked first: it knows whether what is here is still the session.
-        try:
-            await self._page(session, owner, cursor.last_seq, 1)
-            is_gone = False
-        except HistoryGone:
-            is_gone = True
         if cursor.epoch is not None and cursor.epoch != current(info.epoch):
             return Resumed(info, info.seq, "the session was rewound")
         if cursor.last_seq > info.seq:
@@ -278,10 +281,19 @@ class Sessions:
         if key in self._keys:
             raise KeyInUse
         self._keys.add(key)
+        left = True
         try:
-            return await self._submit_first(key, request, sink)
+            found = await self._submit_first(key, request, sink)
+            left = False
+            return found
+        except EngineError:
+            left = False
+            raise
         finally:
-            self._keys.discard(key)
+            giving = asyncio.ensure_future(self._give_back(key, left))
+            self._giving.add(giving)
+            giving.add_done_callback(self._giving.discard)
+            await asyncio.shield(giving)
 
     async def _submit_first(
         self, key: tuple[str, str], request: Request, sink: Sink
@@ -291,13 +303,23 @@ class Sessions:
             await self.submit(request, sink)
             return None
         await self._peers.claim_key(*key)
+        found = await self._driver.ask_store(lambda store: store.find_key(*key))
+        if found is None:
+            await self.submit(request, sink)
+        return found
+
+    async def _give_back(self, key: tuple[str, str], left: bool) -> None:
+        """What came under the key is in the log then, or will never be.
+
+        ``left``: whoever asked has gone, and the engine may be about to do it all the same.
+        """
         try:
-            found = await self._driver.ask_store(lambda store: store.find_key(*key))
-            if found is None:
-                await self.submit(request, sink)
-            return found
+            if left:
+                await self._driver.settled()
+            if self._peers is not None:
+                await self._peers.give_back_key(*key)
         finally:
-            await self._peers.give_back_key(*key)
+            self._keys.discard(key)
 
     async def again(self, owner: str, found: Keyed, request_id: str, sink: Sink) -> Resumed:
         """Makes ``sink`` the reader of a generation that was begun under a key: see `resume`.

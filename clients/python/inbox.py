@@ -23,7 +23,8 @@ from .request import Cursor, Farewell, Request
 #: that one is the other reader, or still holds the key.
 PASSING = (CapacityExhausted, ConnectionLost, KeyInUse, SessionAttached, SessionMigrated)
 #: The server did nothing and is about to go: another one, or the next one, may do it.
-LEAVING = ("draining", "store_taken")
+DRAINING = "draining"
+LEAVING = (DRAINING, "store_taken")
 PASSING_STATUSES = (502, 504)
 
 
@@ -90,7 +91,7 @@ class Inbox:
         if self.farewell is not None and self.farewell.kind == "detach":
             self._put(Detached(self.request.request_id))
             return False
-        if for_good or not self.can_be_recovered:
+        if for_good or not (self.can_be_recovered or self.is_being_recovered):
             self.give_up(error)
             return False
         self.is_lost = True
@@ -103,10 +104,11 @@ class Inbox:
     def is_turned_away(self, event: Event) -> bool:
         """Whether ``event`` is the refusal of a server that is leaving: another may be asked.
 
-        It has done nothing, so that this is safe for a request without a key, too.
+        One that drains has done nothing: this is safe for a request without a key, too.
         """
-        is_leaving = isinstance(event, Refused) and event.error.code in LEAVING
-        return is_leaving and (self.can_be_recovered or not self._has_begun)
+        if not isinstance(event, Refused) or event.error.code not in LEAVING:
+            return False
+        return self.can_be_recovered or (event.error.code == DRAINING and not self._has_begun)
 
     def deliver(self, event: Event) -> bool:
         """Takes an event. Whether a generation that is not wanted stays attached to the request."""

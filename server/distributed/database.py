@@ -81,6 +81,7 @@ class Database:
         self.schema = schema
         self.me = self.link = 0
         self.is_full = is_full
+        self._is_pooled = is_pooled
         self._connection = connect(url, prepare=not is_pooled)
         path = sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(schema))
         self._begin = (
@@ -121,8 +122,10 @@ class Database:
     def transaction(self, synced: bool = True) -> Iterator[None]:
         """All of it or nothing, and only for a replica that is still one.
 
-        Raises `Fenced`. What is not ``synced`` may be lost with what comes after it.
+        Raises `Fenced`. What is not ``synced`` may be lost with what comes after it. Of that
+        a connection tells, which ends with the database; a pooler's does not.
         """
+        synced = synced or self._is_pooled
         asked = f"SELECT hold({self.me:d}, {self.link:d})"
         lazy = "" if synced and self.is_full else "; SET LOCAL synchronous_commit = off"
         with self._within(f"{self._begin}{lazy}; {asked}") as cursor:

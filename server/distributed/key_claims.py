@@ -20,7 +20,8 @@ class KeyClaims:
 
     def claim(self, database: Database, owner: str, key: str) -> bool:
         """Whether this replica may begin what comes under ``key``: no other is about to."""
-        with database.transaction(synced=False):
+        with database.transaction():
+            self._unreturned.discard((owner, key))
             return bool(database.execute(_CLAIM, (owner, key, database.me)).fetchall())
 
     def note_return(self, owner: str, key: str) -> None:

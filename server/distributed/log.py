@@ -23,6 +23,8 @@ MAX_JOURNAL_ROWS = 512
 #: Sessions that a replica can make: the other bits of their keys are its own key.
 KEY_BITS = 32
 
+LOST = "the database has lost what this replica had committed"
+
 _APPEND = "SELECT append_journal(?, ?, ?, ?, ?, ?)"
 _AWAY = (
     "SELECT holder, key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
@@ -157,7 +159,7 @@ class SharedLog(Log):
         query = "SELECT id, data FROM journal WHERE replica = ? ORDER BY id"
         found: list[tuple[int, bytes]] = self._execute(query, (self._me,)).fetchall()
         if last_row and (not found or found[-1][0] != last_row):
-            raise Fenced("the database has lost what this replica had committed")
+            raise Fenced(LOST)
         return found
 
     def _undo_opened(self) -> None:
@@ -172,3 +174,5 @@ def _check(result: int) -> None:
         raise Fenced("another replica has taken over what this one had")
     if result == 2:
         raise StoreLost("another replica has one of these sessions")
+    if result == 3:
+        raise Fenced(LOST)

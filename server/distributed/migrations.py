@@ -159,6 +159,7 @@ MIGRATIONS: tuple[str, ...] = (
     END $$;
 
     -- 0: done. 1: the replica is no more. 2: it does not hold all of the sessions `keys`.
+    -- 3: the row before is not there: this is not the database that it was.
     CREATE FUNCTION append_journal(
         me bigint, my_link bigint, row_id bigint, row_data bytea, keys bigint[], synced boolean
     ) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
@@ -170,6 +171,11 @@ MIGRATIONS: tuple[str, ...] = (
             SELECT count(*) FROM session WHERE key = ANY(keys) AND holder = me
         ) THEN
             RETURN 2;
+        END IF;
+        IF row_id > 1 AND NOT EXISTS (
+            SELECT FROM journal WHERE replica = me AND id = row_id - 1
+        ) THEN
+            RETURN 3;
         END IF;
         IF NOT synced THEN
             PERFORM set_config('synchronous_commit', 'off', true);

@@ -84,9 +84,9 @@ class Peers:
     async def give_back_key(self, owner: str, key: str) -> None:
         """See `server.peers.Peers`."""
         try:
-            await self._ask(lambda store: store.give_back_key(owner, key))
-        except EngineError as error:  # it goes with this replica's row
-            logger.warning("a key could not be given back: %s", error.message)
+            await self._ask(lambda store: store.give_back_key(owner, key), always=True)
+        except EngineError as error:
+            logger.warning("a key is given back later: %s", error.message)
 
     # What comes from the thread that listens
 
@@ -181,5 +181,5 @@ class Peers:
         text = orjson.dumps(message).decode()
         await self._ask(lambda store: store.tell(key, text))
 
-    async def _ask(self, ask: Callable[[PostgresStore], R]) -> R:
-        return await self._driver.ask_store(cast("Callable[[Store], R]", ask))
+    async def _ask(self, ask: Callable[[PostgresStore], R], *, always: bool = False) -> R:
+        return await self._driver.ask_store(cast("Callable[[Store], R]", ask), always=always)

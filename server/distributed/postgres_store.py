@@ -256,7 +256,8 @@ class PostgresStore:
                 log = SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
                 log.recover(None, (), self._clock.now_s)
                 heads = [*log.heads.values()]
-                log.store_tails(heads, log.last_row, self._clock.now_s)
+                tails = [head for head in heads if head.tail]
+                log.store_tails(tails, log.last_row, self._clock.now_s)
                 log.let_go(heads)
                 database.execute("DELETE FROM journal WHERE replica = ?", (key,))
             logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
@@ -297,7 +298,8 @@ class PostgresStore:
     ) -> Loaded:
         """A session that was nobody's, unless it cannot be loaded: then it stays so."""
         try:
-            with _holding(connection):
+            # The engine goes on with it before the next commit: that it is ours must last.
+            with connection.database.transaction():
                 while (head := connection.log.take(session, owner)) is None:
                     holder, _ = _away(connection, session, owner)
                     if holder is not None:

@@ -60,12 +60,11 @@ class SharedStates:
         if not states:
             return []
         parts = [encode_state(state, self._identity, position) for state, position in states]
-        if time.monotonic() >= self._rests_until_s:
+        is_table = isinstance(self._objects, TableObjects)
+        if not is_table and time.monotonic() >= self._rests_until_s:
             try:
                 return self._put(parts, self._objects, "")
             except StoreFailed as error:
-                if isinstance(self._objects, TableObjects):
-                    raise
                 logger.warning("states go to the database meanwhile: %s", error.message)
                 self._rests_until_s = time.monotonic() + REST_S
         return self._put(parts, self._table, IN_TABLE)

@@ -23,6 +23,8 @@ RARELY_S = 60.0
 #: States written at a time, so that commits do not wait long: with `server.journal.SOON_S` and
 #: `server.config.SHARED_SAVE_INTERVAL`, those of 6,400 tokens/s.
 SAVES_AT_ONCE = 2
+#: Sessions whose logs and snapshots are cut at a time.
+CHANGED_AT_ONCE = 16
 
 _EXPIRE = """
     UPDATE session SET holder = ? WHERE key IN (
@@ -53,13 +55,13 @@ class SharedUpkeep(Saving):
     def run(self, touched: Iterable[int]) -> bool:
         """What is due now; ``touched`` are the keys of sessions that have been used.
 
-        Returns whether states are left to write.
+        Returns whether something of it is left to do.
         """
-        unsaved = self._connection.unsaved
+        unsaved, changed = self._connection.unsaved, self._log.changed
         saves = unsaved.oldest(SAVES_AT_ONCE)
         if saves or touched or self._is_due():
-            self._write(saves, touched)
-        return bool(unsaved.oldest(1))
+            self._write(saves, touched, CHANGED_AT_ONCE)
+        return bool(unsaved.oldest(1) or changed)
 
     def release(self, heads: list[Head]) -> None:
         """Writes all that there is of these sessions, and lets them go."""
@@ -68,9 +70,11 @@ class SharedUpkeep(Saving):
         saves: list[Save] = [save for save in found if save is not None]
         files = self._write_states(saves)
         with self._shared.database.transaction(synced=False):
-            log.store_tails(heads, log.last_row, self._clock.now_s)
+            tails = [head for head in heads if head.tail]
+            log.store_tails(tails, log.last_row, self._clock.now_s)
             self._add_rows(saves, files)
-            for head in heads:
+            saved = {save.key for save in saves}
+            for head in {*tails, *(head for head in heads if head.key in saved)}:
                 self._thin(head)
                 self._trim(head)
             log.let_go(heads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from server.store.clock import StoreClock
@@ -67,8 +68,13 @@ class Saving:
         is_behind = log.last_row != log.pruned_row
         return bool(is_behind or log.changed or log.unused_files or self._clock.is_due)
 
-    def _write(self, saves: list[Save], touched: Iterable[int]) -> None:
-        """States to files first; then all else in one transaction, and then old files go."""
+    def _write(
+        self, saves: list[Save], touched: Iterable[int], max_changed: int | None = None
+    ) -> None:
+        """States to files first; then all else in one transaction, and then old files go.
+
+        Of the sessions that have changed so many are looked at, or all.
+        """
         now_s, log = self._clock.now_s, self._log
         files = self._write_states(saves)
         with self._connection.database.transaction(self.is_synced):
@@ -77,7 +83,8 @@ class Saving:
                 self._tables.touch(key, now_s)
             log.prune(now_s)
             saved = (log.head(save.value.id) for save in saves)
-            for head in log.changed.union(head for head in saved if head is not None):
+            changed = set(islice(log.changed, max_changed))
+            for head in changed.union(head for head in saved if head is not None):
                 self._thin(head)
                 self._trim(head)
             self._tables.forget_keys(now_s - KEY_RETENTION_S)
@@ -85,7 +92,8 @@ class Saving:
             unused = self._snapshots.unused(log.unused_files)
         self._saved(saves, files)
         self._snapshots.states.remove(unused)
-        log.unused_files, log.changed = set(), set()
+        log.unused_files = set()
+        log.changed -= changed
 
     def _note_time(self, now_s: float) -> None:
         self._connection.database.set_meta("clock_s", now_s)

@@ -18,7 +18,7 @@ class Save(NamedTuple):
 
 
 class Unsaved:
-    """The newest value of each session that has one, in the order in which they came."""
+    """The newest value of each session that has one; whoever waits longest comes first."""
 
     def __init__(self) -> None:
         self._saves: dict[str, Save] = {}
@@ -26,7 +26,8 @@ class Unsaved:
 
     def add(self, head: Head, value: SessionValue) -> None:
         """The session is at ``value``, after the entries that it has now."""
-        self.drop(head.id)
+        if (before := self._saves.get(head.id)) is not None:  # its turn is the new one's
+            self.num_bytes -= _size(before.value)
         self._saves[head.id] = Save(head.key, head.num_entries, value)
         self.num_bytes += _size(value)
 

@@ -243,6 +243,7 @@ def test_migrate_is_followed_and_not_seen() -> None:
     [
         ("draining", True, True),
         ("store_taken", True, True),
+        ("store_taken", False, False),
         ("draining", False, True),
         ("queue_full", True, False),
     ],
@@ -256,6 +257,18 @@ def test_a_server_that_leaves_is_followed_by_another(
     inboxes.deliver(Refused("a", CapacityExhausted("no", code)))
     assert [inbox.request.request_id for inbox, _ in inboxes.lost] == ["a"] * goes_on
     assert len(inboxes.take("a")) == (not goes_on)
+
+
+def test_what_was_turned_away_outlives_the_connection_that_said_so() -> None:
+    """A server that drains refuses first, and closes then: nothing is in flight."""
+    inboxes = Inboxes()
+    inboxes.open(request("a", is_repeatable=False))
+    inboxes.deliver(Refused("a", CapacityExhausted("no", "draining")))
+    ((inbox, _),) = inboxes.lost
+    inbox.is_being_recovered = True
+    inboxes.lose(LOST, for_good=False)
+    assert inboxes.is_wanted(inbox)
+    assert inboxes.take("a") == []
 
 
 def test_abandoned_request_is_not_asked_for_again() -> None:

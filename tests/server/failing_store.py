@@ -34,6 +34,10 @@ class FailingStore(MemoryStore):
         self.held.clear()
         self._free.clear()
 
+    def replace(self) -> None:
+        """Puts an empty one in its place."""
+        vars(self).update(vars(MemoryStore()))
+
     def let_go(self) -> None:
         self._free.set()
 

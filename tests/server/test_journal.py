@@ -11,7 +11,7 @@ from server.engine.errors import EngineError, SessionNotFound
 from server.engine.types import TokenEvent
 from server.engine.value import Opened, Record, SessionValue
 from server.journal import MAINTENANCE_S, SOON_S, Journal
-from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
+from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull, StoreLost
 from tests.server.failing_store import FailingStore
 
 OPENED: Record = ("s", Opened(SessionValue("s", "me")))
@@ -120,6 +120,22 @@ def test_store_with_more_to_do_is_called_again_soon(desk: Desk) -> None:
     desk.maintained(SOON_S)
     desk.maintained(SOON_S)
     assert desk.store.num_maintained == 3
+
+
+def test_store_that_has_become_another_one_is_a_reason_to_forget(desk: Desk) -> None:
+    """Also where nobody has written since: what the engine has is no part of it."""
+    desk.add(OPENED)
+    desk.done()
+    desk.store.store_id = "another"
+    desk.done()
+    assert desk.journal.store_id == "another"
+    ((generation, error),) = desk.forgotten
+    assert generation == desk.journal.generation == 1
+    assert isinstance(error, StoreLost)
+    desk.add(token(1))
+    desk.add(("t", Opened(SessionValue("t", "me"))), generation=1)
+    desk.done()
+    assert [step.lost is not None for step in desk.passed] == [False, True, False]
 
 
 def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:

@@ -116,6 +116,22 @@ async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times:
         assert tries == num_times + 2 - (num_times == MAX_MOVES)
 
 
+async def test_store_that_was_replaced_while_nobody_wrote_is_an_explicit_reset() -> None:
+    """The engine still has the session, and the store has never heard of it."""
+    store = FailingStore(durable=True)
+    async with keeping(store=store) as (driver, sessions):
+        end = (await run(sessions, request(keep=True, max_tokens=4)))[-1]
+        assert isinstance(end, Finished)
+        cursor = Cursor(2, driver.epoch_name(0))
+        store.replace()
+        outbox: Outbox[Event] = Outbox(10**6)
+        lost = await resume(sessions, end.session, cursor, outbox=outbox)
+        assert lost.reset is not None
+        assert "another one" in lost.reset
+        with pytest.raises(SessionNotFound):
+            await driver.call(lambda e, now: e.session_info(end.session, "me", now))
+
+
 async def test_session_is_fetched_once_however_many_want_it() -> None:
     class Counting(FailingStore):
         num_loads = 0

@@ -20,6 +20,23 @@ def store(database_url: str) -> Iterator[PostgresStore]:
         yield store
 
 
+def test_no_session_waits_for_ever_for_its_state_to_be_written(
+    store: PostgresStore, database_url: str
+) -> None:
+    """Also where more states come than are written."""
+    writers = [Writer(f"s{number}") for number in range(3 * SAVES_AT_ONCE)]
+    for writer in writers:
+        store.commit([writer.opened(), writer.accepted()])
+    opened = num_snapshots(database_url)
+    for now_s in range(1, 4):
+        store.commit([record for writer in writers for record in (writer.token(), writer.saved())])
+        store.maintain(float(now_s))
+    assert num_snapshots(database_url) == opened + len(writers)
+    with psycopg.connect(database_url) as connection:
+        query = "SELECT count(*) FROM everstream_test.snapshot GROUP BY session"
+        assert {num for (num,) in connection.execute(query)} == {2}
+
+
 def num_snapshots(database_url: str) -> int:
     with psycopg.connect(database_url) as connection:
         (row,) = connection.execute("SELECT count(*) FROM everstream_test.snapshot").fetchall()
