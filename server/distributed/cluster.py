@@ -96,8 +96,12 @@ class Cluster:
         url = self._config.store_objects
         if url is None:
             return TableObjects
-        from server.distributed.s3 import S3Objects
-
+        try:
+            from server.distributed.s3 import S3Objects
+        except ImportError as error:
+            raise StoreError(
+                "EVERSTREAM_STORE_OBJECTS needs obstore: pip install 'everstream[s3]'"
+            ) from error
         try:
             objects = S3Objects(url, object_storage_environment(), timeout_s)
         except (ValueError, OSError) as error:

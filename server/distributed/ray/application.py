@@ -7,7 +7,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from server.config import ServerConfig
+from server.config import ConfigError, ServerConfig
 from server.distributed.ray.replica import Replica
 from server.distributed.ray.scaling import LOOK_BACK_S, METRICS_INTERVAL_S, UPSCALE_DELAY_S
 from server.distributed.ray.settings import Settings, read_settings
@@ -22,6 +22,11 @@ _HERE = "server.distributed.ray"
 def build(settings: Settings) -> Application:
     """Replicas with these settings, which are the ``args`` of a file. Raises `ConfigError`."""
     config = read_settings(settings)
+    if config.num_replicas[1] > 1 and not (config.is_shared or config.store == "memory"):
+        raise ConfigError(
+            "--replicas: a folder serves one process; more than one replica needs "
+            "--store postgresql://... (or --store memory, where each has sessions of its own)"
+        )
     deployment = serve.deployment(
         name=NAME,
         ray_actor_options={"num_cpus": config.threads or 1},

@@ -35,6 +35,9 @@ OF_OUR_OWN: Mapping[str, str] = {
 }
 
 
+logger = logging.getLogger("everstream.ray")
+
+
 class RayError(Exception):
     """Ray cannot be started or joined, or the application does not run there."""
 
@@ -130,7 +133,8 @@ class _Stop:
         self._waits = False
 
     def __enter__(self) -> _Stop:
-        self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        signals = (*_SIGNALS, signal.SIGHUP)
+        self._before = {number: signal.getsignal(number) for number in signals}
         self.install()
         return self
 
@@ -141,6 +145,7 @@ class _Stop:
     def install(self) -> None:
         for number in _SIGNALS:
             signal.signal(number, self._tell)
+        signal.signal(signal.SIGHUP, _explain)
 
     def wait(self) -> None:
         self._waits = True
@@ -153,6 +158,11 @@ class _Stop:
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _explain(number: int, frame: object) -> None:
+    """One process reads its keys again at SIGHUP; here it must not end the cluster."""
+    logger.warning("with --ray, keys are read again by a restart only")
 
 
 def _free_port(host: str) -> int:

@@ -24,13 +24,20 @@ def deployment(**settings: Any) -> Any:
     return build({"store": "memory", **settings})._bound_deployment
 
 
-def test_file_is_what_serve_takes() -> None:
+def test_file_is_what_serve_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTREAM_STORE", "postgresql://everstream@127.0.0.1/everstream")
     schema = ServeDeploySchema.model_validate(yaml.safe_load(FILE.read_text()))
     (application,) = schema.applications
     assert application.import_path == f"{build.__module__}:{build.__name__}"
     assert (application.name, application.route_prefix) == (NAME, "/")
     assert schema.http_options.host == "127.0.0.1"
     assert build(application.args)._bound_deployment.name == NAME
+
+
+def test_folder_is_for_one_replica(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a folder serves one process"):
+        deployment(store=str(tmp_path), replicas="1-2")
+    assert deployment(store=str(tmp_path), replicas="1").name == NAME
 
 
 def test_ray_is_given_names_and_plain_data_of_ours() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import signal
 from pathlib import Path
 
 import grpc
 import pytest
 
+from tests.reliability.servers import eventually
 from tests.server.distributed.ray.clusters import OnRay
 
 
@@ -28,6 +30,13 @@ def test_every_port_is_on_the_loopback(on_ray: OnRay) -> None:
     assert any(name.endswith("raylet") for name in names)
     outside = {at: who for at, who in listening.items() if not address_of(at).is_loopback}
     assert not outside
+
+
+async def test_hangup_does_not_end_it(on_ray: OnRay) -> None:
+    """One process reads its keys again at that."""
+    os.kill(on_ray.server.pid, signal.SIGHUP)
+    await eventually(lambda: "keys are read again by a restart only" in on_ray.server.log())
+    assert on_ray.server.get("/health")[0] == 200
 
 
 def test_there_is_no_dashboard(on_ray: OnRay) -> None:
