@@ -213,17 +213,19 @@ class Driver:
         request_ids: tuple[str, ...] = (),
         arrived: Callable[[R], None] | None = None,
         work: bool = False,
+        urgent: bool = False,
     ) -> R:
         """Runs ``call`` in the engine's thread; what it has changed is safe when it returns.
 
-        ``work`` is refused while the server drains.
+        ``work`` is refused while the server drains; what is ``urgent`` is taken also where
+        too many commands wait.
         """
         if work and self._refusal is not None:
             raise self._refusal()
         if self.died.is_set():
             raise self._end()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        if not self._thread.post(Command(call, future, request_ids, arrived)):
+        if not self._thread.post(Command(call, future, request_ids, arrived), urgent=urgent):
             raise QueueFull("too many commands wait for the engine")
         self._calls.add(future)
         try:
@@ -243,14 +245,8 @@ class Driver:
 
     async def settled(self) -> None:
         """Returns when all that was asked of the engine before is safe, or has failed."""
-        if not self.died.is_set():
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._thread.post(Command(lambda engine, now: None, future), urgent=True)
-            self._calls.add(future)
-            try:
-                await future
-            finally:
-                self._calls.discard(future)
+        with contextlib.suppress(EngineError):  # it has died
+            await self.call(lambda engine, now: None, urgent=True)
 
     async def ask_store(self, ask: Callable[[Store], R], *, always: bool = False) -> R:
         """An answer of the store, after all that has been done before. Raises `EngineError`.
