@@ -229,7 +229,8 @@ def test_streams_are_what_the_server_sends() -> None:
     request = Request(
         chunk["id"], "me", (1,), SamplingParams(seed=chunk["seed"]), opening["session"], keep=True
     )
-    writer = CompletionWriter((request,), chunk["model"], chunk["created"], store)
+    name = (store + "-{}").format
+    writer = CompletionWriter((request,), chunk["model"], chunk["created"], name)
     text, place = chunk["choices"][0]["text"], chunk["position"]
     made = writer.chunks(
         Started(request.request_id, opening["session"], opening["position"], int(number))

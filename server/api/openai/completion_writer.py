@@ -10,6 +10,7 @@ import orjson
 
 from server.api.completion import DONE, ended, sse, total_usage
 from server.api.errors import error_object
+from server.api.frames import EpochName
 from server.api.openai.logprobs import LegacyLogprobs, ScoredPrompt, TokenNames, prompt_logprobs
 from server.api.translate import usage_object
 from server.engine.errors import EngineError
@@ -42,15 +43,16 @@ class CompletionWriter:
     """Writes the answer to ``requests``, one of each prompt. ``created_s`` is a Unix time.
 
     Choices are numbered prompt by prompt. The events of a kept session have SSE
-    ids: ``epoch`` (without its number), the number, and the event's ``seq``, from
-    which a client can resume. Where more are drawn than shown, the most probable
+    ids: the epoch by its ``epoch_name``, which is asked when it has begun (the store
+    may become another one until then), and the event's ``seq``, from which a client
+    can resume. Where more are drawn than shown, the most probable
     are shown.
     """
 
     requests: tuple[Request, ...]
     model: str
     created_s: int
-    epoch: str = ""
+    epoch_name: EpochName = "-{}".format
     shown: Shown = TEXT
     _index: dict[str, int] = field(init=False, repr=False)
     _around: list[tuple[bytes, bytes, bytes]] = field(init=False, repr=False)
@@ -155,7 +157,7 @@ class CompletionWriter:
         self._begins[request.request_id] = event.position
         is_kept = request.keep or request.session is not None
         if is_kept:
-            self._id = f"{self.epoch}-{event.epoch}:".encode()
+            self._id = f"{self.epoch_name(event.epoch)}:".encode()
         echo = self.shown.echo[place] if self.shown.echo and not request.score else ""
         if not is_kept and not echo:
             return b""

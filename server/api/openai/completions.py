@@ -45,9 +45,9 @@ async def complete(request: Request) -> Response:
     _check(body)
     prompts = _prompts(body)
     works = await _works(service, body, prompts, request.state.owner)
-    epoch = service.driver.epoch_name(0).removesuffix("-0")
+    epoch_name = service.driver.epoch_name
     shown = _shown(service, body, prompts)
-    writer = CompletionWriter(works, service.model.name, int(time.time()), epoch, shown)
+    writer = CompletionWriter(works, service.model.name, int(time.time()), epoch_name, shown)
     if body.stream:
         return SseAnswer(service, works, writer)
     return JsonAnswer(service, works, writer.whole)

@@ -55,7 +55,7 @@ def scored(id: str = "r", prompt: str = "ab") -> Scored:
 
 
 def writer(*requests: Request, **shown: Any) -> CompletionWriter:
-    return CompletionWriter(requests, "fake", 5, "", Shown(names=NAMES, **shown))
+    return CompletionWriter(requests, "fake", 5, shown=Shown(names=NAMES, **shown))
 
 
 def values(chunks: bytes) -> list[dict[str, Any]]:
@@ -208,3 +208,13 @@ def test_one_prompt_that_fails_fails_the_answer_and_is_named_in_a_stream() -> No
     *chunks, last = streamed(writer(*both, usage=True), happened)
     assert last["error"]["code"] == "queue_full"
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_epoch_is_that_of_the_store_in_which_the_session_has_begun() -> None:
+    """The store may become another one while the request is on its way."""
+    store = "old"
+    kept = Request("r", "me", (1,), SamplingParams(), keep=True)
+    one = CompletionWriter((kept,), "fake", 5, lambda epoch: f"{store}-{epoch}")
+    store = "new"
+    one.chunks(Started("r", "s", 1, 0))
+    assert one.chunks(TokenEvent("r", 1, 1, 65, "A")).startswith(b"id: new-0:1\n")
