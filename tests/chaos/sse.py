@@ -46,8 +46,8 @@ class SseReader:
                 response = await client.send(request, stream=True)
                 try:
                     if response.status_code != 200:
-                        body = json.loads(await response.aread())
-                        return self._refused(place, body, replica.incarnation)
+                        said = await response.aread()
+                        return self._refused(place, response.status_code, said, replica.incarnation)
                     reading = _Events(self._world, self._expected, place, replica, asked_s)
                     return await self._all(response, reading)
                 finally:
@@ -90,8 +90,12 @@ class SseReader:
         }
         return client.build_request("POST", "/v1/completions", json=body)
 
-    def _refused(self, place: Place, body: dict[str, Any], replica: str) -> Outcome:
-        error = body.get("error", {})
+    def _refused(self, place: Place, status: int, said: bytes, replica: str) -> Outcome:
+        try:
+            error = json.loads(said).get("error", {})
+        except ValueError:
+            self._world.wrong(place, "error", f"{replica} answered {status} {said[:80]!r}")
+            return "broken"
         code = error.get("code", "none")
         if code == "session_not_found" and not place.is_begun and place.session is not None:
             return "lost"
