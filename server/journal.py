@@ -125,6 +125,8 @@ class Journal:
         except BaseException:  # whatever it is, the thread is no more
             logger.exception("the journal failed")
             self.error = StoreError("the store's thread has died")
+            with self._changed:
+                self._closed = True  # nobody would answer
             self._died()
 
     def _take(self) -> list[Any] | None:

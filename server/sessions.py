@@ -281,13 +281,11 @@ class Sessions:
         if key in self._keys:
             raise KeyInUse
         self._keys.add(key)
-        left = True
+        left = False
         try:
-            found = await self._submit_first(key, request, sink)
-            left = False
-            return found
-        except EngineError:
-            left = False
+            return await self._submit_first(key, request, sink)
+        except asyncio.CancelledError:
+            left = True
             raise
         finally:
             giving = asyncio.ensure_future(self._give_back(key, left))

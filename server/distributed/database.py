@@ -29,7 +29,7 @@ _LIMITS = (
     "SET LOCAL idle_in_transaction_session_timeout = 3000; SET LOCAL lock_timeout = 2000; "
     "SET LOCAL statement_timeout = 5000"
 )
-_FENCED = "another replica has taken over what this one had"
+FENCED = "another replica has taken over what this one had"
 
 
 class Hung(psycopg.OperationalError):
@@ -132,7 +132,7 @@ class Database:
             while cursor.nextset():
                 pass
             if not cursor.fetchone()[0]:
-                raise Fenced(_FENCED)
+                raise Fenced(FENCED)
             yield
 
     @contextmanager
@@ -164,7 +164,7 @@ class Database:
     def check_fence(self) -> None:
         """Raises `Fenced`."""
         if not self.call("hold", (self.me, self.link)):
-            raise Fenced(_FENCED)
+            raise Fenced(FENCED)
 
     # The schema
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import psycopg
 
-from server.distributed.database import Database, Hung, failure
+from server.distributed.database import FENCED, Database, Hung, failure
 from server.distributed.log import SharedLog
 from server.distributed.migrations import migrate
 from server.distributed.objects import Connection, Objects
@@ -246,4 +246,4 @@ def _new_link(database: Database) -> int:
         query = "UPDATE replica SET link = link + 1 WHERE key = ? RETURNING link"
         for (link,) in database.execute(query, (database.me,)):
             return int(link)
-    raise Fenced("another replica has taken over what this one had")
+    raise Fenced(FENCED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from server.distributed.database import Database
+from server.distributed.database import FENCED, Database
 from server.engine.value import Entry, Opened, Record
 from server.store.codec import decode_json, running_after, unpack_entry
 from server.store.errors import Fenced, StoreLost
@@ -171,7 +171,7 @@ class SharedLog(Log):
 
 def _check(result: int) -> None:
     if result == 1:
-        raise Fenced("another replica has taken over what this one had")
+        raise Fenced(FENCED)
     if result == 2:
         raise StoreLost("another replica has one of these sessions")
     if result == 3:

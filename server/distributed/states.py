@@ -23,7 +23,7 @@ from server.store.state_file import decode_state, encode_state
 
 logger = logging.getLogger(__name__)
 
-#: What the names of states begin with that object storage did not take.
+#: What the names of states begin with that are in the table of the database.
 IN_TABLE = "table-"
 REST_S = 10.0
 #: Much longer than from a put to its row.
@@ -63,16 +63,16 @@ class SharedStates:
         is_table = isinstance(self._objects, TableObjects)
         if not is_table and time.monotonic() >= self._rests_until_s:
             try:
-                return self._put(parts, self._objects, "")
+                return self._put(parts, self._objects)
             except StoreFailed as error:
                 logger.warning("states go to the database meanwhile: %s", error.message)
                 self._rests_until_s = time.monotonic() + REST_S
-        return self._put(parts, self._table, IN_TABLE)
+        return self._put(parts, self._table)
 
-    def _put(self, parts: list[list[Chunk]], objects: Objects, prefix: str) -> list[str]:
-        names = [prefix + secrets.token_hex(16) for _ in parts]
-        named = [*zip(names, parts, strict=True)]
+    def _put(self, parts: list[list[Chunk]], objects: Objects) -> list[str]:
         is_table = isinstance(objects, TableObjects)
+        names = [(IN_TABLE if is_table else "") + secrets.token_hex(16) for _ in parts]
+        named = [*zip(names, parts, strict=True)]
         # In a table they are synced with the row that names them, which comes later.
         with self._database.transaction(synced=not is_table):
             self._database.execute(_NOTE, (names, DUE_S))

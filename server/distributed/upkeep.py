@@ -70,13 +70,13 @@ class SharedUpkeep(Saving):
         saves: list[Save] = [save for save in found if save is not None]
         files = self._write_states(saves)
         with self._shared.database.transaction(synced=False):
-            tails = [head for head in heads if head.tail]
-            log.store_tails(tails, log.last_row, self._clock.now_s)
+            log.store_tails([h for h in heads if h.tail], log.last_row, self._clock.now_s)
             self._add_rows(saves, files)
             saved = {save.key for save in saves}
-            for head in {*tails, *(head for head in heads if head.key in saved)}:
-                self._thin(head)
-                self._trim(head)
+            for head in heads:
+                if head in log.changed or head.key in saved:
+                    self._thin(head)
+                    self._trim(head)
             log.let_go(heads)
         self._saved(saves, files)
 
