@@ -16,7 +16,8 @@ from server.api.formats import FormatPart
 from server.constraints.child import Child, TrialLimits
 from server.constraints.ending import Endings
 from server.constraints.errors import NotTried, Refused
-from server.constraints.grammar import costs_of
+from server.constraints.free_text import FreeText
+from server.constraints.grammar import costs_of, marker_of
 from server.constraints.matcher import GrammarMatcher
 from server.constraints.vocabulary import Vocabulary
 from server.engine.errors import InvalidRequest, QueueFull
@@ -129,8 +130,9 @@ class Constraints:
 
     def _made(self, grammar: str) -> GrammarMatcher:
         try:
-            ending, jump = costs_of(grammar)
+            (ending, jump), marker = costs_of(grammar), marker_of(grammar)
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(f"{PARAM}: the grammar is not of this server", PARAM) from None
         place = self._vocabulary.matcher(grammar)
-        return GrammarMatcher(self._vocabulary, self._endings, place, ending, jump)
+        free = None if marker is None else FreeText(self._vocabulary, marker)
+        return GrammarMatcher(self._vocabulary, self._endings, place, ending, jump, free_text=free)

@@ -38,6 +38,10 @@ class Costs(NamedTuple):
     jump: int
 
 
+#: The key of the marker that no free text begins with, where an answer may be one.
+_MARKER = "marker"
+
+
 def grammar_text(format: Mapping[str, Any]) -> str:
     """The form in llguidance of a format that is not ``text``, unchecked. Raises `Refused`."""
     match format["type"]:
@@ -55,7 +59,8 @@ def grammar_text(format: Mapping[str, Any]) -> str:
             lark = tool_calls.lark(format)
         case other:
             raise AssertionError(f"no format: {other!r}")
-    return json.dumps({"grammars": [{"lark_grammar": _NO_FORCING + lark}]})
+    marker = {_MARKER: tool_calls.MARKER} if tool_calls.may_be_text(format) else {}
+    return json.dumps({**marker, "grammars": [{"lark_grammar": _NO_FORCING + lark}]})
 
 
 def with_costs(text: str, vocabulary: Vocabulary) -> str:
@@ -80,6 +85,12 @@ def costs_of(grammar: str) -> Costs:
     """What `with_costs` put in."""
     ending, jump = json.loads(grammar)["costs"]
     return Costs(tuple(ending), jump)
+
+
+def marker_of(grammar: str) -> str | None:
+    """What no free text begins with; None where no free text may come."""
+    marker: str | None = json.loads(grammar).get(_MARKER)
+    return marker
 
 
 def _from_schema(schema: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from server.constraints.ending import Ending, Endings, ids_of, words_of
+from server.constraints.free_text import FreeText
 from server.constraints.vocabulary import Vocabulary
 from server.engine.errors import EngineError, InvalidRequest
 
@@ -30,7 +31,10 @@ class NotAllowed(EngineError):
 
 
 class GrammarMatcher:
-    """Implements `server.engine.matcher.Matcher`. For one thread."""
+    """Implements `server.engine.matcher.Matcher`. For one thread.
+
+    ``free_text`` says where any text may come, which is not closed.
+    """
 
     def __init__(
         self,
@@ -40,10 +44,13 @@ class GrammarMatcher:
         ending: Ending | None,
         jump: int,
         num_tokens: int = 0,
+        free_text: FreeText | None = None,
+        begun: bytes = b"",
     ) -> None:
         self._vocabulary, self._endings = vocabulary, endings
         self._place, self._ending = place, ending
         self._jump, self._num_tokens = jump, num_tokens
+        self._free_text, self._begun = free_text, begun
 
     def allowed(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
         """Bit ``i % 32`` of word ``i // 32``: token ``i`` may come, and ``budget`` tokens in all.
@@ -54,9 +61,12 @@ class GrammarMatcher:
         mask = words_of(self._place.compute_bitmask(), self._vocabulary.num_words).copy()
         self._check()
         ending = self._ending
-        if budget is None or not ending or len(ending) + self._jump < budget:
+        if budget is None or self._is_free or not ending or len(ending) + self._jump < budget:
             return mask
-        return self._closing(mask, ending, budget)
+        closing = self._closing(mask, ending, budget)
+        if self._free_text is not None:
+            closing |= mask & self._free_text.leaving(self._begun)
+        return closing
 
     def accept(self, token: int) -> None:
         """Goes on by ``token``. Raises `NotAllowed`, and is of no more use then."""
@@ -66,8 +76,12 @@ class GrammarMatcher:
                 raise NotAllowed(f"token {token} is not allowed by the grammar")
             self._check()
         self._num_tokens += 1
+        if self._free_text is not None:
+            self._begun = self._free_text.begun(self._begun, token)
         if token == self._vocabulary.eos_token_id:
             self._ending = ()
+        elif self._is_free:
+            self._ending = None
         elif self._ending is not None or self._num_tokens % RETRY_TOKENS == 0:
             before = self._ending or ()
             self._ending = self._endings.after(token, before, self._place)
@@ -87,7 +101,13 @@ class GrammarMatcher:
             self._ending,
             self._jump,
             self._num_tokens,
+            self._free_text,
+            self._begun,
         )
+
+    @property
+    def _is_free(self) -> bool:
+        return self._free_text is not None and self._free_text.is_free(self._begun)
 
     def _closing(
         self, mask: npt.NDArray[np.uint32], ending: Ending, budget: int

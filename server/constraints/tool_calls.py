@@ -56,6 +56,15 @@ def lark(format: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def may_be_text(format: Mapping[str, Any]) -> bool:
+    """Whether ``format``, of any type, is that of calls with any text instead."""
+    return (
+        format["type"] == "tool_calls"
+        and format["otherwise"] is not None
+        and format["otherwise"]["type"] == "text"
+    )
+
+
 def _answer(otherwise: Mapping[str, Any]) -> list[str]:
     match otherwise["type"]:
         case "text":

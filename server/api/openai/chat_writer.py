@@ -34,8 +34,8 @@ class Wanted:
 class Choice:
     """One answer while it comes."""
 
-    def __init__(self, index: int, may_call: bool, max_tokens: int) -> None:
-        self.index, self._max_tokens = index, max_tokens
+    def __init__(self, index: int, may_call: bool) -> None:
+        self.index = index
         self.has_begun = False
         self.end: Finished | None = None
         self.content: list[str] = []
@@ -43,24 +43,30 @@ class Choice:
         self.logprobs: list[Json] = []
         self._reader = CallReader() if may_call else None
 
-    def push(self, text: str, is_end: bool = False) -> list[Json]:
+    def push(self, text: str) -> list[Json]:
         """The deltas that ``text`` comes to, which are also kept."""
         if self._reader is None:
             pieces: list[Piece] = [Text(text)] if text else []
         else:
             pieces = self._reader.push(text)
-            pieces += self._reader.end() if is_end else []
         return [self._take(piece) for piece in pieces]
+
+    def finish(self, end: Finished) -> list[Json]:
+        """The last deltas."""
+        self.end = end
+        deltas = self.push(end.text)
+        held = [] if self._reader is None else self._reader.end(end.grammar_ended)
+        return deltas + [self._take(piece) for piece in held]
 
     @property
     def finish_reason(self) -> str | None:
         """OpenAI's word for why it ended; calls that were cut short are none."""
-        if self.end is None or self._reader is None or self.end.finish_reason != "stop":
-            return None if self.end is None else self.end.finish_reason
-        if self._reader.is_complete:
-            return "tool_calls"
-        # The grammar lets any text end: one that has all its tokens was cut all the same.
-        return "length" if self.end.usage.completion_tokens == self._max_tokens else "stop"
+        if self.end is None:
+            return None
+        called = self._reader is not None and self._reader.is_complete
+        return (
+            "tool_calls" if called and self.end.finish_reason == "stop" else self.end.finish_reason
+        )
 
     def message(self) -> Json:
         """The whole of it."""
@@ -96,10 +102,7 @@ class ChatWriter:
         assert request.sampling is not None
         self._wanted = wanted
         self._num_prompt, self._num_generated = len(request.tokens), 0
-        self._choices = {
-            id: Choice(index, wanted.may_call, request.sampling.max_tokens)
-            for index, id in enumerate(request.ids)
-        }
+        self._choices = {id: Choice(index, wanted.may_call) for index, id in enumerate(request.ids)}
         self._head: Json = {
             "id": request.request_id,
             "object": "chat.completion",
@@ -120,8 +123,7 @@ class ChatWriter:
                 choice.push(event.text)
                 choice.logprobs += self._logprobs(event)
             elif not isinstance(event, Started | Scored):
-                choice.end = ended([event])
-                choice.push(choice.end.text, is_end=True)
+                choice.finish(ended([event]))
         choices = [
             {
                 "index": choice.index,
@@ -146,10 +148,9 @@ class ChatWriter:
         if isinstance(event, Started | Scored):
             return b""
         try:
-            choice.end = ended([event])
+            deltas = choice.finish(ended([event]))
         except EngineError as error:
             return sse({"error": error_object(error)})
-        deltas = choice.push(choice.end.text, is_end=True)
         parts = [self._chunk(choice, delta) for delta in deltas]
         last = self._chunk(choice, {}, finish_reason=choice.finish_reason)
         return self._begun(choice) + b"".join(parts) + last

@@ -120,14 +120,18 @@ class Output:
         for piece in pieces:
             self._write(piece)
 
-    def end(self, status: str) -> None:
-        """Nothing more comes; an answer without a word is an empty message."""
-        for piece in () if self._calls is None else self._calls.end():
+    def end(self, status: str, is_whole: bool) -> None:
+        """Nothing more comes; an answer without a word is an empty message.
+
+        ``is_whole``: its grammar, if it has one, says that the answer is complete.
+        """
+        for piece in () if self._calls is None else self._calls.end(is_whole):
             self._write(piece)
         if not self._items:
             self._begin_message()
         if (writing := self._writing) is not None:
-            writing.end(status)
+            is_cut_call = isinstance(writing, FunctionCall) and not self._is_complete
+            writing.end("incomplete" if is_cut_call else status)
 
     def _write(self, piece: Piece) -> None:
         match piece:
@@ -149,6 +153,10 @@ class Output:
     def items(self) -> list[Json]:
         """As they are now."""
         return [item.item() for item in self._items]
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._calls is not None and self._calls.is_complete
 
     @property
     def _writing(self) -> Message | FunctionCall | None:

@@ -88,7 +88,8 @@ class ResponseWriter:
     def _finish(self, event: Finished) -> None:
         self._output.push(event.text, [])
         self._status = STATUS[event.finish_reason or "stop"]
-        self._output.end("completed" if self._status == "completed" else "incomplete")
+        status = "completed" if self._status == "completed" else "incomplete"
+        self._output.end(status, is_whole=event.grammar_ended)
         self._end, self.is_over = event, True
         # OpenAI's streams have no event of a cancelled response's own.
         kind = "incomplete" if self._status == "cancelled" else self._status

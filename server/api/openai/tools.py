@@ -24,7 +24,7 @@ from server.api.formats import (
 )
 from server.api.openai.chat_messages import FunctionName, FunctionTool
 from server.api.wire import Wire
-from server.constraints.tool_calls import BEGIN, BETWEEN, END, MARKER, MIDDLE
+from server.constraints.tool_calls import BEGIN, BETWEEN, END, MIDDLE
 
 #: Calls of one answer, where there may be several.
 MAX_PARALLEL = 16
@@ -197,10 +197,10 @@ class CallReader:
             pass
         return pieces
 
-    def end(self) -> list[Piece]:
-        """What was held back and was no call after all."""
-        was_undecided = self._read == self._begin and not self._held.startswith(MARKER)
-        return [Text(self._held)] if was_undecided and self._held else []
+    def end(self, is_whole: bool) -> list[Piece]:
+        """What was held back and is no call after all: only of an answer that was not cut."""
+        was_undecided = self._read == self._begin
+        return [Text(self._held)] if is_whole and was_undecided and self._held else []
 
     def _begin(self, pieces: list[Piece]) -> bool:
         """Before the first call, or any text."""

@@ -12,6 +12,7 @@ import pytest
 
 from server.api.openai.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
 from server.constraints.compiler import Constraints
+from server.constraints.ending import ids_of
 from server.constraints.matcher import GrammarMatcher
 from server.engine.errors import EngineError, InvalidRequest
 from tests.tiny import tiny_tokenizer
@@ -80,7 +81,7 @@ def read(text: str) -> tuple[list[tuple[str, Any]], str, bool]:
     names: list[str] = []
     arguments: list[str] = []
     words = ""
-    for piece in reader.push(text) + reader.end():
+    for piece in reader.push(text) + reader.end(is_whole=True):
         if isinstance(piece, CallBegins):
             names.append(piece.name)
             arguments.append("")
@@ -118,6 +119,21 @@ async def test_an_answer_is_text_or_calls_and_never_both(constraints: Constraint
         text = drawn(beginning.copy(), seed)
         found, words, is_complete = read(text)
         assert words == text or (found and not words and is_complete), text
+
+
+async def test_text_that_is_no_call_is_not_closed(constraints: Constraints) -> None:
+    """With few tokens left everything may come that could come before."""
+    matcher = await start(constraints, calls(WEATHER, otherwise=TEXT))
+    text = [id for id in ids_of(matcher.allowed()) if not leads_to_a_call(id)]
+    assert set(text) <= set(ids_of(matcher.allowed(1)))
+    for token in tiny_tokenizer().encode("<b>It rains."):
+        matcher.accept(token)
+    assert (matcher.allowed(1) == matcher.allowed()).all()
+
+
+def leads_to_a_call(id: int) -> bool:
+    text = tiny_tokenizer().token_bytes(id)
+    return b"<tool_call>".startswith(text) or text.startswith(b"<tool_call>")
 
 
 async def accepts(constraints: Constraints, format: ToolCallsFormat, text: str) -> bool:

@@ -120,11 +120,45 @@ async def test_model_that_does_not_call_answers_in_words(server: Running) -> Non
     assert set(choice["message"]) == {"role", "content", "refusal"}
     num_prompt = answer["usage"]["prompt_tokens"]
     assert num_prompt > NUM_HI, "the template tells the model its tools"
-    words = story(num_prompt, 4)  # the last token is that of the end
+    words = story(num_prompt, 5)
     assert choice["message"]["content"] == words
     *_, last = streamed_text = chunks(await ask(server, **body, stream=True))
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in streamed_text)
     assert (text, last["choices"][0]["finish_reason"]) == (words, "length")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 9, 40])
+async def test_words_beside_tools_are_cut_like_words_without_them(
+    server: Running, max_tokens: int
+) -> None:
+    for seed in range(5):
+        body = {"tools": TOOLS, "max_tokens": max_tokens, "seed": seed}
+        answer = (await ask(server, **body)).json()
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "length"
+        words = story(answer["usage"]["prompt_tokens"], max_tokens, seed)
+        assert choice["message"]["content"] == words
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5, 11, 20])
+async def test_forced_call_without_room_for_its_name_shows_nothing(
+    server: Running, max_tokens: int
+) -> None:
+    body = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": max_tokens}
+    (choice,) = (await ask(server, **body)).json()["choices"]
+    message = {"role": "assistant", "content": "", "refusal": None}
+    assert (choice["message"], choice["finish_reason"]) == (message, "length")
+    *others, last = chunks(await ask(server, **body, stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in others]
+    assert not any(delta.get("content") or delta.get("tool_calls") for delta in deltas)
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+async def test_forced_call_without_room_for_its_arguments_is_cut(server: Running) -> None:
+    body = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 50}
+    (choice,) = (await ask(server, **body)).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], choice["finish_reason"]) == ("weather", "length")
 
 
 async def test_model_chooses_between_calls_and_the_format_of_an_answer(server: Running) -> None:

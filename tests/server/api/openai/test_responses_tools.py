@@ -64,6 +64,38 @@ async def test_result_of_a_call_follows_it_in_its_session(server: Running) -> No
     assert without["usage"]["input_tokens_details"]["cached_tokens"] == 0
 
 
+@pytest.mark.parametrize("max_output_tokens", [1, 5, 60])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_words_beside_tools_that_are_cut_are_incomplete(
+    server: Running, max_output_tokens: int, stream: bool
+) -> None:
+    body = {"tools": [TOOL], "max_output_tokens": max_output_tokens, "stream": stream}
+    for seed in range(5):
+        answer = await ask(server, **body, seed=seed)
+        response = events_of(answer)[-1]["response"] if stream else answer.json()
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["output"][0]["status"] == "incomplete"
+        assert len(text_of(response).encode(errors="replace")) > 0
+
+
+async def test_forced_call_without_room_for_its_name_shows_nothing(server: Running) -> None:
+    body = {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 9}
+    events = events_of(await ask(server, **body, stream=True))
+    response = events[-1]["response"]
+    assert (response["status"], text_of(response)) == ("incomplete", "")
+    assert not any(event["type"] == "response.output_text.delta" for event in events)
+
+
+async def test_call_that_is_cut_is_incomplete(server: Running) -> None:
+    forced = {"tools": [TOOL], "tool_choice": "required"}
+    short = await asked(server, **forced, max_output_tokens=50)
+    stopped = await asked(server, **forced, max_output_tokens=200, stop='"city')
+    for response, status in ((short, "incomplete"), (stopped, "completed")):
+        (call,) = response["output"]
+        assert (response["status"], call["status"]) == (status, "incomplete")
+
+
 async def test_text_keeps_to_a_schema(server: Running) -> None:
     format = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
     response = await asked(server, text={"format": format}, max_output_tokens=100)
