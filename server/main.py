@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from server.commands import Commands
+from server.sampling_defaults import DEFAULTS
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -219,11 +220,13 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to go on with.")] = "",
     model: Model = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
-    top_p: float = 0.95,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULTS.temperature,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = DEFAULTS.top_k,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = DEFAULTS.top_p,
+    min_p: Annotated[float, typer.Option(help="0 is off.")] = DEFAULTS.min_p,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="1 is off.")
+    ] = DEFAULTS.repetition_penalty,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
     threads: Annotated[
@@ -235,10 +238,10 @@ def generate(
     from server.backend import open_backend
     from server.build import load_model
     from server.engine.errors import EngineError
-    from server.engine.types import SamplingParams
+    from server.sampling_defaults import with_defaults
     from server.terminal import generate as run
 
-    sampling = SamplingParams(
+    sampling = with_defaults(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -344,7 +347,7 @@ def _invite(config: ServerConfig, port: int) -> None:
     """Prints a line that can be pasted to see tokens stream."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = f"http://{host}:{port}"
-    body = {"prompt": "Once upon a time", "max_tokens": 200, "temperature": 0.8, "stream": True}
+    body = {"prompt": "Once upon a time", "max_tokens": 200, "stream": True}
     key = "-H 'Authorization: Bearer YOUR_KEY' " if config.wants_key else ""
     typer.echo(
         f"Open {url}/ or paste:\n\n"

@@ -55,7 +55,9 @@ def bench(
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of a random prompt, instead.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; the server's default if left out.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, arrivals and answers.")] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Each request keeps its session.")] = False,
     warm_up: Annotated[int, typer.Option(min=0, help="Requests before the first level.")] = 1,

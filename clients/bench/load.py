@@ -43,17 +43,17 @@ class Load:
     streams_per_socket: int = 1
     max_tokens: int = 128
     prompts: Sequence[str | Sequence[int]] = (PROMPT,)
-    temperature: float = 0.8
+    temperature: float | None = None
     seed: int = 0
     keep: bool = False
     api_key: str | None = None
 
     def request(self, number: int) -> dict[str, Any]:
         """The fields of a request."""
-        return {
+        given = {} if self.temperature is None else {"temperature": self.temperature}
+        return given | {
             "prompt": self.prompts[number % len(self.prompts)],
             "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
             "seed": self.seed + number,
             "ignore_eos": True,
             "keep": self.keep,

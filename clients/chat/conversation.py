@@ -63,7 +63,7 @@ class Conversation:
         self._model = client.models()[0]
         self._branches = {MAIN: Branch(client.create_session())}
         self._name = MAIN
-        self._sampling: Sampling = {"max_tokens": 120, "temperature": 0.8, "top_p": 0.95}
+        self._sampling: Sampling = {"max_tokens": 120}
         self._commands: dict[str, Callable[[Sequence[str]], None]] = {
             "/history": self._history,
             "/undo": self._undo,

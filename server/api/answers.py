@@ -221,6 +221,19 @@ class Appended(BaseModel):
     logprobs: list[float] | None = None
 
 
+class SamplingDefaults(BaseModel):
+    """What holds for a request that does not say."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
 class ModelDetails(BaseModel):
     """What our own clients show of a model."""
 
@@ -232,6 +245,7 @@ class ModelDetails(BaseModel):
     digest: str
     attention: str
     dtype: str
+    sampling: SamplingDefaults
 
 
 class ModelAnswer(BaseModel):

@@ -12,6 +12,7 @@ from server.api import answers
 from server.api.describe import KEY_ERRORS, NOT_FOUND
 from server.api.lookup import models_of, service_for
 from server.api.model_info import ModelInfo
+from server.sampling_defaults import published
 
 router = APIRouter()
 
@@ -37,7 +38,7 @@ def model_object(info: ModelInfo) -> dict[str, Any]:
     name, created_s = details.pop("name"), details.pop("created_s")
     del details["bos_token_id"]  # /tokenizer_info has it
     about = {"id": name, "object": "model", "created": created_s, "owned_by": "everstream"}
-    return {**about, "everstream": details}
+    return {**about, "everstream": {**details, "sampling": published()}}
 
 
 def _json(value: object) -> Response:

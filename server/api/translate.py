@@ -16,6 +16,7 @@ from server.api.parse import parse_message as parse_message
 from server.api.parse import request_id_of as request_id_of
 from server.api.schemas import AppendBody, Continuation, Sampling
 from server.engine.types import Request, SamplingParams, Usage
+from server.sampling_defaults import with_defaults
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048
@@ -169,7 +170,7 @@ class Translator:
         }
         given.setdefault("seed", drawn_seed())
         stop = wire.stop or ()
-        return SamplingParams(
+        return with_defaults(
             **given,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(wire.stop_token_ids or ()),

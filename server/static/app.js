@@ -8,7 +8,7 @@ import { formatCount, formatMillis, formatRate, formatShort } from "./format.js"
 import { watchKeys } from "./keys.js";
 import { Memory } from "./memory.js";
 import { Panes } from "./panes.js";
-import { watchSampling } from "./sampling.js";
+import { showDefaults, watchSampling } from "./sampling.js";
 import { Server } from "./server.js";
 import { SpeedChart } from "./speed.js";
 import { Status } from "./status.js";
@@ -105,6 +105,7 @@ async function instead(pane, piece, token) {
 
 function onModels(list) {
   models = list;
+  showDefaults($("controls"), models[0].everstream.sampling);
   const picker = $("model");
   const chosen = models.find((model) => model.id === picker.value) ?? models[0];
   const options = models.map((model) => new Option(model.id, model.id, false, model === chosen));

@@ -1,10 +1,11 @@
 // The controls for sampling: what they show, and what they send.
 
-/** The form's values as fields of a `generate`; a seed left empty is drawn by the server. */
+/** The form's values as fields of a `generate`; what is left out is the server's default. */
 export function readSampling(form) {
   const fields = {};
   for (const input of form.elements) {
-    if (input.name && input.value !== "") fields[input.name] = Number(input.value);
+    const isDefault = input.type === "range" && !input.dataset.set;
+    if (input.name && input.value !== "" && !isDefault) fields[input.name] = Number(input.value);
   }
   const stop = form.querySelector("#stop-texts").value.split("\n").filter(Boolean);
   // A line end cannot be written in a line of its own.
@@ -18,17 +19,30 @@ export function samplingOf(fields, index) {
   return { ...fields, seed: fields.seed + index };
 }
 
+/** Shows the server's defaults, but where the reader has set something else. */
+export function showDefaults(form, defaults) {
+  for (const input of form.elements) {
+    if (input.type !== "range" || input.dataset.set) continue;
+    input.value = defaults[input.name];
+    showValue(form, input);
+  }
+}
+
 /** Keeps the number beside each slider equal to it, fills its track, and minds narrow screens. */
 export function watchSampling(form, details) {
-  const show = (input) => {
-    const output = form.querySelector(`output[for="${input.id}"]`);
-    if (!output) return;
-    output.value = Number(input.value).toFixed(2);
-    const share = (input.value - input.min) / (input.max - input.min);
-    input.style.setProperty("--share", `${share * 100}%`);
-  };
-  for (const input of form.elements) show(input);
-  form.addEventListener("input", ({ target }) => show(target));
+  for (const input of form.elements) showValue(form, input);
+  form.addEventListener("input", ({ target }) => {
+    target.dataset.set = "true";
+    showValue(form, target);
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
   if (matchMedia("(max-width: 60rem)").matches) details.open = false;
+}
+
+function showValue(form, input) {
+  const output = form.querySelector(`output[for="${input.id}"]`);
+  if (!output) return;
+  output.value = Number(input.value).toFixed(2);
+  const share = (input.value - input.min) / (input.max - input.min);
+  input.style.setProperty("--share", `${share * 100}%`);
 }

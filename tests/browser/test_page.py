@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from server.sampling_defaults import published
 from tests.browser.conftest import ServerProcess, Visit
 from tests.browser.reading import (
     ENDLESS,
@@ -206,3 +207,18 @@ def test_prompt_is_shown_as_text_never_as_html(visit: Visit, server: ServerProce
     wait_until_ended(page)
     assert story_of(page).startswith(markup)
     expect(page.locator(".story b, .story img")).to_have_count(0)
+
+
+def test_sliders_show_the_servers_defaults_and_send_none_of_them(
+    visit: Visit, server: ServerProcess
+) -> None:
+    page = visit.page
+    open_page(page, server)
+    for name, value in published().items():
+        slider = page.locator(f"#controls input[type=range][name={name}]")
+        if name != "top_k":
+            expect(slider).to_have_value(f"{value:g}")
+    page.locator("#min-p").fill("0.05")
+    begin(page, "Hello", 3)
+    wait_until_ended(page)
+    assert published().keys() & visit.sent[0].keys() == {"min_p", "top_k"}

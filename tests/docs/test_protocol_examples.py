@@ -57,6 +57,7 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
+from server.sampling_defaults import DEFAULTS, FIELDS
 from server.sessions import Resumed
 from tests.docs.pages import json_examples, names, page, rows, section
 from tests.fakes import MODEL
@@ -126,7 +127,7 @@ def test_table_has_every_field_of_the_routes_of_sessions() -> None:
 
 def test_table_has_every_default_of_sampling() -> None:
     defaults = {n: row[1] for row in rows(section(TEXT, "HTTP")) for n in names(row[0])}
-    params = asdict(SamplingParams())
+    params = asdict(DEFAULTS)
     numbers = {name: f"{params[name]:g}" for name in params if name in _NUMBERS}
     assert {name: defaults[name] for name in _NUMBERS} == numbers
 
@@ -180,7 +181,7 @@ def test_completion_is_what_the_server_makes() -> None:
 def test_list_of_models_has_every_detail() -> None:
     (example,) = [e for e in EXAMPLES if e.get("object") == "list" and "has_more" not in e]
     check(ModelList, example)
-    details = asdict(MODEL).keys() - {"name", "created_s", "bos_token_id"}
+    details = (asdict(MODEL).keys() - {"name", "created_s", "bos_token_id"}) | {"sampling"}
     assert example["data"][0]["everstream"].keys() == details
 
 
@@ -242,7 +243,7 @@ def test_streams_are_what_the_server_sends() -> None:
     assert id == f"{resumed['epoch']}:{token['seq']}"
 
 
-_NUMBERS = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+_NUMBERS = {"max_tokens", *FIELDS}
 
 
 SESSIONS = "### Sessions over HTTP"

@@ -20,6 +20,7 @@ from server.api.openai.tools import (
 )
 from server.api.service import Service
 from server.engine.errors import InvalidRequest
+from server.sampling_defaults import DEFAULTS
 
 #: Fields of a body that are the sampling's, by the same names.
 _SAMPLING = frozenset(schemas.Sampling.model_fields) & frozenset(ResponsesBody.model_fields)
@@ -138,12 +139,12 @@ def echoed_fields(service: Service, body: ResponsesBody, limit: int, seed: int) 
         "max_output_tokens": limit,
         "metadata": given.get("metadata", {}),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "temperature": given.get("temperature", 1.0),
+        "temperature": given.get("temperature", DEFAULTS.temperature),
         "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": given.get("tools", []),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": given.get("top_p", 1.0),
+        "top_p": given.get("top_p", DEFAULTS.top_p),
         "truncation": given.get("truncation", "disabled"),
         "user": given.get("user"),
         "seed": seed,
