@@ -15,6 +15,7 @@ from typing import Any
 import apsw
 
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
+from server.store.files import make_private
 from server.store.migrations import migrate
 
 FILE_NAME = "sessions.sqlite3"
@@ -27,6 +28,8 @@ class Database:
     def __init__(self, path: Path, vfs: str | None, is_full: bool) -> None:
         self.num_wal_pages = 0
         self.fence = 0
+        for file in (path / FILE_NAME, *path.glob(f"{FILE_NAME}-*")):
+            make_private(file)  # SQLite gives its other files the rights of the first
         self._connection = connection = apsw.Connection(str(path / FILE_NAME), vfs=vfs)
         self.execute = connection.execute
         self._sync = "FULL" if is_full else "NORMAL"

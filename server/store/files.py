@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +38,8 @@ class DiskFiles:
 
     def write(self, path: Path, chunks: Sequence[Chunk]) -> None:
         """See `Files.write`."""
-        path.parent.mkdir(exist_ok=True)
-        with path.open("wb", buffering=0) as file:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with os.fdopen(create(path), "wb", buffering=0) as file:
             for chunk in chunks:
                 left = memoryview(chunk)
                 while left:
@@ -64,6 +65,24 @@ class DiskFiles:
         """See `Files.read`."""
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             return file.read()
+
+
+def create(path: Path) -> int:
+    """A descriptor of an empty file that only its owner may read, whatever its folder allows."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def make_private(path: Path) -> None:
+    """Makes the file if it is missing; takes the rights of others to it.
+
+    An existing file is not opened: to close it would free the locks that SQLite holds in
+    this process.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        with suppress(PermissionError):  # another user's file, which this one may use
+            path.chmod(0o600)
 
 
 def _sync(path: Path, flags: int) -> None:

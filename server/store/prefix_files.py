@@ -44,7 +44,7 @@ class PrefixFiles:
     def __init__(self, path: Path, files: Files, identity: Identity, max_bytes: int) -> None:
         self.num_hits = 0
         self._path, self._files, self._identity = path, files, identity
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._max_files = max(1, max_bytes // identity.state_bytes)
         self._places: OrderedDict[_Place, None] = OrderedDict()
         self._lent: set[_Place] = set()

@@ -1,0 +1,48 @@
+"""The files of a store are readable by their owner alone, whatever their folder allows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from server.store.database import FILE_NAME
+from server.store.sqlite_store import open_store
+from tests.server.store.records import IDENTITY, Writer, block
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Path:
+    """A folder that everybody may read, with a store that is open."""
+    path = tmp_path / "shown"
+    path.mkdir()
+    path.chmod(0o755)
+    return path
+
+
+def test_files_are_their_owner_s_whatever_the_folder_allows(shown: Path) -> None:
+    mask = os.umask(0)
+    try:
+        store = open_store(shown, IDENTITY)
+        store.commit([Writer().opened(block(3), (1, 2, 3))])
+        rights = {file: file.stat().st_mode & 0o077 for file in shown.rglob("*")}
+        store.close()
+    finally:
+        os.umask(mask)
+    assert len(rights) >= 6
+    assert set(rights.values()) == {0}
+
+
+def test_an_older_database_is_made_private(shown: Path) -> None:
+    store = open_store(shown, IDENTITY)
+    store.commit([Writer().opened()])
+    for file in shown.glob(f"{FILE_NAME}*"):
+        file.chmod(0o644)
+    shutil.copytree(shown, shown.with_name("dead"))
+    store.close()
+    again = open_store(shown.with_name("dead"), IDENTITY)
+    rights = [file.stat().st_mode & 0o777 for file in (shown.with_name("dead")).glob("*sql*")]
+    again.close()
+    assert set(rights) == {0o600}
