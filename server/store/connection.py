@@ -11,11 +11,11 @@ from pathlib import Path
 from server.store.base import Identity
 from server.store.clock import StoreClock
 from server.store.database import FILE_NAME, Database
-from server.store.errors import Fenced
+from server.store.errors import Fenced, StoreFailed
 from server.store.files import Files
 from server.store.log import Log
 from server.store.snapshots import Snapshots
-from server.store.state_files import StateFiles
+from server.store.state_files import DIR_NAME, StateFiles, foreign_states, has_states
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
 
@@ -51,6 +51,7 @@ class Connection:
     def __init__(
         self, place: Place, known: Known | None, clock: StoreClock, unsaved: Unsaved
     ) -> None:
+        refuse_lost_database(place.path)
         self.database = Database(place.path, place.vfs, place.is_full)
         try:
             states = StateFiles(place.path, place.files, place.identity, place.is_full)
@@ -60,7 +61,7 @@ class Connection:
             self.log = Log(self.database, self.tables, self.snapshots, unsaved)
             self._file = place.path / FILE_NAME
             self._stat = self._file.stat()
-            self._recover(known, clock)
+            self._recover(known, clock, states)
             states.remove_leftovers(self.snapshots.used())
         except BaseException:
             self.database.abandon()
@@ -79,10 +80,12 @@ class Connection:
         held = [head.id for head in self.log.heads.values() if head.is_held]
         return Known(self.store_id, self.database.fence, self.log.last_row, held)
 
-    def _recover(self, known: Known | None, clock: StoreClock) -> None:
+    def _recover(self, known: Known | None, clock: StoreClock, states: StateFiles) -> None:
         self.database.checkpoint(truncate=True)
         with self.database.transaction():
-            self.store_id = self.database.meta("store_id") or secrets.token_hex(8)
+            stored_id = self.database.meta("store_id")
+            self.store_id = stored_id or secrets.token_hex(8)
+            states.claim(self.store_id, is_new=stored_id is None)
             fence = self.database.meta("fence") or 0
             if known is not None and known.store_id == self.store_id:
                 if fence != known.fence:
@@ -101,3 +104,15 @@ class Connection:
                 clock.now_s,
             )
         self.database.fence = fence
+
+
+def refuse_lost_database(path: Path) -> None:
+    """Raises `StoreFailed` where the database is missing or empty, and its other files are not.
+
+    SQLite would begin a new one, and delete the write-ahead log of the old one.
+    """
+    file, log = path / FILE_NAME, path / f"{FILE_NAME}-wal"
+    if file.exists() and file.stat().st_size:
+        return
+    if has_states(path / DIR_NAME) or (log.exists() and log.stat().st_size):
+        raise StoreFailed(foreign_states(path))

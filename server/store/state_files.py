@@ -9,13 +9,29 @@ from pathlib import Path
 
 from server.engine.value import StateBlock
 from server.store.base import Identity
-from server.store.errors import SnapshotBroken
+from server.store.errors import SnapshotBroken, StoreFailed
 from server.store.files import Files
 from server.store.state_file import decode_state, encode_state
 
 logger = logging.getLogger(__name__)
 
 DIR_NAME = "snapshots"
+#: Names the store whose states are in the folder.
+OWNER_NAME = "store"
+
+
+def has_states(folder: Path) -> bool:
+    """Whether there is any file of a state."""
+    return next(folder.glob("*/*.safetensors"), None) is not None
+
+
+def foreign_states(path: Path) -> str:
+    """What to do where the states in ``path`` are not those of its database."""
+    return (
+        f"{path} has states of sessions that its database does not know: the database was lost or "
+        f"replaced. Nothing was changed. Put the right database back, or keep what can be read: "
+        f"everstream store salvage {path} NEW_FOLDER. To begin anew, move {path / DIR_NAME} away"
+    )
 
 
 class StateFiles:
@@ -63,6 +79,27 @@ class StateFiles:
         """See `server.store.snapshots.States`."""
         for name in names:
             self._remove(self._dir / name)
+
+    def claim(self, store_id: str, is_new: bool) -> None:
+        """Makes the folder that of the store ``store_id``, whose database may be new.
+
+        Raises `StoreFailed` where it has the states of another one: nothing may be deleted.
+        """
+        try:
+            owner = self._files.read(self._dir / OWNER_NAME).decode(errors="replace")
+        except FileNotFoundError:
+            owner = None
+        if owner == store_id:
+            return
+        if (is_new or owner is not None) and has_states(self._dir):
+            raise StoreFailed(foreign_states(self._dir.parent))
+        new = self._dir / f"{OWNER_NAME}.new"
+        self._files.write(new, [store_id.encode()])
+        if self._is_full:
+            self._files.sync(new)
+        self._files.rename(new, self._dir / OWNER_NAME)
+        if self._is_full:
+            self._files.sync_dir(self._dir)
 
     def remove_leftovers(self, used: set[str]) -> None:
         """Removes every file whose name is not in ``used``."""
