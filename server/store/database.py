@@ -84,7 +84,8 @@ class Database:
     def checkpoint(self, truncate: bool = False) -> None:
         """Brings the write-ahead log into the database file."""
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
-        self._connection.wal_checkpoint(mode=mode)
+        with suppress(apsw.BusyError):  # somebody reads what is in the log: it stays a while
+            self._connection.wal_checkpoint(mode=mode)
         self.num_wal_pages = 0
 
     def vacuum(self, num_pages: int) -> None:
@@ -116,4 +117,6 @@ def failure(error: Exception) -> StoreError:
         return error
     if isinstance(error, apsw.FullError) or getattr(error, "errno", None) in _NO_ROOM:
         return StoreFull("the disk of the session store is full; try again later")
+    if isinstance(error, apsw.BusyError):
+        return StoreFailed("the session store failed: another process has locked its database")
     return StoreFailed(f"the session store failed: {error}")

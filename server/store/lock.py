@@ -3,7 +3,8 @@
 The owner holds a lock on the file ``lock``, which dies with it, and changes the
 file's content now and then. Whoever finds the lock held and the content still
 for a whole lease takes the store over: the owner is stopped, and the fence in
-the database keeps it out when it wakes.
+the database keeps it out when it wakes. An owner that was stopped in the middle of a
+commit holds a lock of SQLite's as well, which nobody can take from it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Lock:
 
     def __init__(self, path: Path, waiting: Waiting) -> None:
         self._path, self._store, self._num_beats = path / "lock", path, 0
+        self._stopped = b""
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._acquire(waiting)
@@ -54,6 +56,19 @@ class Lock:
         self._num_beats += 1
         os.pwrite(self._file, f"{os.getpid():<12}{self._num_beats:<20}\n".encode(), 0)
 
+    def in_commit(self) -> StoreInUse | None:
+        """Why the database is locked, where its owner was taken for stopped: it keeps the store."""
+        if not self._stopped or self._try():
+            return None
+        os.pwrite(self._file, self._stopped, 0)
+        pid = _pid(self._stopped)
+        state = "is stopped" if _is_stopped(pid) else "does not move"
+        return StoreInUse(
+            f"process {pid} has the store {self._store}, {state} and has not ended a commit, "
+            f"so that it cannot be taken over. Let the process go on (kill -CONT {pid}) or end it "
+            f"(kill -KILL {pid}); then start again"
+        )
+
     def close(self) -> None:
         """Lets another process have the store at once."""
         os.close(self._file)
@@ -64,10 +79,11 @@ class Lock:
             content = self._content()
             if content != seen:
                 raise StoreInUse(
-                    f"process {content[:12].decode().strip()} has the store {self._store}; "
+                    f"process {_pid(content)} has the store {self._store}; "
                     "stop it, or give another directory: --store PATH"
                 )
             if waiting.clock() >= until:
+                self._stopped = content
                 return
             waiting.sleep(waiting.lease_s / 20)
 
@@ -80,3 +96,16 @@ class Lock:
 
     def _content(self) -> bytes:
         return os.pread(self._file, 64, 0)
+
+
+def _pid(content: bytes) -> str:
+    return content[:12].decode(errors="replace").strip()
+
+
+def _is_stopped(pid: str) -> bool:
+    """Whether the process is known to be; only Linux says so, and only of its own processes."""
+    try:
+        status = Path(f"/proc/{int(pid)}/stat").read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")

@@ -215,7 +215,10 @@ class SqliteStore:
         if self._lock is None:
             self._lock = Lock(path, self._waiting)
         signing_key(path)  # there from the first day, for whoever exports
-        self._connection = Connection(self._place, self._known, self._clock, self._unsaved)
+        try:
+            self._connection = Connection(self._place, self._known, self._clock, self._unsaved)
+        except apsw.BusyError as error:
+            raise self._lock.in_commit() or failure(error) from error
         self.store_id = self._connection.store_id
         return self._connection
 

@@ -1,17 +1,36 @@
 """A process that owns a store: ``python -m tests.server.store.owner PATH``.
 
 For each line that it reads it commits a token of session ``s1``, and writes "ok"
-or the code of the error.
+or the code of the error. For the line "begin" it writes "begun" in the middle of the
+commit, and ends it when it reads another line.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from server.store.errors import StoreError
-from server.store.sqlite_store import open_store
+from server.store.log import Step
+from server.store.sqlite_store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer
+
+
+def begin(store: SqliteStore) -> None:
+    """The next commit stands still until there is a line to read."""
+    assert store._connection is not None
+    log = store._connection.log
+    add_row = log._add_row
+
+    def add_row_slowly(data: bytes, steps: Sequence[Step]) -> None:
+        database, log._add_row = log._database, add_row  # type: ignore[method-assign]
+        with database.transaction():
+            print("begun", flush=True)
+            sys.stdin.readline()
+        add_row(data, steps)
+
+    log._add_row = add_row_slowly  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -19,8 +38,10 @@ def main() -> None:
     writer = Writer()
     store.commit([writer.opened(), writer.accepted()])
     print("open", flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         try:
+            if line == "begin\n":
+                begin(store)
             store.commit([writer.token()])
             print("ok", flush=True)
         except StoreError as error:

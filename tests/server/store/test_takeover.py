@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.store.check import problems
+from server.store.check import open_for_reading, problems
 from server.store.errors import Fenced, StoreError, StoreInUse
 from server.store.lock import Waiting
 from server.store.sqlite_store import open_store
@@ -31,9 +31,17 @@ class Owner:
         assert self._line() == "open"
 
     def commit(self) -> str:
+        return self.ask("commit")
+
+    def ask(self, line: str) -> str:
         assert self.process.stdin is not None
-        self.process.stdin.write("commit\n")
+        self.process.stdin.write(f"{line}\n")
         return self._line()
+
+    def stop(self) -> None:
+        """Returns when it is stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -86,8 +94,7 @@ def test_a_killed_owner_is_followed_at_once(tmp_path: Path, start: Start) -> Non
 def test_a_stopped_owner_is_followed_after_a_lease_and_fenced(tmp_path: Path, start: Start) -> None:
     owner, lease = start(), Lease()
     assert owner.commit() == "ok"
-    owner.process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED | os.WNOWAIT)
+    owner.stop()
     store = open_store(tmp_path, IDENTITY, waiting=lease.waiting())
     assert lease.now_s >= 10.0
     owner.process.send_signal(signal.SIGCONT)
@@ -99,6 +106,41 @@ def test_a_stopped_owner_is_followed_after_a_lease_and_fenced(tmp_path: Path, st
     assert [(each.id, each.seq) for each in store.list(None, None, 9)] == [("s1", 1), ("s2", 3)]
     store.close()
     assert list(problems(tmp_path)) == []
+
+
+def test_an_owner_stopped_in_a_commit_is_named_and_keeps_the_store(
+    tmp_path: Path, start: Start
+) -> None:
+    owner = start()
+    assert owner.ask("begin") == "begun"
+    owner.stop()
+    pid = owner.process.pid
+    what_to_do = rf"process {pid} .* is stopped, .*kill -CONT {pid}\) .*kill -KILL {pid}\)"
+    for _ in range(2):
+        with pytest.raises(StoreInUse, match=what_to_do):
+            open_store(tmp_path, IDENTITY, waiting=Lease().waiting())
+    owner.process.send_signal(signal.SIGCONT)
+    assert owner.ask("end") == "ok"
+    assert owner.commit() == "ok"
+    owner.stop()
+    owner.end()
+    store = open_store(tmp_path, IDENTITY, waiting=Waiting(sleep=never))
+    assert store.list(None, None, 9)[0].seq == 2
+    store.close()
+
+
+def test_a_reader_does_not_keep_a_store_from_opening(tmp_path: Path) -> None:
+    first, writer = open_store(tmp_path, IDENTITY), Writer()
+    first.commit([writer.opened(), *writer.turn(2)])
+    reader = open_for_reading(tmp_path)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM session").fetchone() == (1,)
+    first.commit(writer.turn(2))
+    first.close()
+    again = open_store(tmp_path, IDENTITY, waiting=Waiting(sleep=never))
+    again.commit(writer.turn(1))
+    again.close()
+    reader.close()
 
 
 def test_an_owner_that_is_alive_keeps_the_store(tmp_path: Path) -> None:
