@@ -115,7 +115,7 @@ def test_an_owner_stopped_in_a_commit_is_named_and_keeps_the_store(
     assert owner.ask("begin") == "begun"
     owner.stop()
     pid = owner.process.pid
-    what_to_do = rf"process {pid} .* is stopped, .*kill -CONT {pid}\) .*kill -KILL {pid}\)"
+    what_to_do = rf"process {pid} .* is stopped .*kill -CONT {pid}\) .*kill -KILL {pid}\)"
     for _ in range(2):
         with pytest.raises(StoreInUse, match=what_to_do):
             open_store(tmp_path, IDENTITY, waiting=Lease().waiting())
