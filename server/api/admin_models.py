@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field
 
 from server.api import answers
 from server.api.describe import ERRORS, body_schema
 from server.api.lookup import models_of
 from server.api.model_routes import model_object
+from server.api.names import ModelPath
 from server.api.translate import parse_body
 from server.api.wire import Wire
 from server.config import MODEL_NAME
@@ -19,8 +20,6 @@ from server.model_changes import LoadingRefused, ModelChanges
 from server.models import Version
 
 router = APIRouter(prefix="/v1/admin/models")
-
-ModelPath = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
 class LoadModelBody(Wire):

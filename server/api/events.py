@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.errors import invalid
 from server.api.frames import Work, error_frame, resumed_frame
+from server.api.names import MAX_EPOCH_CHARS, has_control
 from server.api.queries import EventsQuery
 from server.api.refuse import error_response
 from server.api.service import Service
@@ -24,7 +25,8 @@ def cursor_of(last_event_id: str | None, query: EventsQuery) -> Cursor:
     """
     if last_event_id:
         name, _, seq = last_event_id.rpartition(":")
-        if not seq.isascii() or not seq.isdigit() or len(seq) > 16:
+        is_seq = seq.isascii() and seq.isdigit() and len(seq) <= 16
+        if not is_seq or len(name) > MAX_EPOCH_CHARS or has_control(name):
             raise invalid("Last-Event-ID", "must be an id that this server has sent")
         return Cursor(int(seq), name or None)
     return Cursor(query.starting_after or 0, query.epoch)

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from server.api.formats import ResponseFormat
+from server.api.names import Epoch, IdempotencyKey, ModelName, RequestId, SessionId
 from server.api.wire import Wire
 
 MAX_CHOICES = 128
@@ -26,11 +27,6 @@ MAX_TOP_LOGPROBS = 20
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
-RequestId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-Epoch = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-SessionId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-ModelName = Annotated[str, StringConstraints(max_length=256)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]

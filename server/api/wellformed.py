@@ -1,4 +1,4 @@
-"""What HTTP leaves open and no peer may use: endless heads, two framings, a Host that is none."""
+"""What HTTP leaves open and no peer may use: endless heads, two framings, a bad Host or path."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.errors import HeadTooLarge, invalid
+from server.api.names import REFUSAL, has_control
 from server.api.refuse import refuse
 from server.engine.errors import EngineError
 
@@ -24,18 +25,21 @@ class WellFormed:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = _problem(Headers(scope=scope)) if scope["type"] != "lifespan" else None
+        problem = _problem(scope) if scope["type"] != "lifespan" else None
         if problem is None:
             await self._app(scope, receive, send)
         else:
             await refuse(scope, receive, _closing(send), problem)
 
 
-def _problem(headers: Headers) -> EngineError | None:
+def _problem(scope: Scope) -> EngineError | None:
+    headers = Headers(scope=scope)
     if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
         return HeadTooLarge(MAX_HEAD_BYTES)
     if not _HOST.fullmatch(headers.get("host", "")):
         return invalid("Host", "must be a host name with an optional port")
+    if has_control(scope["path"]):
+        return invalid("path", REFUSAL)
     if "content-length" in headers and "transfer-encoding" in headers:
         return invalid("Content-Length", "must not come with Transfer-Encoding")
     return None

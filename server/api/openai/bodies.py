@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
+from server.api.names import Label, ModelName, SessionId
 from server.api.openai.chat_messages import Messages, Tools
 from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS, Refusal
 from server.api.schemas import (
     MAX_CHOICES,
     Once,
     Sampling,
-    SessionId,
     StreamOptions,
     TokenIds,
     TopLogprobs,
@@ -22,9 +22,6 @@ from server.api.wire import Wire
 
 #: Prompts of one request, inputs of one, and continuations of one context.
 MAX_PROMPTS = 256
-
-ModelName = Annotated[str, Field(max_length=256)]
-User = Annotated[str, Field(max_length=256)]
 
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 IdLists = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PROMPTS)]
@@ -81,7 +78,7 @@ class CompletionBody(Sampling, Once):
     stream_options: StreamOptions | None = None
     session: SessionId | None = None
     keep: bool | None = None
-    user: User | None = None
+    user: Label | None = None
 
 
 class EmbeddingsBody(Wire):
@@ -92,7 +89,7 @@ class EmbeddingsBody(Wire):
     model: ModelName | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
-    user: User | None = None
+    user: Label | None = None
 
 
 class ScoreBody(Wire):
@@ -102,7 +99,7 @@ class ScoreBody(Wire):
     prompt: OnePrompt
     continuations: Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
     top: TopLogprobs | None = None
-    user: User | None = None
+    user: Label | None = None
 
 
 class TokenizeBody(Wire):

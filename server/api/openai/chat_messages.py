@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.api.formats import Schema
+from server.api.names import ItemId as CallId
 from server.api.wire import Wire
 
 MAX_MESSAGES = 4096
@@ -22,9 +23,9 @@ MAX_CALLS = 128
 MAX_DEPTH = 64
 
 #: Nothing that could be mistaken for a template's own marks.
-Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\s<|\\/>]+$")]
+NAME = r"^[^\s\x00-\x1f\x7f-\x9f<|\\/>]+$"
+Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NAME)]
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-CallId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class TextPart(Wire):

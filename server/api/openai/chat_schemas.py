@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from server.api.answers import UsageAnswer
-from server.api.openai.bodies import ModelName, User
+from server.api.names import Label, ModelName
 from server.api.openai.chat_messages import Messages, Tools
 from server.api.openai.tools import ToolChoice
 from server.api.openai.unsupported import CHAT, Refusal
@@ -34,7 +34,7 @@ class ChatBody(Sampling):
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: User | None = None
+    user: Label | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None

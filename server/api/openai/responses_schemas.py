@@ -17,6 +17,7 @@ from server.api.formats import (
     SchemaName,
     TextFormat,
 )
+from server.api.names import ItemId, Label, ModelName
 from server.api.openai.unsupported import RESPONSES, Refusal
 from server.api.wire import Wire
 
@@ -24,12 +25,10 @@ MAX_ITEMS = 10_000
 MAX_PARTS = 1024
 MAX_TOOLS = 128
 
-ItemId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
-Label = Annotated[str, StringConstraints(max_length=256)]
 
 
 # Input
@@ -172,7 +171,7 @@ class ResponsesBody(schemas.Once):
 
     refused: ClassVar = RESPONSES
 
-    model: Label | None = None
+    model: ModelName | None = None
     input: Annotated[str, StringConstraints(min_length=1)] | Items
     instructions: str | None = None
     previous_response_id: ItemId | None = None

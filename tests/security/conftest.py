@@ -1,0 +1,12 @@
+"""An empty database for each test that asks for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.postgres import Postgres
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> str:
+    return postgres.new_database()
