@@ -23,6 +23,7 @@ from server.api.openai import chat, completions, embeddings, responses, score, t
 from server.api.openai.responses_socket import ResponsesEndpoint
 from server.api.openapi import openapi
 from server.api.refuse import error_response
+from server.api.route_table import RouteTable
 from server.api.sockets import Sockets
 from server.api.traced import traced
 from server.api.translate import MAX_NAME_CHARS
@@ -70,6 +71,7 @@ def create_app(
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the Host that the client claims
     )
     app.state.models, app.state.sockets = models, Sockets()
     app.state.keyring = Keyring(config.api_keys, config.admin_keys, config.keys_file)
@@ -161,7 +163,10 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
         of_paths={"/v1/sessions/import": import_bytes},
     )
     app.add_middleware(
-        AuthMiddleware, keyring=app.state.keyring, allowed_origins=config.allowed_origins
+        AuthMiddleware,
+        keyring=app.state.keyring,
+        table=RouteTable(app.routes),
+        allowed_origins=config.allowed_origins,
     )
     app.add_middleware(
         ConnectionLimit,

@@ -1,4 +1,4 @@
-"""Who calls: a key for every request, scopes by path, and allowed origins.
+"""Who calls: a key for every request, scopes by route, and allowed origins.
 
 Pure ASGI, so that it protects WebSockets as well as HTTP.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.api.errors import ForeignOrigin, InvalidApiKey
+from server.api.errors import ForeignOrigin, InvalidApiKey, RouteNotFound
 from server.api.keyring import Caller, Keyring
 from server.api.refuse import close_websocket, refuse
-from server.api.scopes import ALL_SCOPES, ScopeMissing, scopes_of
+from server.api.route_table import RouteTable
+from server.api.scopes import OPEN, ScopeMissing
+from server.api.scopes import Scope as Right
 from server.api.tenants import RateLimited
 from server.engine.errors import EngineError
 
@@ -25,7 +27,6 @@ __all__ = ["OPEN_PATHS", "SUBPROTOCOL", "AuthMiddleware", "Keyring"]
 SUBPROTOCOL = "everstream.v1"
 KEY_SUBPROTOCOL = "everstream.key."
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
-OPEN_PREFIX = "/static/"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -36,9 +37,12 @@ class AuthMiddleware:
     limits. Where a path is open and no key is given, both are None.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, allowed_origins: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keyring: Keyring, table: RouteTable, allowed_origins: Iterable[str]
+    ) -> None:
         self._app = app
         self._keyring = keyring
+        self._table = table
         self._allowed_origins = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,8 +58,9 @@ class AuthMiddleware:
             state["held"] = held
             try:
                 self._check_origin(scope, headers)
-                if not _is_open(scope):
-                    held.enter_context(_admit(caller, scope["path"]))
+                wanted = self._table.scopes_of(scope["type"], scope["path"])
+                if wanted != [OPEN]:
+                    held.enter_context(_admit(caller, wanted))
             except EngineError as error:
                 await _refuse(scope, receive, send, error)
                 return
@@ -72,17 +77,18 @@ class AuthMiddleware:
             raise ForeignOrigin
 
 
-def _admit(caller: Caller | None, path: str) -> AbstractContextManager[None]:
+def _admit(
+    caller: Caller | None, wanted: Sequence[frozenset[Right]]
+) -> AbstractContextManager[None]:
     """One of the tenant's connections, not yet taken. Any key sees the 404 of an unknown path."""
     if caller is None:
         raise InvalidApiKey
-    caller.request(*(scopes_of(path) or ALL_SCOPES))
+    for scopes in wanted:
+        caller.require(*scopes)
+    caller.tenant.request()
+    if not wanted:
+        raise RouteNotFound
     return caller.tenant.connection()
-
-
-def _is_open(scope: Scope) -> bool:
-    path = scope["path"]
-    return scope["type"] == "http" and (path in OPEN_PATHS or path.startswith(OPEN_PREFIX))
 
 
 def _key(headers: Headers) -> str | None:

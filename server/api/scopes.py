@@ -1,11 +1,8 @@
-"""What a key may do, by route and by message.
-
-The table is of paths: it stands in front of the router, so that it holds for
-WebSockets, wrong methods and routes that do not exist as well.
-"""
+"""What a key may do, by route and by message. What is not declared here is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from server.engine.errors import EngineError
@@ -15,28 +12,49 @@ ALL_SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 #: Of a key given as a flag.
 CLIENT_SCOPES: frozenset[Scope] = ALL_SCOPES - {"admin"}
 
-#: A path, or all that is below one that ends with a slash. One of the scopes is enough.
-PATHS: tuple[tuple[str, frozenset[Scope]], ...] = (
-    ("/v1/completions", frozenset({"generate"})),
-    ("/v1/chat/completions", frozenset({"generate"})),
-    ("/v1/responses", frozenset({"generate"})),
-    ("/v1/responses/", frozenset({"sessions"})),
-    ("/v1/embeddings", frozenset({"generate"})),
-    ("/v1/score", frozenset({"generate"})),
-    ("/tokenize", frozenset({"generate", "read"})),
-    ("/detokenize", frozenset({"generate", "read"})),
-    ("/tokenizer_info", frozenset({"read"})),
-    ("/v1/stream", frozenset({"generate"})),
-    ("/v1/sessions", frozenset({"sessions"})),
-    ("/v1/sessions/", frozenset({"sessions"})),
-    ("/v1/models", frozenset({"read"})),
-    ("/v1/models/", frozenset({"read"})),
-    ("/docs", frozenset({"read"})),
-    ("/openapi.json", frozenset({"read"})),
-    ("/asyncapi.json", frozenset({"read"})),
-    ("/metrics", frozenset({"metrics", "admin"})),
-    ("/v1/admin/", frozenset({"admin"})),
-)
+#: Of a route that needs no key. Over HTTP alone: every socket needs one.
+OPEN: frozenset[Scope] = frozenset()
+
+#: Every route by its template; one of the scopes is enough. With a route that is not here
+#: the server does not start.
+ROUTES: Mapping[str, frozenset[Scope]] = {
+    "/": OPEN,
+    "/health": OPEN,
+    "/ready": OPEN,
+    "/static": OPEN,
+    "/v1/completions": frozenset({"generate"}),
+    "/v1/chat/completions": frozenset({"generate"}),
+    "/v1/responses": frozenset({"generate"}),
+    "/v1/responses/{response_id}": frozenset({"sessions"}),
+    "/v1/responses/{response_id}/cancel": frozenset({"sessions"}),
+    "/v1/responses/{response_id}/input_items": frozenset({"sessions"}),
+    "/v1/embeddings": frozenset({"generate"}),
+    "/v1/score": frozenset({"generate"}),
+    "/tokenize": frozenset({"generate", "read"}),
+    "/detokenize": frozenset({"generate", "read"}),
+    "/tokenizer_info": frozenset({"read"}),
+    "/v1/stream": frozenset({"generate"}),
+    "/v1/sessions": frozenset({"sessions"}),
+    "/v1/sessions/import": frozenset({"sessions"}),
+    "/v1/sessions/{session}": frozenset({"sessions"}),
+    "/v1/sessions/{session}/append": frozenset({"sessions"}),
+    "/v1/sessions/{session}/cancel": frozenset({"sessions"}),
+    "/v1/sessions/{session}/events": frozenset({"sessions"}),
+    "/v1/sessions/{session}/export": frozenset({"sessions"}),
+    "/v1/sessions/{session}/fork": frozenset({"sessions"}),
+    "/v1/sessions/{session}/rewind": frozenset({"sessions"}),
+    "/v1/models": frozenset({"read"}),
+    "/v1/models/{model}": frozenset({"read"}),
+    "/docs": frozenset({"read"}),
+    "/openapi.json": frozenset({"read"}),
+    "/asyncapi.json": frozenset({"read"}),
+    "/metrics": frozenset({"metrics", "admin"}),
+    "/v1/admin/tenants": frozenset({"admin"}),
+    "/v1/admin/rebalance": frozenset({"admin"}),
+    "/v1/admin/models": frozenset({"admin"}),
+    "/v1/admin/models/{name}": frozenset({"admin"}),
+    "/v1/admin/models/{name}/reload": frozenset({"admin"}),
+}
 
 #: What a client's messages on a socket want. Those that only give something back want nothing.
 MESSAGES: dict[str, Scope | None] = {
@@ -60,11 +78,3 @@ class ScopeMissing(EngineError):
     def __init__(self, wanted: frozenset[Scope]) -> None:
         names = " or ".join(sorted(wanted))
         super().__init__(f"this key may not do that: it has no scope {names}")
-
-
-def scopes_of(path: str) -> frozenset[Scope] | None:
-    """The scopes of which one opens ``path``; None where the table does not have it."""
-    for known, scopes in PATHS:
-        if path == known or (known.endswith("/") and path.startswith(known)):
-            return scopes
-    return None

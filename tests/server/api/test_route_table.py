@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+from fastapi import APIRouter
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
+
+from server.api.app import ROUTERS
+from server.api.route_table import RouteTable, UndeclaredRoute, flat
+from server.api.scopes import OPEN, ROUTES
+
+NOWHERE = Starlette()
+ONE = {"/a/{b}": frozenset({"read"}), "/m": OPEN}
+
+
+@pytest.fixture(scope="module")
+def table() -> RouteTable:
+    sockets = [WebSocketRoute(path, NOWHERE) for path in ("/v1/stream", "/v1/responses")]
+    routed = [route for router in ROUTERS for route in router.routes]
+    return RouteTable([*routed, *sockets, Mount("/static", NOWHERE)])
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        Route("/new", NOWHERE),
+        WebSocketRoute("/new", NOWHERE),
+        Mount("/new", NOWHERE),
+        Mount("", NOWHERE),
+        Host("elsewhere", NOWHERE),
+    ],
+)
+def test_route_without_a_scope_does_not_start(route: BaseRoute) -> None:
+    with pytest.raises(UndeclaredRoute):
+        RouteTable([route])
+
+
+def test_included_router_is_looked_into() -> None:
+    router, outer = APIRouter(), APIRouter()
+    router.add_api_route("/new", lambda: None)
+    outer.include_router(router)
+    with pytest.raises(UndeclaredRoute, match="/new"):
+        RouteTable(outer.routes)
+
+
+def test_router_under_a_prefix_does_not_start() -> None:
+    router, outer = APIRouter(), APIRouter()
+    router.add_api_route("/v1/score", lambda: None)
+    outer.include_router(router, prefix="/elsewhere")
+    with pytest.raises(UndeclaredRoute):
+        RouteTable(outer.routes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "scope"),
+    [
+        ("http", "/v1/completions", "generate"),
+        ("websocket", "/v1/stream", "generate"),
+        ("http", "/v1/sessions", "sessions"),
+        ("http", "/v1/sessions/sess_1/append", "sessions"),
+        ("http", "/v1/models", "read"),
+        ("http", "/metrics", "metrics"),
+        ("http", "/metrics", "admin"),
+        ("http", "/v1/admin/tenants", "admin"),
+    ],
+)
+def test_path_wants_its_scope(table: RouteTable, kind: str, path: str, scope: str) -> None:
+    (wanted,) = table.scopes_of(kind, path)
+    assert scope in wanted
+    assert wanted <= {scope, "metrics", "admin"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        *(
+            ("http", path)
+            for path in ("/v1/administrators", "/v1/sessionsx", "/metricsx", "/v2", "")
+        ),
+        *(("http", path) for path in ("/v1/completions\n", "/metrics\n", "/v1/completions/")),
+        *(("http", path) for path in ("/v1/stream", "/static", "/v1/admin/", "//")),
+        *(("websocket", path) for path in ("/", "/health", "/static/x", "/v1/completions")),
+    ],
+)
+def test_path_of_no_route_has_no_row(table: RouteTable, kind: str, path: str) -> None:
+    assert table.scopes_of(kind, path) == []
+
+
+def test_where_two_routes_have_a_path_both_count() -> None:
+    routes = [Route("/a/{b}", NOWHERE), Route("/a/c", NOWHERE)]
+    declared = {"/a/{b}": frozenset({"read"}), "/a/c": frozenset({"admin"})}
+    table = RouteTable(routes, declared)  # type: ignore[arg-type]
+    assert table.scopes_of("http", "/a/c") == [{"read"}, {"admin"}]
+
+
+def test_no_row_is_for_a_route_that_is_gone() -> None:
+    known = {getattr(route, "path", None) for router in ROUTERS for route in flat(router.routes)}
+    beside = {"/v1/stream", "/v1/responses", "/static", "/openapi.json"}
+    assert ROUTES.keys() - known - beside == set()
