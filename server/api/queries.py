@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from server.api.names import Epoch, SessionId
+from server.api.names import Epoch, Label
 
 MAX_LISTED = 1000
 
@@ -40,7 +40,7 @@ class Query(BaseModel):
 class ListQuery(Query):
     """`GET /v1/sessions`: at most ``limit`` sessions, those after the one called ``after``."""
 
-    after: SessionId | SkipJsonSchema[None] = None
+    after: Label | SkipJsonSchema[None] = None
     limit: Limit = 100
 
 

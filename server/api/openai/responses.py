@@ -19,7 +19,7 @@ from pydantic.json_schema import SkipJsonSchema
 from server.api.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.errors import invalid
 from server.api.lookup import models_of, service_for
-from server.api.names import ItemId
+from server.api.names import Label
 from server.api.openai import responses_answers_schema as answers
 from server.api.openai.response_note import Json
 from server.api.openai.responses_answers import KeptResponse, NewResponse, in_background
@@ -48,7 +48,7 @@ class RetrieveQuery(StrictQuery):
 class InputItemsQuery(StrictQuery):
     """`GET /v1/responses/{id}/input_items`: those after the one called ``after``."""
 
-    after: ItemId | SkipJsonSchema[None] = None
+    after: Label | SkipJsonSchema[None] = None
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
     include: Includes | SkipJsonSchema[None] = Field(None, alias="include[]")
