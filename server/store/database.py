@@ -6,7 +6,6 @@ be done over from the journal is not, and becomes durable with the next.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 import apsw
 
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
-from server.store.files import make_private
+from server.store.files import NO_ROOM, make_private
 from server.store.migrations import migrate
+from server.store.reserve import FULL
 
 FILE_NAME = "sessions.sqlite3"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Database:
@@ -115,8 +114,8 @@ def failure(error: Exception) -> StoreError:
     """What an error of SQLite or of the file system means."""
     if isinstance(error, StoreError):
         return error
-    if isinstance(error, apsw.FullError) or getattr(error, "errno", None) in _NO_ROOM:
-        return StoreFull("the disk of the session store is full; try again later")
+    if isinstance(error, apsw.FullError) or getattr(error, "errno", None) in NO_ROOM:
+        return StoreFull(FULL)
     if isinstance(error, apsw.BusyError):
         return StoreFailed("the session store failed: another process has locked its database")
     return StoreFailed(f"the session store failed: {error}")

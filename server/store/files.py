@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,12 +11,18 @@ from typing import Protocol
 
 Chunk = bytes | memoryview
 
+#: Errors of a disk, or of a quota, that has no room left.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 
 class Files(Protocol):
     """Each raises `OSError`."""
 
     def write(self, path: Path, chunks: Sequence[Chunk]) -> None:
         """A new file of ``chunks``, or a new content of an old one."""
+
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        """A new file of zeros that takes up ``num_bytes`` of the disk."""
 
     def sync(self, path: Path) -> None:
         """What was written is on the disk when this returns."""
@@ -44,6 +51,14 @@ class DiskFiles:
                 left = memoryview(chunk)
                 while left:
                     left = left[file.write(left) :]
+
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        """See `Files.allocate`."""
+        with os.fdopen(create(path), "wb", buffering=0) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            else:
+                file.write(bytes(num_bytes))
 
     def sync(self, path: Path) -> None:
         """See `Files.sync`."""

@@ -25,6 +25,7 @@ from server.store.errors import Fenced, StoreError, StoreFull
 from server.store.files import DiskFiles, Files
 from server.store.heads import Head
 from server.store.lock import Lock, Waiting
+from server.store.reserve import Reserve
 from server.store.saving import Limits
 from server.store.signing import signing_key
 from server.store.state_files import DIR_NAME
@@ -76,20 +77,42 @@ class SqliteStore:
         self._end: StoreError | None = None
         self._touched: set[int] = set()
         self._is_over = False
+        self._reserve = Reserve(place.path, place.files)
         try:
-            with self._connected():
-                pass
+            self._open()
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> None:
+        try:
+            with self._connected():
+                self._reserve.restore()
+        except StoreFull:
+            if not self._reserve.give_up():
+                raise
+            with self._connected():
+                pass
 
     # What a store does
 
     def commit(self, records: Sequence[Record]) -> None:
         """See `server.store.base.Store.commit`."""
+        is_more = not all(isinstance(entry, Deleted) for _, entry in records)
+        try:
+            self._commit(records, is_more)
+        except StoreFull:
+            if is_more or not self._reserve.give_up():
+                raise
+            self._commit(records, is_more)
+
+    def _commit(self, records: Sequence[Record], is_more: bool) -> None:
+        """Records that need room, where there ``is_more`` than deletions, wait for the reserve."""
         with self._connected(is_write=True) as connection:
-            if self._is_over and not all(isinstance(entry, Deleted) for _, entry in records):
+            if is_more and self._is_over:
                 raise StoreFull(OVER)
+            if is_more:
+                self._reserve.check()
             try:
                 steps = connection.log.append(records)
             except (apsw.FullError, OSError) as error:
@@ -154,6 +177,8 @@ class SqliteStore:
             upkeep.run(self._touched)
             self._touched = set()
             self._is_over = upkeep.is_over
+            self._reserve.restore()
+            self._reserve.check()
         if self._is_over:
             raise StoreFull(OVER)
         return False

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MOUNT = 'mount -t tmpfs -o size="$2" tmpfs "$1" && shift 2 && exec "$@"'
@@ -33,6 +35,22 @@ def can(*namespaces: str) -> bool:
 def inside(pid: int, path: Path) -> Path:
     """``path`` as the process ``pid`` sees it."""
     return Path(f"/proc/{pid}/root") / path.relative_to("/")
+
+
+@contextmanager
+def volume(path: Path, size: str) -> Iterator[tuple[str, ...]]:
+    """A small file system at ``path`` for the processes that the yielded command starts.
+
+    It outlasts each of them. Others see it at `inside` of such a process.
+    """
+    script = 'mount -t tmpfs -o size="$2" tmpfs "$1" && echo mounted && exec cat'
+    command = [*unshare("--mount"), "sh", "-c", script, "sh", str(path), size]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"mounted\n"
+        user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        yield ("nsenter", f"--target={holder.pid}", "--mount", *user, f"--wdns={Path.cwd()}")
+        holder.stdin.close()  # type: ignore[union-attr]
 
 
 def main() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from tests.reliability.confined import can, inside
+from tests.reliability.confined import can, inside, volume
 from tests.reliability.history import History
 from tests.reliability.servers import EVERSTREAM, ServerProcess, eventually
 from tests.reliability.streams import (
@@ -148,4 +149,62 @@ async def test_store_that_has_all_its_bytes(tmp_path: Path) -> None:
             await eventually(lambda: server.get("/ready")[0] == 200)
         history.readers = [reader for reader in (streams[0].reader,) if reader is not None]
         await end_all(server, streams[:1], odometer, history)
+        assert server.stop() == 0
+
+
+async def keep_session(client: httpx.AsyncClient) -> str:
+    """A session that is in the store alone, which takes the room that is left in its files."""
+    body = {"prompt": PROMPT, "max_tokens": 5, "keep": True, **SAMPLING}
+    answered = await client.post("/v1/completions", json=body)
+    assert answered.status_code == 200, answered.text
+    return str(answered.json()["session"])
+
+
+async def check_deletes_alone(client: httpx.AsyncClient, session: str) -> None:
+    """Kept work is refused, and goes on to be while sessions are deleted."""
+    body = {"prompt": PROMPT, "max_tokens": 2000, "keep": True, **SAMPLING}
+    for _ in range(2):
+        refused = await client.post("/v1/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_full")
+    deleted = await client.delete(f"/v1/sessions/{session}")
+    assert deleted.status_code == 200, deleted.text
+    refused = await client.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_full")
+
+
+@pytest.mark.skipif(not can(), reason="this user may not mount a small file system")
+async def test_volume_that_others_fill_can_be_emptied(tmp_path: Path) -> None:
+    """Deletions and a restart have the room of the reserve, which comes back with the disk's."""
+    model, store = write_tiny_model(tmp_path / "model"), tmp_path / "store"
+    store.mkdir()
+    with (
+        volume(store, "16m") as within,
+        ServerProcess("--model", model, "--store", store, within=within) as server,
+    ):
+        reserve = inside(server.pid, store) / "reserve"
+        num_bytes = reserve.stat().st_size
+        assert num_bytes == 1 << 20
+        async with client_of(server.url) as client:
+            sessions = [await keep_session(client) for _ in range(3)]
+            filler = await asyncio.to_thread(fill, inside(server.pid, store))
+            await check_deletes_alone(client, sessions[0])
+            await eventually(lambda: server.get("/ready")[0] == 503)
+            filler.unlink()
+            await eventually(lambda: server.get("/ready")[0] == 200)
+            assert reserve.stat().st_size == num_bytes
+            await keep_session(client)
+        await asyncio.to_thread(fill, inside(server.pid, store))
+        server.kill()
+        server.launch()
+        server.port = server._read_port()
+        reserve = inside(server.pid, store) / "reserve"
+        async with client_of(server.url) as client:
+            await check_deletes_alone(client, sessions[1])
+            found = await client.get(f"/v1/sessions/{sessions[2]}")
+            assert found.status_code == 200, found.text
+            await eventually(lambda: server.get("/ready")[0] == 503)
+            (inside(server.pid, store) / "filler").unlink()
+            await eventually(lambda: server.get("/ready")[0] == 200)
+            assert reserve.stat().st_size == num_bytes
+            await keep_session(client)
         assert server.stop() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import apsw
@@ -43,35 +43,42 @@ class Faults:
 
 
 class FaultyFiles(DiskFiles):
-    """Writes are torn: half of the file is there when one fails."""
+    """Writes are torn: half of the file is there when one fails. Before each unlink, a call."""
 
     def __init__(self, faults: Faults) -> None:
-        self._faults = faults
+        self.faults = faults
+        self.on_unlink: Callable[[], object] = lambda: None
 
     def write(self, path: Path, chunks: Sequence[Chunk]) -> None:
         data = b"".join(chunks)
         super().write(path, [data[: len(data) // 2]])
-        self._faults.check_file()
+        self.faults.check_file()
         super().write(path, [data])
 
+    def allocate(self, path: Path, num_bytes: int) -> None:
+        super().allocate(path, num_bytes // 2)
+        self.faults.check_file()
+        super().allocate(path, num_bytes)
+
     def sync(self, path: Path) -> None:
-        self._faults.check_file()
+        self.faults.check_file()
         super().sync(path)
 
     def rename(self, path: Path, to: Path) -> None:
-        self._faults.check_file()
+        self.faults.check_file()
         super().rename(path, to)
 
     def sync_dir(self, path: Path) -> None:
-        self._faults.check_file()
+        self.faults.check_file()
         super().sync_dir(path)
 
     def unlink(self, path: Path) -> None:
-        self._faults.check_file()
+        self.on_unlink()
+        self.faults.check_file()
         super().unlink(path)
 
     def read(self, path: Path) -> bytes:
-        self._faults.check_file()
+        self.faults.check_file()
         return super().read(path)
 
 
