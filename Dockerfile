@@ -25,13 +25,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml ./
-COPY deploy/requirements-without-torch ./deploy/
+COPY deploy/requirements ./deploy/
 # The dependencies have a layer of their own: they are most of the image and change the least.
 RUN python -m venv --without-pip /opt/everstream \
-    && deploy/requirements-without-torch "${EXTRAS}" > requirements.txt \
     && if [ "${TORCH}" != none ]; then \
-        sed -i "s/^torch==.*/torch==${TORCH}/" constraints.txt && echo torch >> requirements.txt; \
+        sed -i "s/^torch==.*/torch==${TORCH}/" constraints.txt && EXTRAS="${EXTRAS},torch"; \
     fi \
+    && deploy/requirements "${EXTRAS}" > requirements.txt \
     && pip --python /opt/everstream install --requirement requirements.txt
 
 COPY README.md LICENSE ./

@@ -12,14 +12,23 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 SOURCES := server model clients tests benchmarks docs
 CHECKED := $(wildcard $(SOURCES))
 NATIVE  := $(wildcard model/ops/cpu/src/*) model/ops/cpu/cmake/CMakeLists.txt
-INSTALL := $(BIN)/python -m pip install --quiet
+# There after an install that could not build the native runtime: what it found to build it with.
+TOOLCHAIN := $(wildcard $(VENV)/.toolchain)
+define FIND_TOOLCHAIN
+{ for name in $(CXX) c++ g++ clang++; do command -v $$name; done; \
+	$(BIN)/python -c 'import os, sysconfig; print(os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
+endef
+# On a terminal pip shows what it downloads.
+INSTALL := $(BIN)/python -m pip install $(shell test -t 2 || echo --quiet)
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 LARGEST := torch transformers 'ray[serve]'
-define WARN_WITHOUT_NATIVE
-$(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || \
-	echo "The native runtime was not built, so the server runs on torch, many times slower (Debian: apt-get install g++ python3-dev)." >&2
-endef
+HAS_NATIVE := $(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null
+NOTE_TOOLCHAIN = if $(HAS_NATIVE); then rm -f $(VENV)/.toolchain; else $(FIND_TOOLCHAIN) >$(VENV)/.toolchain; fi
+WITHOUT_NATIVE := The native runtime was not built, so the server runs on torch, many times slower. \
+	Install a C++ compiler and Python's headers (Debian: apt-get install g++ python3-dev) and run make again.
+TORCH_SIZE := torch takes 200 MB to download as a CPU build; the one that the package index has for Linux comes \
+	with CUDA and takes 2.8 GB. PIP_EXTRA_INDEX_URL names an index of CPU builds (see docs/operations.md).
 
 # Each worker has the model's packages in memory, and starts servers of its own.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
@@ -32,7 +41,7 @@ POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell c
 POSTGRES_TESTS := tests/server/distributed tests/chaos
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test reliability chaos compat lint format bench soak docker docker-check clean
+.PHONY: FORCE help serve test reliability chaos compat lint format bench soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -53,12 +62,12 @@ endif
 ifeq ($(POSTGRES),)
 	@echo "$(POSTGRES_TESTS) are left out (Debian: apt-get install postgresql)." >&2
 endif
-	@$(WARN_WITHOUT_NATIVE)
+	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(BIN)/python -m pytest $(WORKERS) $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
 		$(if $(NODE),,--ignore=$(NODE_TESTS) --ignore=tests/compat/test_openai_node.py) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
 		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) --ignore-glob='*/test_cluster_*.py') \
-		$$($(BIN)/python -c 'import model.ops.cpu._native' 2>/dev/null || echo --ignore=tests/model/ops) $(ARGS)
+		$$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
 
 reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
@@ -104,27 +113,36 @@ clean: ## Removes the environment, what was built and every cache
 
 # An install is redone when one of the files before the bar changes. A stamp is written last, so that
 # an interrupted install is taken up again.
-$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
-	@echo "Installing Everstream into $(VENV) (minutes the first time) ..."
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
+	@echo "Installing Everstream into $(VENV): 60 MB to download, 200 MB on disk, a minute or two to compile ..."
 	@$(INSTALL) --editable .
-	@$(WARN_WITHOUT_NATIVE)
+	@$(HAS_NATIVE) || { echo "$(WITHOUT_NATIVE)"; echo "$(TORCH_SIZE)"; } >&2
+	@$(HAS_NATIVE) || $(INSTALL) --editable '.[torch]'
+	@$(NOTE_TOOLCHAIN)
 	@touch $@
+
+# Changes when a compiler or Python's headers come or go; the install is redone then.
+$(VENV)/.toolchain: FORCE
+	@$(FIND_TOOLCHAIN) | cmp -s - $@ || touch $@
 
 # With the build's own tools installed first, what did not change is not compiled again.
 # What takes longest to unpack is installed while the first build compiles.
-$(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt $(NATIVE) | $(BIN)/python
-	@echo "Installing Everstream and its test tools into $(VENV) (minutes the first time) ..."
+$(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
+	@echo "Installing Everstream and its test tools into $(VENV): minutes the first time ..."
+	@echo "$(TORCH_SIZE)"
 	@$(INSTALL) $(BUILD_TOOLS)
 	@$(INSTALL) --no-warn-conflicts $(LARGEST) & $(INSTALL) --no-build-isolation --no-deps --editable .; built=$$?; \
 		wait $$! && exit $$built
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@$(INSTALL) --no-deps --requirement tests/oracle-packages.txt
-	@$(WARN_WITHOUT_NATIVE)
+	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
+	@$(NOTE_TOOLCHAIN)
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-bench: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+$(VENV)/.installed-bench: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
 	@$(INSTALL) --editable '.[bench]'
-	@$(WARN_WITHOUT_NATIVE)
+	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
+	@$(NOTE_TOOLCHAIN)
 	@touch $@ $(VENV)/.installed
 
 $(BIN)/python:

@@ -24,6 +24,13 @@ logger = logging.getLogger("everstream.backend")
 Name = Literal["auto", "native", "torch"]
 
 
+#: Says the way to the native runtime; `make serve` installs again once there is a compiler.
+NOT_BUILT = (
+    "it was not built; install a C++ compiler and Python's headers (Debian: apt-get install g++"
+    " python3-dev), then run `make serve` or `pip install` again"
+)
+
+
 class BackendError(ValueError):
     """A backend or a dtype that was asked for and cannot be had. The message names its flag."""
 
@@ -71,7 +78,7 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     if dtype == "auto":
         dtype = "int8" if is_quantized(checkpoint.weights) else "bfloat16"
     if not built():
-        raise BackendError("it was not built; install again where there is a C++ compiler")
+        raise BackendError(NOT_BUILT)
     try:
         runtime = Runtime(config, checkpoint.weights, dtype, threads, num_ids=tokenizer.vocab_size)
     except NativeError as error:
@@ -90,7 +97,9 @@ def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Bac
         from model.lm import model_of
         from server.engine.torch_runner import TorchRunner
     except ImportError as error:
-        raise BackendError(f"torch is not installed, and the native runtime: {reason}") from error
+        raise BackendError(
+            f"torch is not installed (pip install 'everstream[torch]'), and the native runtime: {reason}"
+        ) from error
     from server.memory import keep_freed_memory
 
     keep_freed_memory()

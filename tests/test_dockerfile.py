@@ -86,28 +86,33 @@ def test_image_can_share_a_store(instructions: list[dict[str, Any]]) -> None:
     (chosen,) = (value for value in arguments if value.startswith("EXTRAS="))
     assert chosen == "EXTRAS=postgres,s3"
     runs = [step["value"] for step in instructions if step["instruction"] == "RUN"]
-    (install,) = (run for run in runs if "requirements-without-torch" in run)
-    assert 'deploy/requirements-without-torch "${EXTRAS}"' in install
+    (install,) = (run for run in runs if "deploy/requirements" in run)
+    assert 'deploy/requirements "${EXTRAS}"' in install
 
 
-def requirements_without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = ROOT / "deploy" / "requirements-without-torch"
+def requirements(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "deploy" / "requirements"
     return subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("extras", ["", "postgres,s3", "postgres,ray,s3"])
-def test_requirements_without_torch_leave_out_nothing_else(extras: str) -> None:
+def test_requirements_are_the_projects_and_those_of_the_extras(extras: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     optional = project["optional-dependencies"]
     wanted = [one for extra in extras.split(",") if extra for one in optional[extra]]
-    printed = requirements_without_torch(extras).stdout.splitlines()
-    assert set(wanted) <= set(printed)
-    left_out = {*project["dependencies"], *wanted} - set(printed)
-    assert [requirement.partition(">")[0] for requirement in left_out] == ["torch"]
+    assert requirements(extras).stdout.splitlines() == [*project["dependencies"], *wanted]
+    assert "torch" not in requirements(extras).stdout
+
+
+def test_requirements_of_an_extra_that_names_another_are_both() -> None:
+    printed = requirements("train").stdout
+    assert "matplotlib" in printed
+    assert "\ntorch>" in printed
+    assert "everstream" not in printed
 
 
 def test_requirements_of_an_unknown_extra_are_an_error() -> None:
-    done = requirements_without_torch("postgres,postgrse")
+    done = requirements("postgres,postgrse")
     assert done.returncode == 1
     assert "no such extras: postgrse" in done.stderr
 

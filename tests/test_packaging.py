@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.docs.pages import names, page, rows, section
+
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT: dict[str, Any] = PYPROJECT["project"]
@@ -206,3 +208,18 @@ def make(*arguments: str) -> str:
 def environment() -> dict[str, str]:
     """Without what an outer make hands down, so that a test sees the same with and without one."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+
+
+def test_torch_is_an_extra_and_no_dependency() -> None:
+    optional = PROJECT["optional-dependencies"]
+    names = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert "torch" not in names
+    assert {Requirement(line).name for line in optional["torch"]} == {"torch"}
+    assert "everstream[torch]" in optional["train"]
+
+
+def test_install_page_has_every_extra_of_a_user() -> None:
+    shown = {
+        n for row in rows(section(page("install.md"), "What is installed")) for n in names(row[0])
+    }
+    assert shown == PROJECT["optional-dependencies"].keys() - {"bench", "dev"}

@@ -1,0 +1,100 @@
+"""When `make serve` installs again. Stand-ins take the places of Python, pip and the compiler."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+#: Writes down what pip is asked for; the extension can be imported once it has been built.
+PYTHON = """#!/bin/sh
+case "$*" in
+  "-m pip install"*)
+    echo "$*" >> "$LOG"
+    if command -v g++ >/dev/null; then touch "$TREE/built"; fi;;
+  *_native*) test -e "$TREE/built";;
+  *) echo header;;
+esac
+"""
+
+
+class Tree:
+    """A source tree with an environment in which nothing is installed yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.log = path, path / "log"
+        shutil.copy(ROOT / "Makefile", path)
+        for name in ("pyproject.toml", "constraints.txt", "model/ops/cpu/cmake/CMakeLists.txt"):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).touch()
+        self.tools = path / "tools"
+        self.tools.mkdir()
+        for name in ("sh", "touch", "cmp", "rm", "test", "make", "sed", "expand"):
+            (self.tools / name).symlink_to(shutil.which(name) or name)
+        (path / ".venv/bin").mkdir(parents=True)
+        self._script(path / ".venv/bin/python", PYTHON)
+        self._script(path / ".venv/bin/everstream", "#!/bin/sh\necho serves\n")
+
+    def _script(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def add_compiler(self) -> None:
+        self._script(self.tools / "g++", "#!/bin/sh\n")
+
+    def serve(self) -> tuple[list[str], str]:
+        """What pip was asked for, and what was said."""
+        self.log.write_text("")
+        environment = {"PATH": str(self.tools), "LOG": str(self.log), "TREE": str(self.path)}
+        done = subprocess.run(
+            [self.tools / "make", "serve"],
+            cwd=self.path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.endswith("serves\n")
+        return self.log.read_text().splitlines(), done.stdout
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_with_a_compiler_torch_is_not_installed(tree: Tree) -> None:
+    tree.add_compiler()
+    asked, said = tree.serve()
+    assert [line.rpartition(" ")[2] for line in asked] == ["."]
+    assert "MB to download" in said
+    assert "torch" not in said
+
+
+def test_without_a_compiler_torch_is_installed_and_the_way_out_is_said(tree: Tree) -> None:
+    asked, said = tree.serve()
+    assert [line.rpartition(" ")[2] for line in asked] == [".", ".[torch]"]
+    assert "Install a C++ compiler and Python's headers" in said
+    assert "2.8 GB" in said
+
+
+def test_a_compiler_that_was_added_is_used(tree: Tree) -> None:
+    tree.serve()
+    tree.add_compiler()
+    asked, said = tree.serve()
+    assert [line.rpartition(" ")[2] for line in asked] == ["."]
+    assert "was not built" not in said
+
+
+@pytest.mark.parametrize("has_compiler", [False, True])
+def test_nothing_is_installed_twice(tree: Tree, has_compiler: bool) -> None:
+    if has_compiler:
+        tree.add_compiler()
+    tree.serve()
+    assert tree.serve() == ([], "serves\n")
