@@ -11,6 +11,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 
 SOURCES := server model clients tests benchmarks docs
 CHECKED := $(wildcard $(SOURCES))
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 NATIVE  := $(wildcard model/ops/cpu/src/*) model/ops/cpu/cmake/CMakeLists.txt
 # There after an install that could not build the native runtime: what it found to build it with.
 TOOLCHAIN := $(wildcard $(VENV)/.toolchain)
@@ -99,8 +100,8 @@ bench: $(VENV)/.installed-bench ## Runs the benchmarks; each ends with a line of
 soak: $(VENV)/.installed-bench ## Ten minutes of joins, cancels, disconnects and bad requests
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
-docker: ## Builds the image everstream
-	docker build --tag everstream $(ARGS) .
+docker: ## Builds the image everstream:VERSION
+	docker build --tag everstream:$(VERSION) $(ARGS) .
 
 docker-check: $(VENV)/.installed-dev ## Does what the Dockerfile does, without an engine
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi

@@ -15,6 +15,9 @@ Loading needs no torch; a checkpoint's `model` and saving import it.
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +46,8 @@ __all__ = ["Checkpoint", "CheckpointError", "load_checkpoint", "locate", "save_c
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 FILES = (CONFIG, WEIGHTS, TOKENIZER)
+#: ``owner/name``.
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,10 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Writes the three files, the weights as ``dtype`` (default: as they are)."""
+    """Writes the three files, the weights as ``dtype`` (default: as they are).
+
+    Who may read them is up to the umask. Raises OSError.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +92,7 @@ def save_checkpoint(
         for name, tensor in model.state_dict().items()
     }
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # `save_file` writes for its user alone
 
 
 def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
@@ -106,15 +115,16 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
 def locate(source: str | Path, revision: str | None = None) -> Path:
     """The folder of ``source``, fetched from the hub where it is no local folder."""
     folder = Path(source)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return _complete(folder)
-    if str(source).count("/") != 1 or str(source).startswith((".", "/")):
-        raise CheckpointError(f"{source} is no folder")
+    if not re.fullmatch(HUB_ID, str(source)):
+        raise CheckpointError(f"{source}: {_why_no_folder(folder)}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise CheckpointError(
-            f"{source} is no folder; to load it from the hub: pip install 'everstream[hub]'"
+            f"{source} is not a folder; to load it from the Hugging Face hub:"
+            " pip install 'everstream[hub]'"
         ) from error
     try:
         folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=_PATTERNS))
@@ -126,11 +136,37 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
 _PATTERNS = [*FILES, *chat_template.FILES, INDEX, "model-*.safetensors"]
 
 
+def _why_no_folder(path: Path) -> str:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return (
+            "there is no such folder; a model is a folder with config.json,"
+            " or owner/name on the Hugging Face hub"
+        )
+    except OSError as error:
+        return str(error.strerror)
+    return "not a folder; a model is a folder with config.json, not one of its files"
+
+
 def _complete(folder: Path) -> Path:
     for name in FILES:
-        if not (folder / name).is_file() and not (name == WEIGHTS and (folder / INDEX).is_file()):
+        if not _is_readable(folder / name) and not (
+            name == WEIGHTS and _is_readable(folder / INDEX)
+        ):
             raise CheckpointError(f"{folder} has no {name}")
     return folder
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether the file is there. Raises `CheckpointError` where it is and cannot be read."""
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    return True
 
 
 def _read(folder: Path, tokenizer: Tokenizer) -> tuple[ModelConfig, Weights]:

@@ -209,10 +209,13 @@ def _take_scales(entries: dict[str, _Entry]) -> dict[str, _Entry]:
 
 def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
     try:
+        path.open("rb").close()  # `safe_open` calls a file that may not be read a missing one
         with safe_open(path, "numpy"):  # refuses what is not whole
             pass
         data = np.memmap(path, np.uint8, "r")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    except SafetensorError as error:
         raise CheckpointError(f"{path}: {error}") from error
     length = int.from_bytes(data[:8].tobytes(), "little")
     header = json.loads(data[8 : 8 + length].tobytes())

@@ -98,7 +98,8 @@ def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Bac
         from server.engine.torch_runner import TorchRunner
     except ImportError as error:
         raise BackendError(
-            f"torch is not installed (pip install 'everstream[torch]'), and the native runtime: {reason}"
+            "torch is not installed (pip install 'everstream[torch]'), and the native runtime:"
+            f" {reason}"
         ) from error
     from server.memory import keep_freed_memory
 

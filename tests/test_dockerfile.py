@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -124,3 +125,38 @@ def test_compose_builds_this_image_and_gives_it_nothing_it_does_not_need() -> No
     assert service["ports"] == [f"127.0.0.1:${{PORT:-{PORT}}}:{PORT}"]
     assert service["cap_drop"] == ["ALL"]
     assert service["read_only"] is True
+
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def image_names() -> set[tuple[str, str]]:
+    """Where an image of ours is built, run or asked for, and under which name."""
+    image = r"(?<![\w/.-])(?:REGISTRY/)?(everstream(?:-ray)?(?::[\w.-]+)?)"
+    found = set()
+    for paths, pattern in (
+        (PAGES, rf"docker build [^\n]*--tag {image}(?= )"),
+        (PAGES, rf"docker run [^\n]*? {image}(?=\s)"),
+        ((ROOT / "deploy").rglob("*.yaml"), rf"image: (?:&image )?{image}(?=\s)"),
+    ):
+        for path in paths:
+            found |= {(path.name, name) for name in re.findall(pattern, path.read_text("utf-8"))}
+    return found
+
+
+def test_docs_and_manifests_name_one_image() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    files = {file for file, _ in image_names()}
+    assert {"operations.md", "compose.yaml", "statefulset.yaml", "deployment.yaml"} <= files
+    assert {pair for pair in image_names() if pair[1].partition(":")[2] != version} == set()
+    built = subprocess.run(
+        ["make", "--dry-run", "docker"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"--tag everstream:{version} " in built.stdout
+
+
+def test_every_docker_run_of_the_docs_keeps_the_sessions() -> None:
+    lines = [line for path in PAGES for line in path.read_text("utf-8").splitlines()]
+    runs = [line for line in lines if "docker run -" in line]
+    assert len(runs) >= 2
+    assert [line for line in runs if "-v everstream:/var/lib/everstream" not in line] == []

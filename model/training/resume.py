@@ -40,6 +40,7 @@ def save_progress(
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, partial / "tensors.safetensors")
     (partial / "progress.json").write_text(json.dumps(progress, indent=2), encoding="utf-8")
+    shutil.copymode(partial / "progress.json", partial / "tensors.safetensors")
     if folder.exists():
         # Only now may the older one go: until here a kill may have left nothing else.
         shutil.rmtree(old, ignore_errors=True)

@@ -124,5 +124,5 @@ def test_hub_that_cannot_be_reached_is_a_checkpoint_error(tmp_path: Path) -> Non
 
 def test_path_that_is_no_folder_is_refused_without_the_hub() -> None:
     for source in ("nowhere", "./a/b", "/nowhere/at", "a/b/c"):
-        with pytest.raises(CheckpointError, match="no folder"):
+        with pytest.raises(CheckpointError, match="no such folder"):
             load_checkpoint(source)

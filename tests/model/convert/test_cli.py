@@ -66,7 +66,7 @@ def test_gpt2_folder_becomes_a_model_with_a_constant_state(
         ("gated", ["--attention-options", "null"], "attention_options must be an object"),
         ("performer", ["--match-steps", "-1"], "match_steps"),
         ("performer", ["--steps", "0"], "num_steps"),
-        ("performer", ["--from", "nowhere"], "nowhere is no folder"),
+        ("performer", ["--from", "nowhere"], "nowhere: there is no such folder"),
     ],
 )
 def test_mistake_is_one_line_and_status_2(
