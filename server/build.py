@@ -187,4 +187,5 @@ def _model_info(
         max_sessions=num_sessions,
         created_s=int(time.time()),
         bos_token_id=checkpoint.config.bos_token_id,
+        hidden_size=checkpoint.config.hidden_size,
     )

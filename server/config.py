@@ -36,6 +36,7 @@ _VARIABLE_ONLY = frozenset(
         "max_tokens_limit",
         "max_body_bytes",
         "max_message_bytes",
+        "max_answer_bytes",
         "max_connections",
         "max_connections_per_address",
         "max_socket_requests",
@@ -126,6 +127,7 @@ class ServerConfig(BaseModel):
     max_tokens_limit: int = Field(default=1_000_000, ge=1)
     max_body_bytes: int = Field(default=MIB, ge=1024)
     max_message_bytes: int = Field(default=MIB, ge=1024)
+    max_answer_bytes: int = Field(default=64 * MIB, ge=MIB)
     max_connections: int = Field(default=4096, ge=1)
     max_connections_per_address: int | None = Field(default=None, ge=1)
     max_socket_requests: int = Field(default=64, ge=1)

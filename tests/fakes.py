@@ -50,6 +50,7 @@ MODEL = ModelInfo(
     max_sessions=16,
     created_s=1_700_000_000,
     bos_token_id=EOS,
+    hidden_size=4,
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import orjson
 
@@ -14,14 +15,46 @@ from server.engine.types import Event, Failed, Finished, Usage
 DONE = b"data: [DONE]\n\n"
 
 
-def appended_body(events: list[Event]) -> bytes:
-    """The JSON answer to an append; raises the `EngineError` that it ended by."""
-    last = ended(events)
+class JsonWriter(Protocol):
+    """Makes a whole answer of the events of its requests.
+
+    ``whole`` raises the `EngineError` that one of the requests ended by. Each of its parts
+    takes a few milliseconds; those that are empty are where others may have their turn.
+    """
+
+    def add(self, event: Event, /) -> None: ...
+    def whole(self) -> Iterator[bytes]: ...
+
+
+class Ends:
+    """A `JsonWriter` of the last event of each request, by its id."""
+
+    def __init__(self, write: Callable[[Mapping[str, Event]], Iterator[bytes]]) -> None:
+        self._write = write
+        self._lasts: dict[str, Event] = {}
+
+    def add(self, event: Event) -> None:
+        self._lasts[event.request_id] = event
+
+    def whole(self) -> Iterator[bytes]:
+        return self._write(self._lasts)
+
+
+def appended_body(ends: Mapping[str, Event]) -> Iterator[bytes]:
+    """The JSON answer to an append."""
+    (event,) = ends.values()
+    last = ended([event])
     if last.finish_reason == "cancelled":
         raise InternalFailure("the session was deleted meanwhile")
     body = {"session": last.session, "position": last.position, "usage": usage_object(last.usage)}
     scored = {} if last.logprobs is None else {"logprobs": last.logprobs}
-    return orjson.dumps(body | scored)
+    yield orjson.dumps(body | scored)
+
+
+def around_list(answer: dict[str, Any], name: str) -> tuple[bytes, bytes]:
+    """The JSON of ``answer`` before and after the items of its list ``name``, which is empty."""
+    head, mark, tail = orjson.dumps(answer).partition(b'"%b":[' % name.encode())
+    return head + mark, tail
 
 
 def ended(events: Sequence[Event]) -> Finished:

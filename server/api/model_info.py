@@ -11,7 +11,8 @@ class ModelInfo:
 
     ``kv_cache_bytes_per_token`` is what a softmax model of the same shape would
     cache for every token, in 16 bits: see `model.state.kv_cache_bytes_per_token`.
-    ``created_s`` is a Unix time, ``bos_token_id`` begins every text.
+    ``created_s`` is a Unix time, ``bos_token_id`` begins every text,
+    ``hidden_size`` is the number of values of an embedding.
     """
 
     name: str
@@ -25,3 +26,4 @@ class ModelInfo:
     max_sessions: int
     created_s: int
     bos_token_id: int = 0
+    hidden_size: int = 0

@@ -37,6 +37,7 @@ def model_object(info: ModelInfo) -> dict[str, Any]:
     details = asdict(info)
     name, created_s = details.pop("name"), details.pop("created_s")
     del details["bos_token_id"]  # /tokenizer_info has it
+    del details["hidden_size"]  # an embedding shows it
     about = {"id": name, "object": "model", "created": created_s, "owned_by": "everstream"}
     return {**about, "everstream": {**details, "sampling": published()}}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
+from server.api.large_answers import LargeAnswers
 from server.api.model_info import ModelInfo
 from server.api.porter import Porter, Signing
 from server.api.translate import Limits, Translator
@@ -32,6 +33,7 @@ class Service:
     tokenizer: Tokenizer
     outbox_events: int
     max_socket_requests: int
+    large_answers: LargeAnswers
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
     renderer: Renderer = field(default_factory=Renderer)
     constraints: Constraints | None = None
@@ -39,6 +41,7 @@ class Service:
     async def close(self) -> None:
         """After the driver has stopped: writes what is outstanding, ends what helps."""
         await asyncio.to_thread(self.sessions.close)
+        self.large_answers.close()
         await self.renderer.close()
         if self.constraints is not None:
             await self.constraints.close()
@@ -71,6 +74,7 @@ def make_service(
         tokenizer=tokenizer,
         outbox_events=config.outbox_events,
         max_socket_requests=config.max_socket_requests,
+        large_answers=LargeAnswers(config.max_answer_bytes),
         chat_template=chat_template or ChatTemplate(),
         constraints=constraints,
     )

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic.json_schema import SkipJsonSchema
 
 from server.api import answers
-from server.api.completion import appended_body
+from server.api.completion import Ends, appended_body
 from server.api.describe import ERRORS, EVENT_STREAM, answer_content, body_content, body_schema
 from server.api.events import EventsAnswer, cursor_of
 from server.api.http import json_answer
@@ -91,7 +91,7 @@ async def append(request: Request, session: str) -> Response:
     body = parse_body(AppendBody, await request.body(), service.translator.max_ids)
     request_id = f"app-{secrets.token_hex(16)}"
     work = await service.translator.append(request_id, request.state.owner, session, body)
-    return JsonAnswer(service, work, appended_body)
+    return JsonAnswer(service, work, Ends(appended_body))
 
 
 @router.post(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.api.completion import DONE, ended, sse
+from server.api.completion import DONE, JsonWriter, ended, sse
 from server.api.errors import error_object
+from server.api.large_answers import send_piece, send_whole
 from server.api.refuse import error_response
 from server.api.service import Service
 from server.api.shortcut import Write, writer_of
@@ -35,9 +36,13 @@ PASSING = frozenset({"queue_full", "rate_limited", "capacity_exhausted"})
 
 
 class Writer(Protocol):
-    """Writes the server-sent events for events of the engine, and what comes after the last."""
+    """Writes the server-sent events for events of the engine, and what comes after the last.
+
+    ``parts`` are those for an event that may make large ones, None for any other.
+    """
 
     def chunks(self, event: Event, /) -> bytes: ...
+    def parts(self, event: Event, /) -> Iterator[bytes] | None: ...
     def end(self) -> bytes: ...
 
 
@@ -134,68 +139,78 @@ class RequestAnswer(WatchedAnswer):
 
 
 class JsonAnswer(RequestAnswer):
-    """The whole answer in one body. ``write`` makes it of all events, or raises `EngineError`."""
+    """The whole answer in one body, by ``writer``; it may have ``num_bytes``."""
 
     def __init__(
         self,
         service: Service,
         requests: Request | Sequence[Request],
-        write: Callable[[list[Event]], bytes],
+        writer: JsonWriter,
+        num_bytes: int = 0,
     ) -> None:
         super().__init__(service, requests)
-        self._write = write
+        self._large, self._writer, self._num_bytes = service.large_answers, writer, num_bytes
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._submit()
-            body = self._write(await self._collect())
-        except EngineError as error:
-            response = error_response(error)
-        else:
-            response = Response(body, media_type="application/json")
-        await response(scope, receive, send)
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._large.reserve(self._request.owner, self._num_bytes))
+                await self._submit()
+                await self._collect()
+                whole = self._large.parts(self._writer.whole(), self._num_bytes)
+                parts = [part async for part in whole]
+            except EngineError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            await send_whole(send, parts)
 
-    async def _collect(self) -> list[Event]:
-        """All events of the request; wakes up for those that are an end."""
-        collected: list[Event] = []
+    async def _collect(self) -> None:
+        """Gives all events to the writer; wakes up for those that are an end."""
 
         def collect(events: Sequence[Event]) -> bool:
             if isinstance(events[-1], ENDS):
                 return False
-            self._is_end(events)
-            collected.extend(events)
+            self._add(events)
             return True
 
-        while True:
-            events = await self._outbox.take(collect)
-            collected.extend(events)
-            if self._is_end(events):
-                return collected
+        while not self._add(await self._outbox.take(collect)):
+            pass
+
+    def _add(self, events: Sequence[Event]) -> bool:
+        for event in events:
+            self._writer.add(event)
+        return self._is_end(events)
 
 
 class SseAnswer(RequestAnswer):
-    """Chunks as they come, by ``writer``.
+    """Chunks as they come, by ``writer``; those of one event may have ``num_bytes``.
 
     Until the first event a failure is a plain HTTP error.
     """
 
     def __init__(
-        self, service: Service, requests: Request | Sequence[Request], writer: Writer
+        self,
+        service: Service,
+        requests: Request | Sequence[Request],
+        writer: Writer,
+        num_bytes: int = 0,
     ) -> None:
         super().__init__(service, requests)
-        self._writer = writer
+        self._large, self._writer, self._num_bytes = service.large_answers, writer, num_bytes
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._submit()
-            events = await self._outbox.take()
-            _raise_if_failed(events)
-        except EngineError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        await start_stream(send)
-        await self._stream(events, send, writer_of(scope))
-        await send({"type": "http.response.body", "body": b""})
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._large.reserve(self._request.owner, self._num_bytes))
+                await self._submit()
+                events = await self._outbox.take()
+                _raise_if_failed(events)
+            except EngineError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            await start_stream(send)
+            await self._stream(events, send, writer_of(scope))
+            await send({"type": "http.response.body", "body": b""})
 
     async def _stream(self, events: list[Event], send: Send, write: Write) -> None:
         """Sends ``events`` and all that follow; those take the shortcut while the client reads."""
@@ -203,7 +218,7 @@ class SseAnswer(RequestAnswer):
         refused: list[bytes] = []  # a writer counts what it makes: nothing is made twice
 
         def write_now(events: Sequence[Event]) -> bool:
-            if not isinstance(events[-1], TokenEvent):
+            if not all(isinstance(event, TokenEvent) for event in events):
                 return False
             made = [chunks(event) for event in events]
             if write(made):
@@ -213,13 +228,19 @@ class SseAnswer(RequestAnswer):
             return False
 
         while True:
-            body = b"".join((*refused, *map(chunks, events[len(refused) :])))
+            made = [*refused]
+            for event in events[len(refused) :]:
+                if (parts := self._writer.parts(event)) is None:
+                    made.append(chunks(event))
+                    continue
+                await _send_all(send, made)
+                async for part in self._large.parts(parts, self._num_bytes):
+                    await send_piece(send, part)
             refused.clear()
             is_end = self._is_end(events)
             if is_end:
-                body += self._writer.end()
-            if body:
-                await send_part(send, body)
+                made.append(self._writer.end())
+            await _send_all(send, made)
             if is_end:
                 return
             try:
@@ -227,6 +248,13 @@ class SseAnswer(RequestAnswer):
             except EngineError as error:
                 await send_part(send, sse({"error": error_object(error)}) + DONE)
                 return
+
+
+async def _send_all(send: Send, made: list[bytes]) -> None:
+    """Sends ``made`` and empties it."""
+    if body := b"".join(made):
+        await send_part(send, body)
+    made.clear()
 
 
 def _raise_if_failed(events: list[Event]) -> None:

@@ -1,0 +1,1 @@
+"""What an attacker tries: each probe says what is bounded."""

@@ -20,8 +20,10 @@ from server.api.schemas import (
 )
 from server.api.wire import Wire
 
-#: Prompts of one request, inputs of one, and continuations of one context.
+#: Prompts of one request, and continuations of one context.
 MAX_PROMPTS = 256
+#: Inputs of one request for embeddings, as many as OpenAI takes.
+MAX_INPUTS = 2048
 
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 IdLists = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PROMPTS)]
@@ -43,6 +45,16 @@ Prompt = Annotated[
     | Annotated[TokenIds, Tag("ids")]
     | Annotated[Texts, Tag("texts")]
     | Annotated[IdLists, Tag("batch")],
+    Discriminator(kind_of_prompt),
+]
+
+
+#: The same, for embeddings.
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("texts")]
+    | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("batch")],
     Discriminator(kind_of_prompt),
 ]
 
@@ -87,7 +99,7 @@ class EmbeddingsBody(Wire):
     refused: ClassVar[Mapping[str, Refusal]] = EMBEDDINGS
 
     model: ModelName | None = None
-    input: Prompt
+    input: Input
     encoding_format: Literal["float", "base64"] | None = None
     user: Label | None = None
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.errors import invalid
+from server.api.large_answers import LOGPROB_BYTES, TOKEN_BYTES
 from server.api.lookup import service_for
 from server.api.openai.chat_schemas import ChatBody, ChatCompletion
 from server.api.openai.chat_writer import ChatWriter, Wanted
@@ -39,13 +40,24 @@ async def chat(request: Request) -> Response:
     _check(body)
     tools = _tools(service, body)
     work = await _work(service, request.state.owner, body, tools)
+    num_bytes = 0 if body.stream else _num_bytes(body, work)
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    service.large_answers.check(num_bytes, param, f"n, {param} and top_logprobs")
     model = service.model
     writer = ChatWriter(
         work, model.name, model.digest, int(time.time()), _wanted(service, body, tools)
     )
     if body.stream:
         return SseAnswer(service, work, writer)
-    return JsonAnswer(service, work, writer.whole)
+    return JsonAnswer(service, work, writer, num_bytes)
+
+
+def _num_bytes(body: ChatBody, work: Work) -> int:
+    """What an answer may take."""
+    assert work.sampling is not None
+    num_entries = 1 + (body.top_logprobs or 0) if body.logprobs else 0
+    per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES
+    return work.num_choices * work.sampling.max_tokens * per_token
 
 
 def _check(body: ChatBody) -> None:

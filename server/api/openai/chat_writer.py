@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from server.api.completion import DONE, ended, sse, total_usage
+from server.api.completion import DONE, around_list, ended, sse, total_usage
 from server.api.errors import error_object
-from server.api.openai.logprobs import TokenNames, finite
+from server.api.openai.logprobs import JsonList, TokenNames, finite
 from server.api.openai.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.translate import usage_object
 from server.engine.errors import EngineError
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 
 Json = dict[str, Any]
+
+#: Pieces of text that are kept before they are joined.
+MAX_PIECES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +35,32 @@ class Wanted:
 
 
 class Choice:
-    """One answer while it comes."""
+    """One answer while it comes. What is streamed is not kept: see `keep`."""
 
     def __init__(self, index: int, may_call: bool) -> None:
         self.index = index
         self.has_begun = False
+        self.last: Event | None = None
         self.end: Finished | None = None
-        self.content: list[str] = []
-        self.calls: list[Json] = []
-        self.logprobs: list[Json] = []
+        self.logprobs = JsonList()
+        self._content: list[str] = []
+        self._calls: list[Json] = []
         self._reader = CallReader() if may_call else None
 
     def push(self, text: str) -> list[Json]:
-        """The deltas that ``text`` comes to, which are also kept."""
+        """The deltas that ``text`` comes to."""
         if self._reader is None:
             pieces: list[Piece] = [Text(text)] if text else []
         else:
             pieces = self._reader.push(text)
-        return [self._take(piece) for piece in pieces]
+        return [_delta(piece) for piece in pieces]
 
     def finish(self, end: Finished) -> list[Json]:
         """The last deltas."""
         self.end = end
         deltas = self.push(end.text)
         held = [] if self._reader is None else self._reader.end(end.grammar_ended)
-        return deltas + [self._take(piece) for piece in held]
+        return deltas + [_delta(piece) for piece in held]
 
     @property
     def finish_reason(self) -> str | None:
@@ -69,28 +73,26 @@ class Choice:
         )
 
     def message(self) -> Json:
-        """The whole of it."""
-        content = "".join(self.content)
-        said = content if content or not self.calls else None
+        """All that was kept."""
+        content = "".join(self._content)
+        said = content if content or not self._calls else None
         message: Json = {"role": "assistant", "content": said, "refusal": None}
-        if self.calls:
-            message["tool_calls"] = [_joined(call) for call in self.calls]
+        if self._calls:
+            message["tool_calls"] = [_joined(call) for call in self._calls]
         return message
 
-    def _take(self, piece: Piece) -> Json:
-        if isinstance(piece, Text):
-            self.content.append(piece.text)
-            return {"content": piece.text}
-        if isinstance(piece, CallBegins):
-            call = {"id": f"call_{secrets.token_hex(12)}", "type": "function", "name": piece.name}
-            self.calls.append({**call, "arguments": []})
-            function = {"name": piece.name, "arguments": ""}
-            named = {"id": call["id"], "type": "function", "function": function}
-            return {"tool_calls": [{"index": piece.index, **named}]}
-        assert isinstance(piece, Arguments), piece
-        self.calls[piece.index]["arguments"].append(piece.text)
-        more = {"arguments": piece.text}
-        return {"tool_calls": [{"index": piece.index, "function": more}]}
+    def keep(self, deltas: list[Json]) -> None:
+        """Adds what `push` has returned to the message."""
+        for delta in deltas:
+            if "content" in delta:
+                self._content.append(delta["content"])
+            for call in delta.get("tool_calls", ()):
+                function = call["function"]
+                if "id" in call:
+                    self._calls.append({"id": call["id"], "name": function["name"], "texts": []})
+                self._calls[call["index"]]["texts"].append(function["arguments"])
+        if len(self._content) >= MAX_PIECES:
+            self._content = ["".join(self._content)]
 
 
 class ChatWriter:
@@ -115,26 +117,37 @@ class ChatWriter:
         self._is_plain = not (wanted.may_call or wanted.logprobs or wanted.usage_so_far)
         self._around = {id: self._cut(choice) for id, choice in self._choices.items()}
 
-    def whole(self, events: Sequence[Event]) -> bytes:
-        """The JSON answer; raises the `EngineError` that a choice ended by."""
-        for event in events:
-            choice = self._choices[event.request_id]
-            if isinstance(event, TokenEvent):
-                choice.push(event.text)
-                choice.logprobs += self._logprobs(event)
-            elif not isinstance(event, Started | Scored):
-                choice.finish(ended([event]))
-        choices = [
-            {
+    def add(self, event: Event) -> None:
+        """Takes in an event of a whole answer."""
+        choice = self._choices[event.request_id]
+        if isinstance(event, TokenEvent):
+            choice.keep(choice.push(event.text))
+            if self._wanted.logprobs:
+                choice.logprobs.add(self._logprobs(event))
+        elif not isinstance(event, Started | Scored):
+            choice.last = event
+
+    def whole(self) -> Iterator[bytes]:
+        """The JSON answer, in parts; raises the `EngineError` that a choice ended by."""
+        for choice in self._choices.values():
+            assert choice.last is not None
+            choice.keep(choice.finish(ended([choice.last])))
+        usage = usage_object(total_usage(self._ends()))
+        before, after = around_list({**self._head, "choices": [], "usage": usage}, "choices")
+        yield before
+        for choice in self._choices.values():
+            logprobs = {"content": choice.logprobs.json(), "refusal": None}
+            written = {
                 "index": choice.index,
                 "message": choice.message(),
-                "logprobs": self._shown(choice.logprobs),
+                "logprobs": logprobs if self._wanted.logprobs else None,
                 "finish_reason": choice.finish_reason,
             }
-            for choice in self._choices.values()
-        ]
-        usage = usage_object(total_usage(self._ends()))
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage})
+            yield (b"," if choice.index else b"") + orjson.dumps(written)
+        yield after
+
+    def parts(self, event: Event) -> None:
+        """No event makes a large chunk."""
 
     def chunks(self, event: Event) -> bytes:
         """The server-sent events for one event of the engine."""
@@ -224,6 +237,16 @@ def _entry(names: TokenNames, id: int, logprob: float | None) -> Json:
     return {"token": names[id], "logprob": finite(logprob), "bytes": list(data) if data else None}
 
 
+def _delta(piece: Piece) -> Json:
+    if isinstance(piece, Text):
+        return {"content": piece.text}
+    if isinstance(piece, CallBegins):
+        call = {"index": piece.index, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        return {"tool_calls": [{**call, "function": {"name": piece.name, "arguments": ""}}]}
+    assert isinstance(piece, Arguments), piece
+    return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+
+
 def _joined(call: Json) -> Json:
-    function = {"name": call["name"], "arguments": "".join(call["arguments"])}
-    return {"id": call["id"], "type": call["type"], "function": function}
+    function = {"name": call["name"], "arguments": "".join(call["texts"])}
+    return {"id": call["id"], "type": "function", "function": function}

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from server.api.completion import DONE, ended, sse, total_usage
+from server.api.completion import DONE, around_list, ended, sse, total_usage
 from server.api.errors import error_object
 from server.api.frames import EpochName
-from server.api.openai.logprobs import LegacyLogprobs, ScoredPrompt, TokenNames, prompt_logprobs
+from server.api.openai.completion_parts import Generated, PromptJson, Shown, write_prompt
+from server.api.openai.logprobs import LegacyLogprobs, ScoredPrompt
 from server.api.translate import usage_object
 from server.engine.errors import EngineError
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What an answer has beside the text.
-
-    ``num`` choices of each prompt. ``names`` are needed for ``logprobs`` and
-    ``prompt_logprobs``: so many of the most probable tokens, None for none at all.
-    ``echo`` has the prompts' texts. ``usage_so_far`` stands in each chunk.
-    """
-
-    num: int = 1
-    usage: bool = False
-    usage_so_far: bool = False
-    echo: tuple[str, ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    names: TokenNames | None = None
-
 
 TEXT = Shown()
 
@@ -56,6 +38,9 @@ class CompletionWriter:
     shown: Shown = TEXT
     _index: dict[str, int] = field(init=False, repr=False)
     _around: list[tuple[bytes, bytes, bytes]] = field(init=False, repr=False)
+    _generated: list[Generated] = field(init=False, repr=False)
+    _scores: dict[int, Scored] = field(init=False, repr=False, default_factory=dict)
+    _lasts: dict[int, Event] = field(init=False, repr=False, default_factory=dict)
     _ended: dict[int, Finished] = field(init=False, repr=False, default_factory=dict)
     _logprobs: dict[int, LegacyLogprobs] = field(init=False, repr=False, default_factory=dict)
     _is_plain: bool = field(init=False, repr=False)
@@ -68,60 +53,72 @@ class CompletionWriter:
         ids = [id for request in self.requests for id in request.ids]
         self._index = {id: index for index, id in enumerate(ids)}
         self._around = [self._cut_chunk(index) for index in self._index.values()]
+        self._generated = [self._new_text(index) for index in self._index.values()]
         self._is_plain = self.shown.logprobs is None and not self.shown.usage_so_far
 
     # Whole
 
-    def whole(self, events: list[Event]) -> bytes:
-        """The JSON answer; raises the `EngineError` that one of the requests ended by."""
-        own: dict[str, list[Event]] = {id: [] for id in self._index}
-        for event in events:
-            own[event.request_id].append(event)
-        choices: list[dict[str, Any]] = []
-        ends: list[Finished] = []
-        for place, request in enumerate(self.requests):
-            its_ends = [ended(own[id]) for id in request.ids]
-            ends += its_ends
-            its_choices = self._choices(place, [own[id] for id in request.ids])
-            if len(its_choices) > self.shown.num:
-                its_choices = _best(its_choices, its_ends, self.shown.num)
-            choices += its_choices
-        for index, choice in enumerate(choices):
-            choice["index"] = index
+    def add(self, event: Event) -> None:
+        """Takes in an event of a whole answer."""
+        index = self._index[event.request_id]
+        if isinstance(event, TokenEvent):
+            self._generated[index].add(event)
+        elif isinstance(event, Scored):
+            self._scores[self._place(index)] = event
+        elif not isinstance(event, Started):
+            self._lasts[index] = event
+
+    def whole(self) -> Iterator[bytes]:
+        """The JSON answer, in parts; raises the `EngineError` that one of the requests ended by."""
+        ends = [ended([self._lasts[index]]) for index in range(len(self._index))]
         position = ends[0].position if len(self.requests) == 1 else None
-        answer = self._object(choices, position, ends[0].session)
-        return orjson.dumps({**answer, "usage": usage_object(total_usage(ends))})
+        answer = self._object([], position, ends[0].session)
+        usage = usage_object(total_usage(ends))
+        before, after = around_list({**answer, "usage": usage}, "choices")
+        yield before
+        num_written = 0
+        for place, request in enumerate(self.requests):
+            prompt = PromptJson()
+            if (scored := self._scored_prompt(place, ends)) is not None:
+                prompt = yield from write_prompt(ScoredPrompt.of(request, scored), self.shown)
+            for index in self._best(place, ends):
+                choice = {**self._choice(index, prompt, ends[index]), "index": num_written}
+                yield (b"," if num_written else b"") + orjson.dumps(choice)
+                num_written += 1
+        yield after
 
-    def _choices(self, place: int, own: list[list[Event]]) -> list[dict[str, Any]]:
-        """Those of one prompt, with the events of each."""
-        request, shown = self.requests[place], self.shown
-        echo = shown.echo[place] if shown.echo else ""
-        prompt = _scored(request, own[0]) if request.score else None
-        choices = []
-        for index, events in enumerate(own):
-            tokens = [event for event in events if isinstance(event, TokenEvent)]
-            end = events[-1]
-            assert isinstance(end, Finished), end
-            text = echo + "".join(event.text for event in tokens) + end.text
-            choice = _choice(index, text, end.finish_reason or "length")
-            if shown.logprobs is not None:
-                choice["logprobs"] = self._all_logprobs(echo, prompt, tokens)
-            choices.append(choice | self._prompt_logprobs(prompt))
-        return choices
+    def _scored_prompt(self, place: int, ends: Sequence[Finished]) -> Scored | Finished | None:
+        """What says how likely a prompt was; nothing where its request ended before."""
+        request = self.requests[place]
+        if not request.score:
+            return None
+        return self._scores.get(place) if request.sampling is not None else ends[place]
 
-    def _all_logprobs(
-        self, echo: str, prompt: ScoredPrompt | None, tokens: list[TokenEvent]
-    ) -> dict[str, list[Any]]:
-        """Those of the prompt, where it is shown, and of what was generated."""
-        writer = self._new_logprobs()
-        found = _of_prompt(writer, prompt) if prompt is not None and self.shown.echo else None
-        writer.begin_anew(len(echo))
-        generated = writer.of((e.token_id, e.logprob, e.top) for e in tokens)
-        if found is None:
-            return generated
-        return {name: found[name] + generated[name] for name in found}
+    def _best(self, place: int, ends: Sequence[Finished]) -> list[int]:
+        """The choices of a prompt; of more than are shown the most probable ones, best first."""
+        num_drawn = len(self.requests[0].ids)
+        indices = list(range(place * num_drawn, (place + 1) * num_drawn))
+        if num_drawn <= self.shown.num:
+            return indices
+        return sorted(indices, key=lambda index: _mean(ends[index]), reverse=True)[: self.shown.num]
+
+    def _choice(self, index: int, prompt: PromptJson, end: Finished) -> dict[str, Any]:
+        generated, echo = self._generated[index], self.shown.echo_of(self._place(index))
+        text = echo + generated.text + end.text
+        choice = _choice(index, text, end.finish_reason or "length")
+        return choice | {"logprobs": generated.json(prompt.columns)} | prompt.more
 
     # In chunks
+
+    def parts(self, event: Event) -> Iterator[bytes] | None:
+        """The server-sent events for one that tells of each token of a prompt; None for others."""
+        if isinstance(event, Scored):
+            begin = self._begins.get(event.request_id, 0)
+            return self._scored(event, begin + len(event.token_ids))
+        if isinstance(event, Finished) and event.finish_reason is None:
+            _, request = self._request_of(event.request_id)
+            return self._fed(event) if request.score else None
+        return None
 
     def chunks(self, event: Event) -> bytes:
         """The server-sent events for one event of the engine."""
@@ -134,8 +131,8 @@ class CompletionWriter:
             return b"%b%b%b%b%d%b" % (id, before, text, between, event.position, after)
         if isinstance(event, Started):
             return self._started(event)
-        if isinstance(event, Scored):
-            return self._scored(event)
+        if (parts := self.parts(event)) is not None:
+            return b"".join(parts)
         try:
             last = ended([event])
         except EngineError as error:
@@ -158,7 +155,7 @@ class CompletionWriter:
         is_kept = request.keep or request.session is not None
         if is_kept:
             self._id = f"{self.epoch_name(event.epoch)}:".encode()
-        echo = self.shown.echo[place] if self.shown.echo and not request.score else ""
+        echo = "" if request.score else self.shown.echo_of(place)
         if not is_kept and not echo:
             return b""
         parts = [
@@ -167,25 +164,26 @@ class CompletionWriter:
         ]
         return b"".join(parts)
 
-    def _scored(self, event: Scored) -> bytes:
+    def _scored(
+        self, event: Scored | Finished, position: int, session: str | None = None
+    ) -> Iterator[bytes]:
         """The prompt, as far as it is shown, and how likely it was, for each of its choices."""
-        _, request = self._request_of(event.request_id)
-        prompt = ScoredPrompt.of(request, event)
-        position = self._begins.get(request.request_id, 0) + len(event.token_ids)
-        choices = (self._prompt_choice(self._index[id], prompt, None) for id in request.ids)
-        return b"".join(self._chunk([choice], position, None) for choice in choices)
+        place, request = self._request_of(event.request_id)
+        prompt = yield from write_prompt(ScoredPrompt.of(request, event), self.shown)
+        is_end = isinstance(event, Finished)
+        text = self.shown.echo_of(place) + (event.text if isinstance(event, Finished) else "")
+        for id in request.ids:
+            choice = _choice(self._index[id], text, "length" if is_end else None) | prompt.more
+            if prompt.columns is not None:
+                choice["logprobs"] = prompt.columns.json()
+            yield self._chunk([choice], position, session)
 
-    def _prompt_choice(
-        self, index: int, prompt: ScoredPrompt, reason: str | None, text: str = ""
-    ) -> dict[str, Any]:
-        place = self._place(index)
-        echo = self.shown.echo[place] if self.shown.echo else ""
-        choice = _choice(index, echo + text, reason)
-        if self.shown.logprobs is not None and self.shown.echo:
-            writer = self._logprobs[index] = self._new_logprobs()
-            choice["logprobs"] = _of_prompt(writer, prompt)
-            writer.begin_anew(len(echo))
-        return choice | self._prompt_logprobs(prompt)
+    def _fed(self, last: Finished) -> Iterator[bytes]:
+        """The only chunk of a prompt that is not generated from."""
+        self._note_end(last)
+        if self._id:
+            yield b"id: %b%d\n" % (self._id, last.seq)
+        yield from self._scored(last, last.position, last.session)
 
     def _detailed(self, event: TokenEvent) -> bytes:
         """A token's chunk with its log-probabilities, or with the usage so far."""
@@ -199,17 +197,17 @@ class CompletionWriter:
         return id + self._chunk([choice], event.position, None)
 
     def _finished(self, last: Finished) -> bytes:
+        self._note_end(last)
         index = self._index[last.request_id]
-        self._ended[index] = last
-        _, request = self._request_of(last.request_id)
         choice = _choice(index, last.text, last.finish_reason or "length")
-        if request.score and request.sampling is None:
-            prompt = ScoredPrompt.of(request, last)
-            choice = self._prompt_choice(index, prompt, "length", last.text)
-        if request.sampling is None:
-            self._usage = Usage(self._usage.prompt_tokens + last.usage.prompt_tokens, 0)
         id = b"id: %b%d\n" % (self._id, last.seq) if self._id else b""
         return id + self._chunk([choice], last.position, last.session)
+
+    def _note_end(self, last: Finished) -> None:
+        self._ended[self._index[last.request_id]] = last
+        _, request = self._request_of(last.request_id)
+        if request.sampling is None:
+            self._usage = Usage(self._usage.prompt_tokens + last.usage.prompt_tokens, 0)
 
     def _count(self, event: TokenEvent) -> None:
         """The usage so far: a prompt counts once its first token has been drawn."""
@@ -218,6 +216,10 @@ class CompletionWriter:
         self._usage = Usage(self._usage.prompt_tokens + fed, self._usage.completion_tokens + 1)
 
     # The parts
+
+    def _new_text(self, index: int) -> Generated:
+        offset = len(self.shown.echo_of(self._place(index)))
+        return Generated(None if self.shown.logprobs is None else self.shown.legacy(offset))
 
     def _request_of(self, request_id: str) -> tuple[int, Request]:
         place = self._place(self._index[request_id])
@@ -228,20 +230,9 @@ class CompletionWriter:
 
     def _logprobs_of(self, index: int) -> LegacyLogprobs:
         if index not in self._logprobs:
-            self._logprobs[index] = self._new_logprobs()
+            echo = self.shown.echo_of(self._place(index))
+            self._logprobs[index] = self.shown.legacy(len(echo))
         return self._logprobs[index]
-
-    def _new_logprobs(self) -> LegacyLogprobs:
-        assert self.shown.names is not None and self.shown.logprobs is not None, self.shown
-        return LegacyLogprobs(self.shown.names, self.shown.logprobs)
-
-    def _prompt_logprobs(self, prompt: ScoredPrompt | None) -> dict[str, Any]:
-        """``prompt_logprobs``, where asked for."""
-        num_top, names = self.shown.prompt_logprobs, self.shown.names
-        if num_top is None or prompt is None:
-            return {}
-        assert names is not None, self.shown
-        return {"prompt_logprobs": prompt_logprobs(prompt, names, num_top)}
 
     def _cut_chunk(self, index: int) -> tuple[bytes, bytes, bytes]:
         head, _, after = self._chunk([_choice(index, "TEXT", None)], 1, None).rpartition(b"1")
@@ -276,24 +267,6 @@ def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _best(
-    choices: list[dict[str, Any]], ends: Sequence[Finished], num: int
-) -> list[dict[str, Any]]:
-    """Those with the highest log-probability per token, best first."""
-
-    def mean(index: int) -> float:
-        return (ends[index].logprob_sum or 0.0) / max(1, ends[index].usage.completion_tokens)
-
-    return [choices[index] for index in sorted(range(len(choices)), key=mean, reverse=True)[:num]]
-
-
-def _scored(request: Request, events: list[Event]) -> ScoredPrompt | None:
-    """What its events say of a request's prompt; nothing where it ended before."""
-    for event in events:
-        if isinstance(event, Scored) or (isinstance(event, Finished) and request.sampling is None):
-            return ScoredPrompt.of(request, event)
-    return None
-
-
-def _of_prompt(writer: LegacyLogprobs, prompt: ScoredPrompt) -> dict[str, list[Any]]:
-    return writer.of(zip(prompt.token_ids, prompt.logprobs, prompt.tops, strict=True))
+def _mean(end: Finished) -> float:
+    """The log-probability per token."""
+    return (end.logprob_sum or 0.0) / max(1, end.usage.completion_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -11,9 +12,11 @@ from fastapi import APIRouter, Request, Response
 from server.api import answers
 from server.api.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.errors import invalid
+from server.api.large_answers import LOGPROB_BYTES, TOKEN_BYTES
 from server.api.lookup import service_with
 from server.api.openai.bodies import CompletionBody, prompts_in
-from server.api.openai.completion_writer import CompletionWriter, Shown
+from server.api.openai.completion_parts import Shown
+from server.api.openai.completion_writer import CompletionWriter
 from server.api.openai.logprobs import TokenNames
 from server.api.schemas import Continuation
 from server.api.service import Service
@@ -48,9 +51,40 @@ async def complete(request: Request) -> Response:
     epoch_name = service.driver.epoch_name
     shown = _shown(service, body, prompts)
     writer = CompletionWriter(works, service.model.name, int(time.time()), epoch_name, shown)
-    if body.stream:
-        return SseAnswer(service, works, writer)
-    return JsonAnswer(service, works, writer.whole)
+    of_prompts, of_texts = _prompt_bytes(works, shown), _text_bytes(works, shown)
+    num_bytes = of_prompts if body.stream else of_prompts + of_texts
+    param = "max_tokens" if of_texts > of_prompts else _of_prompt(body)
+    fields = "the prompt, n, max_tokens, logprobs and prompt_logprobs"
+    service.large_answers.check(num_bytes, param, fields)
+    if body.stream:  # each choice repeats the prompt, which is written once
+        return SseAnswer(service, works, writer, of_prompts // shown.num)
+    return JsonAnswer(service, works, writer, num_bytes)
+
+
+def _prompt_bytes(works: Sequence[Work], shown: Shown) -> int:
+    """What an answer may take to repeat its prompts, and to say how likely they were."""
+    num_entries = 0
+    if shown.echo and shown.logprobs is not None:
+        num_entries += 1 + shown.logprobs
+    if shown.prompt_logprobs is not None:
+        num_entries += 1 + shown.prompt_logprobs
+    num_tokens = sum(len(work.tokens) for work in works)
+    num_chars = sum(map(len, shown.echo))
+    return shown.num * (num_chars + num_tokens * num_entries * LOGPROB_BYTES)
+
+
+def _text_bytes(works: Sequence[Work], shown: Shown) -> int:
+    """What it may take for all that is generated."""
+    num_entries = 0 if shown.logprobs is None else 1 + shown.logprobs
+    num_tokens = sum(w.num_choices * w.sampling.max_tokens for w in works if w.sampling is not None)
+    return num_tokens * (TOKEN_BYTES + num_entries * LOGPROB_BYTES)
+
+
+def _of_prompt(body: CompletionBody) -> str:
+    """The field that makes most of what an answer says of its prompts."""
+    if (body.n or 1) > 1:
+        return "n"
+    return "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
 
 
 def _prompts(body: CompletionBody) -> Sequence[OnePrompt | None]:
@@ -105,6 +139,8 @@ async def _works(
             keep=body.keep,
             idempotency_key=body.idempotency_key,
         )
+        if index:
+            await asyncio.sleep(0)  # others have their turn between the prompts
         name = id if index == 0 else f"{id}-{index}"
         works.append(
             await service.translator.generate(

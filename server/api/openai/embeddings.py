@@ -6,19 +6,21 @@ start token of a text included.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from server.api import answers
-from server.api.completion import ended
+from server.api.completion import Ends, around_list, ended
 from server.api.describe import ERRORS, body_schema
 from server.api.errors import invalid
+from server.api.large_answers import FLOAT_BYTES
 from server.api.lookup import service_for
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.sse import JsonAnswer
@@ -43,6 +45,7 @@ async def embed(request: Request) -> Response:
     id, works = f"embd-{secrets.token_hex(16)}", []
     for index, text in enumerate(prompts_in(body.input)):
         tokens = await service.translator.tokens(text, "input")
+        await asyncio.sleep(0)  # others have their turn between the inputs
         if not tokens:
             raise invalid("input", "must not be empty")
         start = isinstance(text, str)
@@ -53,20 +56,26 @@ async def embed(request: Request) -> Response:
     if not works:
         raise invalid("input", "must not be empty")
     model, as_text = service.model.name, body.encoding_format == "base64"
-    return JsonAnswer(service, works, lambda events: _whole(events, works, model, as_text))
+    num_bytes = len(works) * service.model.hidden_size * FLOAT_BYTES
+    service.large_answers.check(num_bytes, "input", "the number of inputs")
+    writer = Ends(lambda lasts: _whole(lasts, works, model, as_text))
+    return JsonAnswer(service, works, writer, num_bytes)
 
 
-def _whole(events: list[Event], works: Sequence[Work], model: str, as_text: bool) -> bytes:
-    """The answer; raises the `EngineError` that one of the requests ended by."""
-    last = {event.request_id: event for event in events}
-    ends = [ended([last[work.request_id]]) for work in works]
-    data = [
-        {"object": "embedding", "index": index, "embedding": _vector(end, as_text)}
-        for index, end in enumerate(ends)
-    ]
+def _whole(
+    lasts: Mapping[str, Event], works: Sequence[Work], model: str, as_text: bool
+) -> Iterator[bytes]:
+    """The answer, vector by vector."""
+    ends = [ended([lasts[work.request_id]]) for work in works]
     num_tokens = sum(end.usage.prompt_tokens for end in ends)
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+    answer = {"object": "list", "data": [], "model": model, "usage": usage}
+    before, after = around_list(answer, "data")
+    yield before
+    for index, end in enumerate(ends):
+        vector = {"object": "embedding", "index": index, "embedding": _vector(end, as_text)}
+        yield (b"," if index else b"") + orjson.dumps(vector)
+    yield after
 
 
 def _vector(end: Finished, as_text: bool) -> list[float] | str:

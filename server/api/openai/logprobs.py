@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import orjson
 
 from server.engine.types import Finished, Request, Scored
 
@@ -13,6 +15,9 @@ Top = Sequence[tuple[int, float]]
 
 #: JSON has no infinity; OpenAI writes this for what can hardly be.
 LEAST = -9999.0
+
+#: Tokens whose log-probabilities are written at once.
+BLOCK_TOKENS = 64
 
 
 class TokenTexts(Protocol):
@@ -28,12 +33,15 @@ class TokenNames:
 
     def __init__(self, tokenizer: TokenTexts) -> None:
         self._tokenizer = tokenizer
-        self._special = {id: name for name, id in tokenizer.special_ids.items()}
+        self._known = {id: name for name, id in tokenizer.special_ids.items()}
 
     def __getitem__(self, id: int) -> str:
-        name = self._special.get(id)
-        if name is not None:
-            return name
+        name = self._known.get(id)
+        if name is None:
+            name = self._known[id] = self._name(id)
+        return name
+
+    def _name(self, id: int) -> str:
         data = self._tokenizer.token_bytes(id)
         try:
             return data.decode()
@@ -76,6 +84,19 @@ class ScoredPrompt:
             (None,) * none + tuple(known),
             ((),) * none + tuple(tops),
         )
+
+    @property
+    def items(self) -> Iterator[tuple[int, float | None, Top]]:
+        """Each token, its log-probability, and the most probable ones in its place."""
+        return zip(self.token_ids, self.logprobs, self.tops, strict=True)
+
+    def blocks(self) -> Iterator[ScoredPrompt]:
+        """The same in pieces, each of which is written in a few milliseconds."""
+        for start in range(0, max(1, len(self.token_ids)), BLOCK_TOKENS):
+            part = slice(start, start + BLOCK_TOKENS)
+            num_before = 0 if start else self.num_before
+            ids, logprobs, tops = self.token_ids[part], self.logprobs[part], self.tops[part]
+            yield ScoredPrompt(num_before, ids, logprobs, tops)
 
 
 @dataclass(slots=True)
@@ -128,6 +149,57 @@ class LegacyLogprobs:
         return found
 
 
+class JsonList:
+    """A list of tokens as JSON, which is written in blocks while it grows."""
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+        self._items: list[Any] = []
+
+    def add(self, items: Sequence[Any]) -> None:
+        """More of them."""
+        self._items += items
+        if len(self._items) >= BLOCK_TOKENS:
+            self._write()
+
+    def json(self) -> orjson.Fragment:
+        """The whole list."""
+        if self._items:
+            self._write()
+        return joined(self._blocks)
+
+    def _write(self) -> None:
+        self._blocks.append(orjson.dumps(self._items)[1:-1])
+        self._items.clear()
+
+
+class Columns:
+    """The lists of `LegacyLogprobs.of` as JSON, which grow block by block."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[bytes]] = {
+            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+
+    def add(self, found: dict[str, list[Any]]) -> None:
+        """More tokens."""
+        for name, blocks in self._blocks.items():
+            if found[name]:
+                blocks.append(orjson.dumps(found[name])[1:-1])
+
+    def json(self, before: Columns | None = None) -> dict[str, orjson.Fragment]:
+        """The whole lists, behind those of ``before``."""
+        first = before._blocks if before is not None else {}
+        return {
+            name: joined([*first.get(name, ()), *blocks]) for name, blocks in self._blocks.items()
+        }
+
+
+def joined(blocks: Sequence[bytes]) -> orjson.Fragment:
+    """A list of JSON, from blocks of its items."""
+    return orjson.Fragment(b"[%b]" % b",".join(blocks))
+
+
 def prompt_logprobs(
     prompt: ScoredPrompt, names: TokenNames, num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
@@ -136,7 +208,7 @@ def prompt_logprobs(
     ``rank`` is known of the most probable ones alone.
     """
     entries: list[dict[str, dict[str, Any]] | None] = [None] * prompt.num_before
-    for id, logprob, top in zip(prompt.token_ids, prompt.logprobs, prompt.tops, strict=True):
+    for id, logprob, top in prompt.items:
         if logprob is None:
             entries.append(None)
             continue

@@ -6,20 +6,23 @@ belongs to the text that has it. Token ids are taken as they are.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from server.api import answers
-from server.api.completion import ended, total_usage
+from server.api.completion import Ends, around_list, ended, total_usage
 from server.api.describe import ERRORS, body_schema
 from server.api.errors import invalid
+from server.api.large_answers import LOGPROB_BYTES
 from server.api.lookup import service_for
 from server.api.openai.bodies import ScoreBody
-from server.api.openai.logprobs import finite
+from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
 from server.api.service import Service
 from server.api.sse import JsonAnswer
 from server.api.translate import parse_body, usage_object
@@ -42,7 +45,11 @@ async def score(request: Request) -> Response:
     service = service_for(request, body.model)
     work = await _work(service, body, request.state.owner)
     model, num_top = service.model.name, body.top
-    return JsonAnswer(service, work, lambda events: _whole(events, work, model, num_top))
+    num_tokens = sum(map(len, work.continuations))
+    num_bytes = num_tokens * (1 + (num_top or 0)) * LOGPROB_BYTES
+    service.large_answers.check(num_bytes, "top", "the continuations and top")
+    writer = Ends(lambda lasts: _whole(lasts, work, model, num_top))
+    return JsonAnswer(service, work, writer, num_bytes)
 
 
 async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
@@ -51,7 +58,10 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
     context = await translator.tokens(body.prompt, "prompt")
     if not context and not isinstance(body.prompt, str):
         raise invalid("prompt", 'must have a token; the text "" is the start token')
-    continuations = [await translator.tokens(one, "continuations") for one in body.continuations]
+    continuations = []
+    for one in body.continuations:
+        continuations.append(await translator.tokens(one, "continuations"))
+        await asyncio.sleep(0)  # others have their turn between them
     if not all(continuations):
         raise invalid("continuations", "must not be empty")
     if sum(map(len, continuations)) > translator.max_ids:
@@ -67,32 +77,34 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
     )
 
 
-def _whole(events: list[Event], work: Work, model: str, num_top: int | None) -> bytes:
-    """The answer; raises the `EngineError` that the request ended by."""
-    last = {event.request_id: event for event in events}
-    ends = [ended([last[id]]) for id in work.ids]
-    return orjson.dumps(
-        {
-            "id": work.request_id,
-            "object": "list",
-            "model": model,
-            "data": [
-                _scored(index, tokens, end, num_top)
-                for index, (tokens, end) in enumerate(zip(work.continuations, ends, strict=True))
-            ],
-            "usage": usage_object(total_usage(ends)),
-        }
-    )
+def _whole(
+    lasts: Mapping[str, Event], work: Work, model: str, num_top: int | None
+) -> Iterator[bytes]:
+    """The answer, continuation by continuation."""
+    ends = [ended([lasts[id]]) for id in work.ids]
+    answer = {
+        "id": work.request_id,
+        "object": "list",
+        "model": model,
+        "data": [],
+        "usage": usage_object(total_usage(ends)),
+    }
+    before, after = around_list(answer, "data")
+    yield before
+    for index, (tokens, end) in enumerate(zip(work.continuations, ends, strict=True)):
+        scored = yield from _scored(index, tokens, end, num_top)
+        yield (b"," if index else b"") + orjson.dumps(scored)
+    yield after
 
 
 def _scored(
     index: int, tokens: tuple[int, ...], end: Finished, num_top: int | None
-) -> dict[str, Any]:
+) -> Generator[bytes, None, dict[str, Any]]:
     """One continuation's. It is greedy where each of its tokens is the most probable one."""
     if end.logprobs is None or end.tops is None:
         raise InternalFailure("the request was cancelled")
     pairs = zip(end.logprobs, end.tops, strict=True)
-    tops = [[[id, finite(value)] for id, value in top[:num_top]] for top in end.tops]
+    tops = None if num_top is None else (yield from _tops(end.tops, num_top))
     return {
         "object": "score",
         "index": index,
@@ -101,5 +113,15 @@ def _scored(
         "is_greedy": all(logprob == top[0][1] for logprob, top in pairs),
         "tokens": tokens,
         "token_logprobs": [finite(value) for value in end.logprobs],
-        "top_logprobs": None if num_top is None else tops,
+        "top_logprobs": tops,
     }
+
+
+def _tops(tops: Sequence[Top], num_top: int) -> Generator[bytes, None, orjson.Fragment]:
+    """The most probable tokens in each place; others have their turn between blocks."""
+    written = JsonList()
+    for index, top in enumerate(tops):
+        written.add([[[id, finite(value)] for id, value in top[:num_top]]])
+        if index % BLOCK_TOKENS == 0:
+            yield b""
+    return written.json()

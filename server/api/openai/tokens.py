@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
+from model.tokenizer import Tokenizer
 from server.api import answers
 from server.api.describe import ERRORS, KEY_ERRORS, body_schema
 from server.api.errors import invalid
 from server.api.http import json_answer
+from server.api.large_answers import TOKEN_BYTES
 from server.api.lookup import service_for, service_of
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
 from server.api.openai.conversation import prompt_ids
-from server.api.openai.logprobs import TokenNames
+from server.api.openai.logprobs import JsonList, TokenNames
 from server.api.service import Service
 from server.api.translate import MAX_INLINE_CHARS, parse_body
 
 router = APIRouter()
+
+#: Tokens whose names are looked up at once.
+BLOCK_IDS = 4096
 
 _OF_TEXT = ("add_special_tokens", "allow_special")
 _OF_MESSAGES = (
@@ -37,13 +44,23 @@ async def tokenize(request: Request) -> Response:
     service = service_for(request, body.model)
     _check(body)
     ids = await _ids(service, body)
-    names = TokenNames(service.tokenizer)
-    return json_answer(
+    written = _tokenized(service, ids, bool(body.return_token_strs))
+    parts = service.large_answers.parts(written, len(ids) * TOKEN_BYTES)
+    return Response(b"".join([part async for part in parts]), media_type="application/json")
+
+
+def _tokenized(service: Service, ids: list[int], with_names: bool) -> Iterator[bytes]:
+    """The answer; others have their turn while many names are looked up."""
+    names, shown = TokenNames(service.tokenizer), JsonList()
+    for start in range(0, len(ids) if with_names else 0, BLOCK_IDS):
+        shown.add([names[id] for id in ids[start : start + BLOCK_IDS]])
+        yield b""
+    yield orjson.dumps(
         {
             "count": len(ids),
             "max_model_len": service.translator.max_ids,
             "tokens": ids,
-            "token_strs": [names[id] for id in ids] if body.return_token_strs else None,
+            "token_strs": shown.json() if with_names else None,
         }
     )
 
@@ -85,10 +102,14 @@ async def detokenize(request: Request) -> Response:
     body = parse_body(DetokenizeBody, await request.body())
     service = service_for(request, body.model)
     service.translator.check_ids(body.tokens, "tokens")
-    names = {id: name.encode() for name, id in service.tokenizer.special_ids.items()}
-    token_bytes = service.tokenizer.token_bytes
-    data = b"".join(names.get(id) or token_bytes(id) for id in body.tokens)
-    return json_answer({"prompt": data.decode(errors="replace")})
+    text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
+    return json_answer({"prompt": text})
+
+
+def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    names = {id: name.encode() for name, id in tokenizer.special_ids.items()}
+    data = b"".join(names.get(id) or tokenizer.token_bytes(id) for id in ids)
+    return data.decode(errors="replace")
 
 
 @router.get("/tokenizer_info", response_model=answers.TokenizerInfo, responses=KEY_ERRORS)

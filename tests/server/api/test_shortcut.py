@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from server.api.keyring import Keyring
-from server.api.openai.completion_writer import CompletionWriter, Shown
+from server.api.openai.completion_parts import Shown
+from server.api.openai.completion_writer import CompletionWriter
 from server.api.service import Service
 from server.api.shortcut import EXTENSION, writer_of
 from server.api.sockets import Sockets

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.api.openai.completion_writer import CompletionWriter, Shown
+from server.api.openai.completion_parts import Shown
+from server.api.openai.completion_writer import CompletionWriter
 from server.api.openai.logprobs import TokenNames
 from server.engine.errors import EngineError, QueueFull
 from server.engine.types import (
@@ -58,6 +59,12 @@ def writer(*requests: Request, **shown: Any) -> CompletionWriter:
     return CompletionWriter(requests, "fake", 5, shown=Shown(names=NAMES, **shown))
 
 
+def whole(made: CompletionWriter, happened: list[Event]) -> Any:
+    for event in happened:
+        made.add(event)
+    return json.loads(b"".join(made.whole()))
+
+
 def values(chunks: bytes) -> list[dict[str, Any]]:
     parts = chunks.decode().split("\n\n")
     return [
@@ -72,7 +79,7 @@ def streamed(made: CompletionWriter, happened: list[Event]) -> list[dict[str, An
 def test_whole_answer_has_the_logprobs_of_prompt_and_text() -> None:
     made = writer(request(score=True), echo=("ab",), logprobs=1)
     started, *rest = events()
-    (choice,) = json.loads(made.whole([started, scored(), *rest]))["choices"]
+    (choice,) = whole(made, [started, scored(), *rest])["choices"]
     assert choice["text"] == "abcd"
     assert choice["logprobs"] == {
         "tokens": ["a", "b", "c", "d"],
@@ -92,16 +99,16 @@ def test_stream_says_the_same_as_the_whole_answer() -> None:
     fields: dict[str, Any] = {"echo": ("ab",), "logprobs": 1, "prompt_logprobs": 1}
     started, *rest = events()
     happened = [started, scored(), *rest]
-    (whole,) = json.loads(writer(request(score=True), **fields).whole(happened))["choices"]
+    (answer,) = whole(writer(request(score=True), **fields), happened)["choices"]
     chunks = streamed(writer(request(score=True), **fields), happened)
     choices = [chunk["choices"][0] for chunk in chunks]
-    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert "".join(choice["text"] for choice in choices) == answer["text"]
     found = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
-    for name, expected in whole["logprobs"].items():
+    for name, expected in answer["logprobs"].items():
         assert [item for part in found for item in part[name]] == expected, name
-    assert choices[0]["prompt_logprobs"] == whole["prompt_logprobs"]
+    assert choices[0]["prompt_logprobs"] == answer["prompt_logprobs"]
     assert all("prompt_logprobs" not in choice for choice in choices[1:])
-    assert choices[-1]["finish_reason"] == whole["finish_reason"] == "length"
+    assert choices[-1]["finish_reason"] == answer["finish_reason"] == "length"
 
 
 def test_character_that_the_prompt_leaves_unfinished_ends_with_it() -> None:
@@ -115,7 +122,7 @@ def test_character_that_the_prompt_leaves_unfinished_ends_with_it() -> None:
         end("r", 2),
     ]
     fields: dict[str, Any] = {"echo": ("a\ufffd",), "logprobs": 1}
-    (choice,) = json.loads(writer(fed, **fields).whole(happened))["choices"]
+    (choice,) = whole(writer(fed, **fields), happened)["choices"]
     assert choice["logprobs"]["tokens"] == ["a", "bytes:\\xc3", "c", "d"]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
     chunks = streamed(writer(fed, **fields), happened)
@@ -142,7 +149,7 @@ def test_choices_are_numbered_prompt_by_prompt() -> None:
     happened: list[Event] = []
     for id, text in (("q", "12"), ("r", "56"), ("r/1", "34"), ("q/1", "78")):
         happened += events(id, text) if "/" not in id else events(id, text)[1:]
-    made = json.loads(writer(*both, num=2, echo=("ab", "xyz")).whole(happened))
+    made = whole(writer(*both, num=2, echo=("ab", "xyz")), happened)
     assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
     assert [choice["text"] for choice in made["choices"]] == ["ab56", "ab34", "xyz12", "xyz78"]
     assert made["usage"]["completion_tokens"] == 8
@@ -166,7 +173,7 @@ def test_best_are_chosen_for_each_prompt() -> None:
         token("q/1", 1, "d"),
         end("q/1", 1, 0, logprob_sum=-3.0),
     ]
-    made = json.loads(writer(*both, num=1).whole(happened))
+    made = whole(writer(*both, num=1), happened)
     assert [(choice["index"], choice["text"]) for choice in made["choices"]] == [(0, "b"), (1, "c")]
 
 
@@ -175,7 +182,7 @@ def test_prompt_that_is_only_fed_has_its_logprobs() -> None:
     last = Finished("r", None, 0, 2, "", None, Usage(2, 0), logprobs=(-2.0,), tops=(TOP,))
     happened: list[Event] = [Started("r", "s", 0), last]
     fields: dict[str, Any] = {"echo": ("ab",), "logprobs": 1}
-    made = json.loads(writer(fed, **fields).whole(happened))
+    made = whole(writer(fed, **fields), happened)
     (choice,) = made["choices"]
     assert (choice["text"], choice["finish_reason"], made["seed"]) == ("ab", "length", None)
     assert choice["logprobs"]["token_logprobs"] == [None, -2.0]
@@ -204,7 +211,7 @@ def test_one_prompt_that_fails_fails_the_answer_and_is_named_in_a_stream() -> No
     both = [request("r"), request("q")]
     happened = [*events("r"), Failed("q", QueueFull("full"))]
     with pytest.raises(EngineError, match="full"):
-        writer(*both).whole(happened)
+        whole(writer(*both), happened)
     *chunks, last = streamed(writer(*both, usage=True), happened)
     assert last["error"]["code"] == "queue_full"
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
