@@ -240,7 +240,7 @@ class Driver:
 
     @property
     def generation(self) -> int:
-        """Grows whenever the engine is told to forget what it has of kept sessions."""
+        """Grows whenever the engine is told to forget all that it has of kept sessions."""
         return self._journal.generation
 
     async def settled(self) -> None:
@@ -365,7 +365,7 @@ class Driver:
         (self._idle.set if steps[-1].is_idle else self._idle.clear)()
         batches: dict[Sink, list[Event]] = {}
         for step in steps:
-            if step.lost is not None:
+            if step.lost:
                 step.lose()
             for command in step.commands:
                 self._answer(command)
@@ -428,7 +428,7 @@ class Driver:
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
                 self._loop.call_soon_threadsafe(self._deliver)
 
-    def _forget_kept(self, generation: int, error: EngineError) -> None:
-        command = Command(lambda engine, now: engine.discard_kept(error), None)
+    def _forget_kept(self, generation: int, error: EngineError, session: str | None = None) -> None:
+        command = Command(lambda engine, now: engine.discard_kept(error, session), None)
         command.generation = generation
         self._thread.post(command, urgent=True)

@@ -50,7 +50,7 @@ class EngineLike(Protocol):
     def restore(self, past: Past, now: float) -> SessionInfo: ...
     def retire(self, max_sessions: int) -> int: ...
     def give(self, session: str, owner: str, how: str) -> None: ...
-    def discard_kept(self, error: EngineError) -> None: ...
+    def discard_kept(self, error: EngineError, id: str | None = None) -> None: ...
     def insert_prefix(self, owner: str, tokens: tuple[int, ...], block: StateBlock) -> None: ...
     def take_usage(self) -> dict[str, int]: ...
     def num_running(self, owner: str) -> int: ...
@@ -67,7 +67,7 @@ class EngineLike(Protocol):
 class Command:
     """A call on the engine, and the future in the event loop that wants its result.
 
-    ``logged`` says that it counts only if the step's records do. ``arrived`` is
+    ``logged`` are the sessions of whose records it counts only if these do. ``arrived`` is
     called with the result in the event loop, before any event that came after it,
     unless nobody waits for it any more.
     With a ``generation`` it begins a new one: nothing before it is in the same step.
@@ -79,7 +79,7 @@ class Command:
     arrived: Callable[[Any], None] | None = None
     result: Any = None
     error: EngineError | None = None
-    logged: bool = False
+    logged: frozenset[str] = frozenset()
     generation: int | None = None
 
 
@@ -97,17 +97,17 @@ class Step:
     done_s: float
     prefixes: list[Evicted] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
-    lost: EngineError | None = None
+    lost: dict[str, EngineError] = field(default_factory=dict)
     is_idle: bool = False
 
     def lose(self) -> None:
         """Takes out what has not been logged: nobody may see it."""
-        assert self.lost is not None
         for command in self.commands:
-            if command.logged and command.error is None:
-                command.error = self.lost
-        lost = {_request_id(entry) for _, entry in self.records}
-        self.events = [event for event in self.events if event.request_id not in lost]
+            if command.error is None:
+                lost = (self.lost[id] for id in command.logged if id in self.lost)
+                command.error = next(lost, None)
+        requests = {_request_id(entry) for id, entry in self.records if id in self.lost}
+        self.events = [event for event in self.events if event.request_id not in requests]
 
 
 class EngineThread:
@@ -187,7 +187,7 @@ class EngineThread:
             _execute(command, engine, now)
             step.commands.append(command)
             if made := engine.take_records():
-                command.logged = True
+                command.logged = frozenset(id for id, _ in made)
                 step.records += made
         step.events = engine.step(now)
         step.records += engine.take_records()

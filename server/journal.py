@@ -3,7 +3,8 @@
 All steps that wait are one commit, so a slow disk makes larger commits and not
 more of them. Questions to the store come in between, in their turn. When a
 commit fails, the engine is told to forget what it has of kept sessions, and what
-it made of them since is dropped: they go on from what the store has.
+it made of them since is dropped: they go on from what the store has. Where the store
+refuses the records of one session, that happens to this session alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -19,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from server.engine.errors import EngineError
 from server.engine.value import Record
 from server.store.base import Store
-from server.store.errors import Fenced, StoreError, StoreLost
+from server.store.errors import Fenced, RecordRefused, StoreError, StoreLost
 
 logger = logging.getLogger("everstream.journal")
 
@@ -34,12 +35,18 @@ class Step(Protocol):
     """What the journal knows of a step of the engine's thread.
 
     ``generation`` counts the times that the engine has forgotten its kept
-    sessions. ``lost`` is set where the records are not in the store.
+    sessions. ``lost`` has the sessions whose records are not in the store, and why.
     """
 
     records: list[Record]
     generation: int
-    lost: EngineError | None
+    lost: dict[str, EngineError]
+
+
+class Forget(Protocol):
+    """Tells the engine to forget one kept session, or all, as of a new generation."""
+
+    def __call__(self, generation: int, error: EngineError, session: str | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class _Call:
 class Journal:
     """``pass_on`` gets each step when it is safe, in order, in this thread.
 
-    ``forget`` is called with a new generation after a failure. ``died`` is called
+    ``forget`` is called after a failure. ``died`` is called
     where there is no going on: another process has the store, or an error of ours.
     ``error`` says why kept sessions cannot go on at present.
     """
@@ -61,7 +68,7 @@ class Journal:
         store: Store,
         clock: Callable[[], float],
         pass_on: Callable[[Any], None],
-        forget: Callable[[int, EngineError], None],
+        forget: Forget,
         died: Callable[[], None],
     ) -> None:
         self.error: EngineError | None = None
@@ -73,15 +80,17 @@ class Journal:
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
-        self._generation = 0
+        self._generation = self._all_since = 0
         self._last_error: EngineError | None = None
+        #: Sessions that the engine has been told to forget: since when, and why.
+        self._refused: dict[str, tuple[int, EngineError]] = {}
         self._maintained_s, self._pause_s = clock(), MAINTENANCE_S
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     @property
     def generation(self) -> int:
-        """Of what the engine has: whatever was asked before it grew may be of no use."""
-        return self._generation
+        """When the engine last forgot all: whatever was asked before it grew may be of no use."""
+        return self._all_since
 
     def start(self) -> None:
         self._thread.start()
@@ -155,27 +164,65 @@ class Journal:
         self._commit(steps)
 
     def _commit(self, steps: list[Step]) -> None:
-        valid = [step for step in steps if step.generation == self._generation]
-        records = [record for step in valid for record in step.records]
+        if steps and self._refused:
+            self._forget_refused(steps[0].generation)
+        records = [record for step in steps for record in self._valid(step)]
         if records:
             try:
-                self._store.commit(records)
+                refused = commit_apart(self._store, records)
             except StoreError as error:
                 self._fail(error)
+            else:
+                self._refuse(refused)
             self._note_store()
         for step in steps:
-            if step.records and step.generation != self._generation:
-                step.lost = self._last_error
+            self._note_lost(step)
             self._pass_on(step)
+
+    def _valid(self, step: Step) -> list[Record]:
+        """The records of ``step`` that the engine has made of sessions as the store has them."""
+        if step.generation < self._all_since:
+            return []
+        if not self._refused:
+            return step.records
+        return [record for record in step.records if not self._is_refused(record[0], step)]
+
+    def _is_refused(self, session: str, step: Step) -> bool:
+        return session in self._refused and step.generation < self._refused[session][0]
+
+    def _note_lost(self, step: Step) -> None:
+        if step.records and step.generation < self._all_since:
+            assert self._last_error is not None
+            step.lost = dict.fromkeys((id for id, _ in step.records), self._last_error)
+        elif self._refused:
+            lost = {id for id, _ in step.records if self._is_refused(id, step)}
+            step.lost = {id: self._refused[id][1] for id in lost}
+
+    def _refuse(self, errors: Mapping[str, StoreError]) -> None:
+        """The engine forgets these sessions, and goes on with all others."""
+        for session, error in errors.items():
+            logger.error("session %s: %s", session, error)
+            self._generation += 1
+            self._refused[session] = self._generation, error
+            self._forget(self._generation, error, session)
+
+    def _forget_refused(self, generation: int) -> None:
+        """The engine has forgotten those of ``generation`` and before."""
+        left = self._refused.items()
+        self._refused = {id: refusal for id, refusal in left if refusal[0] > generation}
 
     def _fail(self, error: StoreError) -> None:
         logger.error("the store failed: %s", error)
-        self.error = self._last_error = error
-        self._generation += 1
-        self._forget(self._generation, error)
+        self.error = error
+        self._forget_all(error)
         self._store.forget()
         if isinstance(error, Fenced):
             self._died()
+
+    def _forget_all(self, error: EngineError) -> None:
+        self._generation += 1
+        self._all_since, self._last_error = self._generation, error
+        self._forget(self._generation, error)
 
     def _answer(self, call: _Call) -> None:
         if not call.future.set_running_or_notify_cancel():
@@ -201,9 +248,7 @@ class Journal:
         """Where the store has become another one, what the engine has is no part of it."""
         if self._store.store_id != self.store_id:
             self.store_id = self._store.store_id
-            self._generation += 1
-            self._last_error = StoreLost("the store is another one than before")
-            self._forget(self._generation, self._last_error)
+            self._forget_all(StoreLost("the store is another one than before"))
 
     def _maintain(self) -> None:
         now = self._clock()
@@ -221,3 +266,24 @@ class Journal:
                 logger.warning("the store works again")
             self.error = None
         self._note_store()
+
+
+def commit_apart(store: Store, records: Sequence[Record]) -> dict[str, StoreError]:
+    """Commits what the store takes of ``records``; why it refuses the sessions of the others.
+
+    Where it refuses something, the sessions are halved until those at fault are alone.
+    Raises what `Store.commit` raises for other reasons, and then part of them may count.
+    """
+    try:
+        store.commit(records)
+    except (RecordRefused, StoreLost) as error:
+        sessions = list(dict.fromkeys(id for id, _ in records))
+        if len(sessions) == 1:
+            return {sessions[0]: error}
+    else:
+        return {}
+    first = set(sessions[: len(sessions) // 2])
+    return {
+        **commit_apart(store, [record for record in records if record[0] in first]),
+        **commit_apart(store, [record for record in records if record[0] not in first]),
+    }

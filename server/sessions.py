@@ -22,7 +22,7 @@ from server.peers import AttachedElsewhere, How, KeyInUse, Peers
 from server.prefixes import PrefixTier
 from server.readers import Sink
 from server.store.base import Keyed, Listed
-from server.store.errors import HeldElsewhere, HistoryGone
+from server.store.errors import HeldElsewhere, HistoryGone, SessionBroken
 
 logger = logging.getLogger("everstream.sessions")
 
@@ -136,12 +136,13 @@ class Sessions:
         return info
 
     async def delete(self, session: str, owner: str) -> None:
-        await self.fetching.use(
-            session,
-            owner,
-            lambda: self._driver.call(lambda engine, now: engine.delete_session(session, owner)),
-            "move",
-        )
+        def delete(engine: EngineLike, now: float) -> None:
+            engine.delete_session(session, owner)
+
+        try:
+            await self.fetching.use(session, owner, lambda: self._driver.call(delete), "move")
+        except SessionBroken:
+            await self._driver.ask_store(lambda store: store.discard(session, owner))
 
     async def cancel(self, session: str, owner: str) -> None:
         """Ends what the session runs."""

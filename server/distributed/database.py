@@ -20,7 +20,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready, Wait
 
-from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
+from server.store.codec import UNSTORABLE
+from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 
 #: Nothing that a store asks takes so long, unless the database hangs.
 TIMEOUT_S = 2.5
@@ -29,6 +30,7 @@ _LIMITS = (
     "SET LOCAL idle_in_transaction_session_timeout = 3000; SET LOCAL lock_timeout = 2000; "
     "SET LOCAL statement_timeout = 5000"
 )
+_IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 FENCED = "another replica has taken over what this one had"
 
 
@@ -161,6 +163,18 @@ class Database:
                     self._connection.execute("ROLLBACK")
             raise
 
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A part of a transaction of the caller's: all of it or nothing."""
+        self.execute("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            if self._connection.pgconn.transaction_status in _IN_TRANSACTION:
+                self.run("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
+            raise
+        self.execute("RELEASE SAVEPOINT part")
+
     def check_fence(self) -> None:
         """Raises `Fenced`."""
         if not self.call("hold", (self.me, self.link)):
@@ -223,10 +237,23 @@ def _call(schema: str, function: str, places: str) -> sql.Composed:
     return sql.SQL("SELECT {}({})").format(name, sql.SQL(places))
 
 
+#: What the statements were about is at fault, and not the database: others are done.
+REFUSALS = (
+    *UNSTORABLE,
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    psycopg.errors.ProgramLimitExceeded,
+)
+#: All that can go wrong on a connection.
+ERRORS = (psycopg.Error, OSError, *REFUSALS)
+
+
 def failure(error: Exception) -> StoreError:
     """What an error of PostgreSQL, or on the way to it, means."""
     if isinstance(error, StoreError):
         return error
+    if isinstance(error, REFUSALS):
+        return RecordRefused(error)
     no_room = isinstance(error, psycopg.errors.DiskFull)
     if no_room or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull("the disk of the shared store is full; try again later")

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import psycopg
 
-from server.distributed.database import FENCED, Database, Hung, failure
+from server.distributed.database import ERRORS, FENCED, REFUSALS, Database, Hung, failure
 from server.distributed.log import SharedLog
 from server.distributed.migrations import migrate
 from server.distributed.objects import Connection, Objects
@@ -24,7 +24,8 @@ from server.distributed.presence import Presence
 from server.distributed.states import SharedStates
 from server.store.base import Identity
 from server.store.clock import StoreClock
-from server.store.errors import Fenced, StoreError, StoreFailed
+from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed
+from server.store.sifting import Recovery
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
@@ -44,16 +45,19 @@ def twice(method: Callable[P, R]) -> Callable[P, R]:
     """What went with its connection is done again, once.
 
     A new connection begins with the certainty that nothing more comes of the old one, so
-    that a database that is back at once has disturbed nobody.
+    that a database that is back at once has disturbed nobody. It also begins by putting
+    into quarantine what the database has refused.
     """
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(*args, **kwargs)
-        except StoreFailed as error:
+        except (StoreFailed, RecordRefused) as error:
             cause = error.__cause__
-            if not isinstance(cause, psycopg.OperationalError) or isinstance(cause, Hung):
+            if not isinstance(cause, (psycopg.OperationalError, *REFUSALS)):
+                raise
+            if isinstance(cause, Hung):
                 raise
         return method(*args, **kwargs)
 
@@ -122,6 +126,7 @@ class Link:
         self._next_key = 0
         self._held: set[str] = set()
         self._end: StoreError | None = None
+        self._sifts = False
         self._rests_until_s = 0.0
 
     @contextmanager
@@ -141,9 +146,15 @@ class Link:
             if isinstance(error.__cause__, psycopg.Error):  # of states in a table
                 self.abandon()
             raise
-        except (psycopg.Error, OSError) as error:
+        except ERRORS as error:
             self.abandon()
+            self._sifts = self._sifts or isinstance(error, REFUSALS)
             raise failure(error) from error
+
+    def sift(self) -> None:
+        """Gives the connection up; the next one finds the sessions whose data are refused."""
+        self._sifts = True
+        self.abandon()
 
     def abandon(self) -> None:
         """Gives up a connection that may have been wrong about the database."""
@@ -199,18 +210,33 @@ class Link:
             database, self._place.objects(database.connection), self._place.identity
         )
         snapshots = Snapshots(database, self._place.identity, states)
-        log = SharedLog(database, tables, snapshots, self._unsaved, database.me)
-        log.next_key = max(log.next_key, self._next_key)
-        held = self._held if self._last_row is not None else ()
+
+        def new_log() -> SharedLog:
+            log = SharedLog(database, tables, snapshots, self._unsaved, database.me)
+            log.next_key = max(log.next_key, self._next_key)
+            return log
+
         with database.transaction():
             stored_s = float(database.meta("clock_s") or 0.0)
             self._clock.set(max(stored_s, self._clock.now_s))
             snapshots.prepare()
-            log.recover(self._last_row, held, self._clock.now_s)
+            log = self._recovered(database, new_log)
+        if self._sifts:
+            self._unsaved.clear()  # one of them may be at fault; sessions go on by a replay
+            self._sifts = False
         for save in self._unsaved.oldest(None):
             if log.head(save.value.id) is None:  # let go in a transaction of which nobody heard
                 self._unsaved.drop(save.value.id)
         return SharedConnection(database, log, tables, snapshots, states, self._unsaved)
+
+    def _recovered(self, database: Database, new_log: Callable[[], SharedLog]) -> SharedLog:
+        last_row, now_s = self._last_row, self._clock.now_s
+        held = self._held if last_row is not None else ()
+
+        def recover(log: SharedLog) -> None:
+            log.recover(last_row, held, now_s)
+
+        return Recovery(database, REFUSALS, new_log, recover, now_s).run(self._sifts)
 
     def _begin_anew(self, store_id: str) -> None:
         """Another store, or the first: nothing that was known of an earlier one is true of it."""

@@ -12,7 +12,7 @@ from server.distributed.database import FENCED, Database
 from server.engine.value import Entry, Opened, Record
 from server.store.codec import decode_json, running_after, unpack_entry
 from server.store.errors import Fenced, StoreLost
-from server.store.heads import Head
+from server.store.heads import COLUMNS, Head
 from server.store.log import Kept, Log, Step
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
@@ -26,19 +26,13 @@ KEY_BITS = 32
 LOST = "the database has lost what this replica had committed"
 
 _APPEND = "SELECT append_journal(?, ?, ?, ?, ?, ?)"
-_AWAY = (
-    "SELECT holder, key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
-    "FROM session WHERE id = ?"
-)
-_HELD = (
-    "SELECT key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
-    "FROM session WHERE holder = ?"
-)
+_AWAY = f"SELECT holder, {COLUMNS} FROM session WHERE id = ?"  # noqa: S608
+_HELD = f"SELECT {COLUMNS} FROM session WHERE holder = ?"  # noqa: S608
 _OPENED = "SELECT key FROM session WHERE key >= ? AND key < ?"
-_TAKE = (
-    "UPDATE session SET holder = ?, journal = ? WHERE id = ? AND owner = ? AND holder IS NULL "
-    "RETURNING key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal"
-)
+_TAKE = f"""
+    UPDATE session SET holder = ?, journal = ? WHERE id = ? AND owner = ? AND holder IS NULL
+    RETURNING {COLUMNS}
+"""  # noqa: S608
 
 
 class SharedLog(Log):
@@ -156,11 +150,20 @@ class SharedLog(Log):
             self.heads[head.id] = self._held_keys[head.key] = head
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE replica = ? AND id > ?", (self._me, last_row))
-        query = "SELECT id, data FROM journal WHERE replica = ? ORDER BY id"
-        found: list[tuple[int, bytes]] = self._execute(query, (self._me,)).fetchall()
+        found = self._journal()
         if last_row and (not found or found[-1][0] != last_row):
             raise Fenced(LOST)
         return found
+
+    def _journal(self) -> list[tuple[int, bytes]]:
+        query = "SELECT id, data FROM journal WHERE replica = ? ORDER BY id"
+        found: list[tuple[int, bytes]] = self._execute(query, (self._me,)).fetchall()
+        return found
+
+    def quarantine(self, key: int, why: str) -> str:
+        """See `Log.quarantine`. Nobody holds it from then on."""
+        self._execute("UPDATE session SET holder = NULL WHERE key = ?", (key,))
+        return super().quarantine(key, why)
 
     def _undo_opened(self) -> None:
         """Of a commit that has failed for this process, and perhaps not for the database."""

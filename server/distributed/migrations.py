@@ -184,6 +184,9 @@ MIGRATIONS: tuple[str, ...] = (
         RETURN 0;
     END $$;
     """,
+    """
+    ALTER TABLE session ADD COLUMN broken text;
+    """,
 )
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 import psycopg
 
-from server.distributed.database import Database, failure
+from server.distributed.database import REFUSALS, Database, failure
 from server.distributed.key_claims import KeyClaims
 from server.distributed.link import Link, Listeners, SharedConnection, SharedPlace, twice
 from server.distributed.log import SharedLog
@@ -25,9 +25,10 @@ from server.engine.value import Deleted, Entry, Record, Saved
 from server.store import reading
 from server.store.base import Events, Found, Keyed, Loaded
 from server.store.clock import StoreClock
-from server.store.errors import HeldElsewhere, StoreError, StoreFull
+from server.store.errors import HeldElsewhere, RecordRefused, StoreError, StoreFull
 from server.store.heads import Head
 from server.store.saving import Limits
+from server.store.sifting import Recovery
 from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,10 @@ class PostgresStore:
                 raise StoreFull(OVER)
             log = connection.log
             log.now_s = self._clock.now_s
-            steps = log.append(records)
+            try:
+                steps = log.append(records)
+            except REFUSALS as error:  # nothing has changed: the connection is good
+                raise RecordRefused(error) from None
             try:
                 log.settle(steps, self._clock.now_s)
                 left = {head for head, entry, _ in steps if is_leaving(entry)}
@@ -105,6 +109,9 @@ class PostgresStore:
                     self._upkeep(connection).release(list(left))
                 if connection.unsaved.num_bytes > MAX_UNSAVED_BYTES:
                     self._upkeep(connection).save()
+            except REFUSALS as error:
+                logger.error("the shared store is read anew: %s", failure(error).message)
+                self._link.sift()
             except (psycopg.Error, StoreError) as error:
                 # The commit is in the database, and what follows from it is found there again.
                 logger.warning("the shared store is read anew: %s", failure(error).message)
@@ -138,6 +145,15 @@ class PostgresStore:
                 holder, head = _away(connection, session, owner)
                 rest = connection.log.entries_away(holder, head)
                 return reading.events(connection, head, after_seq, max_events, rest)
+
+    @twice
+    def discard(self, session: str, owner: str) -> None:
+        """See `server.store.base.Store.discard`."""
+        with self._link.connected() as connection, connection.database.transaction():
+            head = connection.log.take(session, owner)
+            if head is None:
+                raise SessionNotFound
+            connection.log.delete(head, self._clock.now_s)
 
     @twice
     def find_key(self, owner: str, key: str) -> Keyed | None:
@@ -253,15 +269,25 @@ class PostgresStore:
                 gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
                 if not gone.fetchall():
                     return False
-                log = SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
-                log.recover(None, (), self._clock.now_s)
+                log = self._buried(connection, key)
                 heads = [*log.heads.values()]
-                tails = [head for head in heads if head.tail]
-                log.store_tails(tails, log.last_row, self._clock.now_s)
                 log.let_go(heads)
                 database.execute("DELETE FROM journal WHERE replica = ?", (key,))
             logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
             return True
+
+    def _buried(self, connection: SharedConnection, key: int) -> SharedLog:
+        """What a dead replica has held, after all of its journal is in the tables."""
+        database, now_s = connection.database, self._clock.now_s
+
+        def new_log() -> SharedLog:
+            return SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
+
+        def recover(log: SharedLog) -> None:
+            log.recover(None, (), now_s)
+            log.store_tails([h for h in log.heads.values() if h.tail], log.last_row, now_s)
+
+        return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=False)
 
     @twice
     def claim_key(self, owner: str, key: str) -> bool:

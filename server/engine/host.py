@@ -160,14 +160,15 @@ class Host:
             self._round.events.append(event)
         self._keeper.evict(session)
 
-    def discard_kept(self, error: EngineError) -> None:
-        """Forgets every kept session, as if the process had died: the store has not followed.
+    def discard_kept(self, error: EngineError, id: str | None = None) -> None:
+        """Forgets kept sessions, as if the process had died: the store has not followed.
 
-        What it has of them is what they are. Readers see ``error``.
+        All of them, or the one called ``id``. What the store has of them is what they are.
+        Readers see ``error``.
         """
-        self._keeper.take_records()
+        self._keeper.drop_records(id)
         for session in self._sessions:
-            if session.keep:
+            if session.keep and id in (None, session.id):
                 if session.live is not None:
                     self._round.endings.fail(session.live, error)
                 self._sessions.close(session)

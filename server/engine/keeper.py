@@ -77,6 +77,10 @@ class Keeper:
         records, self.records = self.records, []
         return records
 
+    def drop_records(self, session: str | None) -> None:
+        """Those of one session, or all."""
+        self.records = [] if session is None else [r for r in self.records if r[0] != session]
+
     def value(self, session: Session) -> SessionValue:
         """The session now, with its own copy of the state."""
         return session.value(self._table.state_of(session))

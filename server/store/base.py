@@ -91,23 +91,27 @@ class Store(Protocol):
     def commit(self, records: Sequence[Record]) -> None:
         """Adds one tick's records, in order. A state may reach the disk later than its `Saved`.
 
-        Raises `StoreFull`, `StoreFailed`, `StoreLost` (records of a session that
-        the store does not have) or `Fenced`, and then nothing of the tick counts.
+        Raises `StoreFull`, `StoreFailed`, `Fenced`, `StoreLost` (records of a session that
+        the store does not have) or `RecordRefused` (something that the database does not take),
+        and then nothing of the tick counts. The last two are for one of the sessions alone.
         """
 
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
         """The newest valid snapshot, of at most ``at`` tokens, and what came after it.
 
         The entries lead to the present, or at least past ``at`` tokens of text.
-        Raises `SessionNotFound` (unknown, deleted or another owner's),
+        Raises `SessionNotFound` (unknown, deleted or another owner's), `SessionBroken`,
         `SnapshotMismatch`, `SnapshotBroken` or `HistoryGone`.
         """
 
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
         """The events after ``after_seq`` that count in ``seq``, at most ``max_events``.
 
-        Raises `SessionNotFound` or `HistoryGone`.
+        Raises `SessionNotFound`, `SessionBroken` or `HistoryGone`.
         """
+
+    def discard(self, session: str, owner: str) -> None:
+        """Deletes a session in quarantine. Raises `SessionNotFound`."""
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """The request that came under ``key``, also where its session is gone by now."""

@@ -32,12 +32,19 @@ T = typing.TypeVar("T")
 
 
 class Malformed(ValueError):
-    """Data that this codec has not written."""
+    """Data that this codec has not written, or cannot write."""
+
+
+#: What has no form that a database takes: text with a lone surrogate, a number beyond 64 bits.
+UNSTORABLE = (Malformed, UnicodeError, OverflowError)
 
 
 def encode(value: object) -> bytes:
-    """JSON of a dataclass, a named tuple, or a list of such; without states."""
-    return orjson.dumps(value, _plain)
+    """JSON of a dataclass, a named tuple, or a list of such; without states. Raises `Malformed`."""
+    try:
+        return orjson.dumps(value, _plain)
+    except orjson.JSONEncodeError as error:
+        raise Malformed(str(error)) from error
 
 
 def decode_json(data: bytes | str) -> Any:

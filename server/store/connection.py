@@ -10,10 +10,11 @@ from pathlib import Path
 
 from server.store.base import Identity
 from server.store.clock import StoreClock
-from server.store.database import FILE_NAME, Database
+from server.store.database import FILE_NAME, REFUSALS, Database
 from server.store.errors import Fenced, StoreFailed
 from server.store.files import Files
 from server.store.log import Log
+from server.store.sifting import Recovery
 from server.store.snapshots import Snapshots
 from server.store.state_files import DIR_NAME, StateFiles, foreign_states, has_states
 from server.store.tables import Tables
@@ -45,11 +46,17 @@ class Connection:
     """After an error another one is made, which knows only what is on the disk.
 
     Raises errors of SQLite and the file system, and `Fenced` where another process
-    has had the store since ``known``.
+    has had the store since ``known``. With ``sifts`` sessions whose data the database
+    refuses are looked for.
     """
 
     def __init__(
-        self, place: Place, known: Known | None, clock: StoreClock, unsaved: Unsaved
+        self,
+        place: Place,
+        known: Known | None,
+        clock: StoreClock,
+        unsaved: Unsaved,
+        sifts: bool = False,
     ) -> None:
         refuse_lost_database(place.path)
         self.database = Database(place.path, place.vfs, place.is_full)
@@ -58,10 +65,9 @@ class Connection:
             self.snapshots = Snapshots(self.database, place.identity, states)
             self.tables = Tables(self.database)
             self.unsaved = unsaved
-            self.log = Log(self.database, self.tables, self.snapshots, unsaved)
             self._file = place.path / FILE_NAME
             self._stat = self._file.stat()
-            self._recover(known, clock, states)
+            self.log = self._recover(known, clock, states, sifts)
             states.remove_leftovers(self.snapshots.used())
         except BaseException:
             self.database.abandon()
@@ -80,7 +86,9 @@ class Connection:
         held = [head.id for head in self.log.heads.values() if head.is_held]
         return Known(self.store_id, self.database.fence, self.log.last_row, held)
 
-    def _recover(self, known: Known | None, clock: StoreClock, states: StateFiles) -> None:
+    def _recover(
+        self, known: Known | None, clock: StoreClock, states: StateFiles, sifts: bool
+    ) -> Log:
         self.database.checkpoint(truncate=True)
         with self.database.transaction():
             stored_id = self.database.meta("store_id")
@@ -98,12 +106,23 @@ class Connection:
                 self.database.set_meta("fence", fence)
                 clock.set(self.database.meta("clock_s") or 0.0)
             self.snapshots.prepare()
-            self.log.recover(
-                None if known is None else known.last_row,
-                () if known is None else known.held,
-                clock.now_s,
-            )
+            log = self._log(known, clock.now_s, sifts)
         self.database.fence = fence
+        return log
+
+    def _log(self, known: Known | None, now_s: float, sifts: bool) -> Log:
+        """What the journal leads to."""
+        last_row, held = (None, ()) if known is None else (known.last_row, known.held)
+
+        def new_log() -> Log:
+            return Log(self.database, self.tables, self.snapshots, self.unsaved)
+
+        def recover(log: Log) -> None:
+            log.recover(last_row, held, now_s)
+
+        if sifts:
+            self.unsaved.clear()  # one of them may be at fault; sessions go on by a replay
+        return Recovery(self.database, REFUSALS, new_log, recover, now_s).run(sifts)
 
 
 def refuse_lost_database(path: Path) -> None:

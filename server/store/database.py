@@ -13,7 +13,8 @@ from typing import Any
 
 import apsw
 
-from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull
+from server.store.codec import UNSTORABLE
+from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.files import NO_ROOM, make_private
 from server.store.migrations import migrate
 from server.store.reserve import FULL
@@ -65,6 +66,19 @@ class Database:
             if is_lazy:
                 self.execute("PRAGMA synchronous = FULL")
 
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A part of a transaction of the caller's: all of it or nothing."""
+        self.execute("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            if self._connection.in_transaction:
+                self.execute("ROLLBACK TO part")
+                self.execute("RELEASE part")
+            raise
+        self.execute("RELEASE part")
+
     def check_fence(self) -> None:
         """Raises `Fenced`."""
         if self.fence and self.meta("fence") != self.fence:
@@ -110,10 +124,18 @@ class Database:
         return apsw.SQLITE_OK
 
 
+#: What the statements were about is at fault, and not the database: others are done.
+REFUSALS = (*UNSTORABLE, apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
+#: All that can go wrong on a connection.
+ERRORS = (apsw.Error, OSError, *REFUSALS)
+
+
 def failure(error: Exception) -> StoreError:
     """What an error of SQLite or of the file system means."""
     if isinstance(error, StoreError):
         return error
+    if isinstance(error, REFUSALS):
+        return RecordRefused(error)
     if isinstance(error, apsw.FullError) or getattr(error, "errno", None) in NO_ROOM:
         return StoreFull(FULL)
     if isinstance(error, apsw.BusyError):

@@ -29,6 +29,24 @@ class StoreLost(StoreError):
     code = "store_lost"
 
 
+class RecordRefused(StoreError):
+    """The database does not take what a session has made: other sessions are not at fault."""
+
+    code = "record_refused"
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(f"the session store does not take this: {brief(reason)}")
+
+
+class SessionBroken(StoreError):
+    """The session is in quarantine: part of its log cannot be read, or not be stored."""
+
+    code = "session_broken"
+
+    def __init__(self) -> None:
+        super().__init__("the session cannot go on: part of its log is unusable", "session")
+
+
 class Fenced(StoreError):
     """Another process has taken the store over; this one must neither write nor send."""
 
@@ -82,3 +100,8 @@ class HistoryGone(StoreError):
     """What is asked for lies before the part of the log that is kept."""
 
     code = "history_gone"
+
+
+def brief(error: Exception) -> str:
+    """The first line of an error, as plain ASCII and short: it may quote what caused it."""
+    return ascii(str(error).strip().partition("\n")[0][:200])[1:-1]

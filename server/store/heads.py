@@ -14,6 +14,9 @@ from server.engine.value import Accepted, Entry, Opened, Rewound, Saved, Session
 from server.store.codec import running_after
 from server.store.history import as_logged, length_after
 
+#: What a row of the table has of a `Head`, in the order of its fields.
+COLUMNS = "key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal, broken"
+
 
 @dataclass(eq=False, slots=True)
 class Head:
@@ -22,7 +25,7 @@ class Head:
     ``tail`` are the entries from number ``num_stored`` on, the first of which came
     with row ``tail_journal`` of the journal; ``tail_running`` is the request before
     them. Events up to ``log_seq`` are no longer in the log. ``is_held`` while the
-    engine has the session.
+    engine has the session. One that is ``broken``, and why, is in quarantine.
     """
 
     key: int
@@ -35,6 +38,7 @@ class Head:
     num_stored: int
     log_seq: int
     journal: int
+    broken: str | None = None
     tail: list[Entry] = field(default_factory=list)
     tail_journal: int = 0
     tail_running: str | None = None

@@ -75,13 +75,17 @@ class Log:
         self.changed: set[Head] = set()
         self.unused_files: set[str] = set()
         self.next_key = 1
+        #: Of the journal, `recover` reads what belongs to these sessions, or to all, but to none
+        #: of those that are ``skipped``.
+        self.only: frozenset[int] | None = None
+        self.skipped: frozenset[int] = frozenset()
 
     def head(self, session: str) -> Head | None:
         """The session after its last entry."""
         head = self.heads.get(session)
         if head is None:
             head = self._tables.head(session)
-            if head is not None:
+            if head is not None and head.broken is None:
                 self.heads[session] = head
         return head
 
@@ -145,7 +149,7 @@ class Log:
                 changed[id] = None
                 if head is None:
                     continue
-            if head is None:
+            if head is None or (head.broken is not None and not isinstance(entry, Deleted)):
                 raise StoreLost(f"the store has no session {id}")
             steps.append((head, entry, kept))
         return steps
@@ -277,11 +281,24 @@ class Log:
             if (held_head := self.head(id)) is not None:
                 held_head.is_held = True
 
+    def keys_of_journal(self) -> set[int]:
+        """The sessions that have something in the journal."""
+        return {packed[0] for _, data in self._journal() for packed in decode_json(data)}
+
+    def quarantine(self, key: int, why: str) -> str:
+        """Nobody goes on with the session; what it is called."""
+        self._tables.quarantine(key, why)
+        head = self._tables.head_of_key(key)
+        return f"number {key}" if head is None else head.id
+
     def _rows_up_to(self, last_row: int | None) -> list[tuple[int, bytes]]:
         """What is left of the journal, once later rows are gone."""
         self.next_key = self._tables.last_key() + 1
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
+        return self._journal()
+
+    def _journal(self) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = self._execute(
             "SELECT id, data FROM journal ORDER BY id"
         ).fetchall()
@@ -305,9 +322,11 @@ class Log:
     def _unpacked(self, packed: Any, row: int, by_key: dict[int, Head | None]) -> Step | None:
         """A record of the journal; None if its session is gone, or has it in its tables."""
         key, packed_entry, *rest = packed
+        if key in self.skipped or (self.only is not None and key not in self.only):
+            return None
         if key not in by_key:
             by_key[key] = head = self._head_of_key(key)
-            if head is not None:
+            if head is not None and head.broken is None:
                 self.heads[head.id] = head
         head = by_key[key]
         if head is None and packed_entry[0] == "opened":
@@ -315,6 +334,8 @@ class Log:
             by_key[key] = opened and opened[0]
             return opened
         if head is None or row <= head.journal:
+            return None
+        if head.broken is not None and packed_entry[0] != "deleted":
             return None
         return head, unpack_entry(packed_entry, head.running), None
 

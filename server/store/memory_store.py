@@ -165,6 +165,10 @@ class MemoryStore:
             raise HistoryGone(f"only what came after {kept.log_seq} is kept", "last_seq")
         return events_after(kept.entries, after_seq, max_events)
 
+    def discard(self, session: str, owner: str) -> None:
+        """See `server.store.base.Store.discard`: none is in quarantine here."""
+        raise SessionNotFound
+
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
         return self._keys.get((owner, key))

@@ -84,6 +84,10 @@ MIGRATIONS: tuple[str, ...] = (
     -- What came with the request to be kept beside its key, for as long as its session.
     ALTER TABLE request_key ADD COLUMN note TEXT;
     """,
+    """
+    -- Why nobody may go on with a session: part of its log is unusable.
+    ALTER TABLE session ADD COLUMN broken TEXT;
+    """,
 )
 
 

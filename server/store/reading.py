@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from server.engine.value import Entry, SessionValue
 from server.store.base import Events, Listed, Loaded
-from server.store.errors import HistoryGone
+from server.store.errors import HistoryGone, SessionBroken
 from server.store.heads import Head
 from server.store.history import events_after, past
 from server.store.saving import Connected
@@ -16,12 +16,19 @@ NOTHING: Iterable[Entry] = ()
 
 def loaded(connection: Connected, head: Head, at: int | None) -> Loaded:
     """See `server.store.base.Store.load`."""
+    check(head)
     for place, value in _values(connection, head, at):
         entries = connection.tables.entries(head, place)
         if entries is None:
             break
         return Loaded(value, past(entries, value.length, at))
     raise HistoryGone("the session's state at this point is no longer kept", "at")
+
+
+def check(head: Head) -> None:
+    """Raises `SessionBroken` for a session in quarantine."""
+    if head.broken is not None:
+        raise SessionBroken
 
 
 def _values(
@@ -42,6 +49,7 @@ def events(
     rest: Iterable[Entry] = NOTHING,
 ) -> Events:
     """See `server.store.base.Store.read`; ``rest`` is what comes after all that ``head`` has."""
+    check(head)
     if after_seq < head.log_seq:
         raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
     found = events_after(connection.tables.entries_after(head, after_seq), after_seq, max_events)

@@ -20,8 +20,8 @@ from server.store import reading
 from server.store.base import Events, Found, Identity, Keyed, Loaded
 from server.store.clock import StoreClock
 from server.store.connection import Connection, Known, Place
-from server.store.database import failure
-from server.store.errors import Fenced, StoreError, StoreFull
+from server.store.database import ERRORS, REFUSALS, failure
+from server.store.errors import Fenced, RecordRefused, StoreError, StoreFull
 from server.store.files import DiskFiles, Files
 from server.store.heads import Head
 from server.store.lock import Lock, Waiting
@@ -76,7 +76,7 @@ class SqliteStore:
         self._known: Known | None = None
         self._end: StoreError | None = None
         self._touched: set[int] = set()
-        self._is_over = False
+        self._is_over = self._sifts = False
         self._reserve = Reserve(place.path, place.files)
         try:
             self._open()
@@ -115,17 +115,18 @@ class SqliteStore:
                 self._reserve.check()
             try:
                 steps = connection.log.append(records)
-            except (apsw.FullError, OSError) as error:
-                if not isinstance(failure(error), StoreFull):
+            except (apsw.FullError, OSError, *REFUSALS) as error:
+                if not isinstance(failure(error), StoreFull | RecordRefused):
                     raise
                 raise failure(error) from error  # nothing has changed: the connection is good
             try:
                 connection.log.settle(steps, self._clock.now_s)
                 if self._unsaved.num_bytes > MAX_UNSAVED_BYTES:
                     self._upkeep(connection).save()
-            except Exception:
+            except Exception as error:
                 # The commit is on the disk, and what follows from it is found there again.
                 logger.exception("the session store recovers")
+                self._sifts = isinstance(error, REFUSALS)
                 self._abandon()
 
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
@@ -141,6 +142,12 @@ class SqliteStore:
             head = self._find(connection, session, owner)
             self._touched.add(head.key)
             return reading.events(connection, head, after_seq, max_events)
+
+    def discard(self, session: str, owner: str) -> None:
+        """See `server.store.base.Store.discard`."""
+        with self._connected() as connection:
+            self._find(connection, session, owner)
+        self.commit([(session, Deleted())])
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
@@ -169,6 +176,15 @@ class SqliteStore:
     def maintain(self, now_s: float) -> bool:
         """See `server.store.base.Store.maintain`."""
         self._clock.advance(now_s)
+        try:
+            self._round()
+        except RecordRefused:  # the next connection begins by putting that into quarantine
+            self._round()
+        if self._is_over:
+            raise StoreFull(OVER)
+        return False
+
+    def _round(self) -> None:
         with self._connected(is_write=True) as connection:
             connection.database.check_fence()
             if self._lock is not None:
@@ -179,9 +195,6 @@ class SqliteStore:
             self._is_over = upkeep.is_over
             self._reserve.restore()
             self._reserve.check()
-        if self._is_over:
-            raise StoreFull(OVER)
-        return False
 
     def compact(self) -> None:
         """Drops all that need not be kept, and gives the room back to the file system."""
@@ -221,8 +234,9 @@ class SqliteStore:
             self._end = error
             self._abandon()
             raise
-        except (apsw.Error, OSError) as error:
+        except ERRORS as error:
             self._abandon()
+            self._sifts = self._sifts or isinstance(error, REFUSALS)
             raise failure(error) from error
 
     def _connect(self) -> Connection:
@@ -241,9 +255,12 @@ class SqliteStore:
             self._lock = Lock(path, self._waiting)
         signing_key(path)  # there from the first day, for whoever exports
         try:
-            self._connection = Connection(self._place, self._known, self._clock, self._unsaved)
+            self._connection = Connection(
+                self._place, self._known, self._clock, self._unsaved, self._sifts
+            )
         except apsw.BusyError as error:
             raise self._lock.in_commit() or failure(error) from error
+        self._sifts = False
         self.store_id = self._connection.store_id
         return self._connection
 

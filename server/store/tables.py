@@ -10,14 +10,11 @@ from server.engine.types import Finished
 from server.engine.value import Accepted, Entry
 from server.store.base import Keyed
 from server.store.codec import build, decode_json, encode, pack_entries, unpack_entries
-from server.store.heads import Head
+from server.store.heads import COLUMNS, Head
 from server.store.history import total_tokens
 from server.store.snapshots import Rows
 
-_HEAD_BY_ID = (
-    "SELECT key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal "
-    "FROM session WHERE id = ?"
-)
+_HEAD_BY_ID = f"SELECT {COLUMNS} FROM session WHERE id = ?"  # noqa: S608
 _HEAD_BY_KEY = _HEAD_BY_ID.replace("WHERE id", "WHERE key")
 _LIST = (
     "SELECT id, owner, epoch, length, seq, running, bytes FROM session "
@@ -80,6 +77,11 @@ class Tables:
         self._execute("DELETE FROM snapshot WHERE session = ?", (key,))
         query = "UPDATE request_key SET gone_s = ?, note = NULL WHERE session = ?"
         self._execute(query, (now_s, key))
+
+    def quarantine(self, key: int, why: str) -> None:
+        """Nobody goes on with the session: part of its log is unusable."""
+        query = "UPDATE session SET broken = ?, running = NULL WHERE key = ?"
+        self._execute(query, (why, key))
 
     def touch(self, key: int, now_s: float) -> None:
         """The session has been used."""

@@ -23,7 +23,7 @@ class Step:
 
     records: list[Record] = field(default_factory=list)
     generation: int = 0
-    lost: EngineError | None = None
+    lost: dict[str, EngineError] = field(default_factory=dict)
 
 
 def token(seq: int) -> Record:
@@ -38,7 +38,7 @@ class Desk:
         self.clock = [0.0]
         self.passed: list[Step] = []
         self.threads: list[str] = []
-        self.forgotten: list[tuple[int, EngineError]] = []
+        self.forgotten: list[tuple[int, EngineError, str | None]] = []
         self.died = threading.Event()
         self.journal = Journal(
             store, lambda: self.clock[0], self._pass_on, self._forget, self.died.set
@@ -48,8 +48,8 @@ class Desk:
         self.threads.append(threading.current_thread().name)
         self.passed.append(step)
 
-    def _forget(self, generation: int, error: EngineError) -> None:
-        self.forgotten.append((generation, error))
+    def _forget(self, generation: int, error: EngineError, session: str | None = None) -> None:
+        self.forgotten.append((generation, error, session))
 
     def add(self, *records: Record, generation: int = 0) -> Step:
         step = Step(list(records), generation)
@@ -129,13 +129,13 @@ def test_store_that_has_become_another_one_is_a_reason_to_forget(desk: Desk) -> 
     desk.store.store_id = "another"
     desk.done()
     assert desk.journal.store_id == "another"
-    ((generation, error),) = desk.forgotten
+    ((generation, error, _),) = desk.forgotten
     assert generation == desk.journal.generation == 1
     assert isinstance(error, StoreLost)
     desk.add(token(1))
     desk.add(("t", Opened(SessionValue("t", "me"))), generation=1)
     desk.done()
-    assert [step.lost is not None for step in desk.passed] == [False, True, False]
+    assert [bool(step.lost) for step in desk.passed] == [False, True, False]
 
 
 def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:
@@ -187,10 +187,10 @@ def test_failed_commit_loses_its_steps_and_tells_the_engine_to_forget(desk: Desk
     desk.store.error = StoreFull("no room")
     lost, other = desk.add(token(1)), desk.add()
     desk.done()
-    assert lost.lost is desk.store.error
-    assert other.lost is None
-    assert [step.lost for step in desk.passed] == [None, desk.store.error, None]
-    assert desk.forgotten == [(1, desk.store.error)]
+    assert lost.lost == {"s": desk.store.error}
+    assert other.lost == {}
+    assert [step.lost for step in desk.passed] == [{}, {"s": desk.store.error}, {}]
+    assert desk.forgotten == [(1, desk.store.error, None)]
     assert desk.journal.error is desk.store.error
     assert not desk.died.is_set()
 
@@ -206,11 +206,11 @@ def test_what_the_engine_made_before_it_forgot_is_lost_even_if_the_store_works_a
     desk.store.error = None
     late, unkept = desk.add(token(2)), desk.add()
     desk.done()
-    assert (late.lost, unkept.lost) == (error, None)
+    assert (late.lost, unkept.lost) == ({"s": error}, {})
     assert seqs(desk) == []
     new = desk.add(token(1), generation=1)
     desk.done()
-    assert new.lost is None
+    assert new.lost == {}
     assert seqs(desk) == [1]
 
 
@@ -231,7 +231,7 @@ def test_failing_upkeep_is_a_failure_too_and_is_counted_once(desk: Desk) -> None
     desk.maintained()
     assert desk.store.num_maintained == 2
     assert desk.journal.error is desk.store.error
-    assert desk.forgotten == [(1, desk.store.error)]
+    assert desk.forgotten == [(1, desk.store.error, None)]
 
 
 def test_upkeep_comes_once_a_second_and_not_with_every_commit(desk: Desk) -> None:
@@ -247,7 +247,7 @@ def test_taken_store_is_the_end(desk: Desk) -> None:
     lost = desk.add(OPENED)
     assert desk.died.wait(10)
     desk.done()
-    assert lost.lost is desk.store.error
+    assert lost.lost == {"s": desk.store.error}
 
 
 @pytest.mark.parametrize("before", [None, StoreFull("no room")])
