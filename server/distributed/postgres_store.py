@@ -14,7 +14,7 @@ from itertools import islice
 
 import psycopg
 
-from server.distributed.database import REFUSALS, Database, failure
+from server.distributed.database import ERRORS, REFUSALS, Database, failure
 from server.distributed.key_claims import KeyClaims
 from server.distributed.link import Link, Listeners, SharedConnection, SharedPlace, twice
 from server.distributed.log import SharedLog
@@ -213,7 +213,7 @@ class PostgresStore:
             try:
                 self._upkeep(connection).release([*connection.log.heads.values()])
                 _leave(connection.database)
-            except (psycopg.Error, StoreError) as error:
+            except (*ERRORS, StoreError) as error:
                 logger.warning("the session store could not be left cleanly: %s", error)
         self._link.close()
 

@@ -210,7 +210,7 @@ class SqliteStore:
             try:
                 self._upkeep(self._connection).finish()
                 self._connection.database.close()
-            except (apsw.Error, OSError, Fenced) as error:
+            except (*ERRORS, Fenced) as error:
                 logger.warning("the session store could not be closed cleanly: %s", error)
                 self._abandon()
             self._connection = None
