@@ -128,7 +128,7 @@ class ServerConfig(BaseModel):
     max_body_bytes: int = Field(default=MIB, ge=1024)
     max_message_bytes: int = Field(default=MIB, ge=1024)
     max_answer_bytes: int = Field(default=64 * MIB, ge=MIB)
-    max_connections: int = Field(default=4096, ge=1)
+    max_connections: int | None = Field(default=None, ge=1)
     max_connections_per_address: int | None = Field(default=None, ge=1)
     max_socket_requests: int = Field(default=64, ge=1)
     outbox_events: int = Field(default=2048, ge=16)

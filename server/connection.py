@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
+from server.api.connections import EXTENSION as CONNECTION
+from server.api.connections import OpenConnection
 from server.api.errors import error_body
-from server.api.shortcut import EXTENSION, Write
+from server.api.shortcut import EXTENSION as SHORTCUT
+from server.api.shortcut import Write
 from server.engine.errors import InvalidRequest
 
 # Of one connection in one turn of the event loop: hundreds of tiny frames, ten milliseconds.
@@ -32,7 +35,23 @@ class ReadsLittle(asyncio.BufferedProtocol):
         raise NotImplementedError
 
 
-class OffersShortcut:
+class CountedProtocol(asyncio.BaseProtocol):
+    """Tells ``connection`` when it begins and ends; None where nobody counts connections."""
+
+    connection: OpenConnection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.connection is not None:
+            self.connection.made(cast(asyncio.Transport, transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.connection is not None:
+            self.connection.lost()
+        super().connection_lost(exc)
+
+
+class RunsApp(CountedProtocol):
     """Wraps the app that uvicorn sets and calls.
 
     The app gets a copy of its scope, so that nothing refers in a circle to the
@@ -50,7 +69,8 @@ class OffersShortcut:
         self._app = app
 
     async def _run_app(self, scope: Any, receive: Any, send: Any) -> None:
-        extensions = {**scope.get("extensions", {}), EXTENSION: self._shortcut(scope)}
+        offered = {SHORTCUT: self._shortcut(scope), CONNECTION: self.connection}
+        extensions = {**scope.get("extensions", {}), **offered}
         await self._app({**scope, "extensions": extensions}, receive, send)
 
     def _shortcut(self, scope: Any) -> Write:

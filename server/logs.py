@@ -12,7 +12,9 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -31,6 +33,9 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _SUBPROTOCOL = re.compile(r"(everstream\.key\.)[A-Za-z0-9_=-]+")
+
+#: Loggers whose warnings a peer can cause as often as it likes.
+CAUSED_BY_PEERS = ("uvicorn.error", "everstream.connections")
 
 #: What needs no quotes in a line of text.
 _BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
@@ -67,6 +72,34 @@ def configure(
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("uvicorn").setLevel(max(wanted, logging.WARNING))
+    for name in CAUSED_BY_PEERS:
+        logging.getLogger(name).filters = [OncePerSecond()]
+
+
+class OncePerSecond(logging.Filter):
+    """Passes each warning once a second; ``suppressed`` counts those held back since.
+
+    What has another level passes. A message is known by its text before its arguments
+    are filled in, so there are few of them.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._last_s: dict[str, float] = {}
+        self._suppressed: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        now_s, message = self._clock(), str(record.msg)
+        if now_s - self._last_s.get(message, -math.inf) < 1.0:
+            self._suppressed[message] += 1
+            return False
+        self._last_s[message] = now_s
+        if suppressed := self._suppressed.pop(message, 0):
+            record.suppressed = suppressed
+        return True
 
 
 class Redaction:

@@ -152,6 +152,7 @@ def serve(
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
     gc.disable()  # what imports and loading make stays
     from server.config import ConfigError, ServerConfig
+    from server.descriptors import with_fitting_connections
     from server.logs import configure as configure_logs
     from server.serving import bind
     from server.serving import serve as serve_app
@@ -198,6 +199,7 @@ def serve(
         )
         if config.ray:
             raise typer.Exit(_serve_on_ray(config))
+        config = with_fitting_connections(config)
         tracer = open_tracer(config.otel_endpoint, _version())
         listener = bind(config.host, config.port)
     except (ConfigError, TracingError) as error:
@@ -292,7 +294,7 @@ def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
     except KeysFileError as error:
         raise _fail(f"--keys-file: {error}") from error
     except StoreError as error:
-        raise _fail(f"--store: {error.message}") from error
+        raise _fail(f"--store: {error}") from error
     except EngineError as error:
         raise _fail(error.message) from error
 

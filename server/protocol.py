@@ -15,7 +15,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from server.api.shortcut import Write
-from server.connection import OffersShortcut, ReadsLittle, refusal
+from server.connection import CountedProtocol, ReadsLittle, RunsApp, refusal
 from server.websocket_protocol import WebSocketProtocol
 
 __all__ = ["HttpProtocol", "WebSocketProtocol"]
@@ -26,7 +26,7 @@ LINGER_S = 2.0
 DRAIN_S = 10.0
 
 
-class HttpProtocol(OffersShortcut, H11Protocol, ReadsLittle):
+class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
     """HTTP/1.1 with deadlines: for each head, a refused body's rest, and the client's reading."""
 
     head_timeout_s = 10.0
@@ -35,7 +35,7 @@ class HttpProtocol(OffersShortcut, H11Protocol, ReadsLittle):
     _refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, transport))
+        super().connection_made(transport)
         self._arm(self.head_timeout_s)
 
     def data_received(self, data: bytes) -> None:
@@ -67,6 +67,7 @@ class HttpProtocol(OffersShortcut, H11Protocol, ReadsLittle):
             self.send_400_response("a WebSocket handshake has no body")
         else:
             super().handle_websocket_upgrade(event)
+            cast(CountedProtocol, self.transport.get_protocol()).connection = self.connection
 
     def send_400_response(self, msg: str) -> None:
         """Answers to what is no HTTP, and reads on for a while so that the answer arrives.

@@ -14,11 +14,15 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 
+from server.acceptor import Acceptor
+from server.api.connections import ConnectionTable
 from server.api.keyring import Keyring
 from server.api.keys_file import KeysFileError
 from server.api.sockets import Sockets
@@ -92,6 +96,10 @@ class Server(uvicorn.Server):
             )
         )
         self.exit_code = 0
+        self._http = http
+        self.servers = []  # asyncio's, which we have none of
+        self._acceptors: list[Acceptor] = []
+        self._connections: ConnectionTable = app.state.connections
         self._models: Models = app.state.models
         self._sockets: Sockets = app.state.sockets
         self._keyring: Keyring = app.state.keyring
@@ -125,6 +133,24 @@ class Server(uvicorn.Server):
             logger.error("the keys stay as they were: %s", error)
         else:
             logger.info("the keys were read again")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the models, then accepts on ``sockets``."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        for listener in sockets or ():
+            acceptor = Acceptor(listener, self._connections, self._make_protocol)
+            self._acceptors.append(acceptor)
+        self.started = True
+
+    def _make_protocol(self) -> HttpProtocol:
+        return self._http(self.config, self.server_state, self.lifespan.state)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
         """Until a signal or the engine's death. The date header is why it wakes each second."""

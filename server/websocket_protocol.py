@@ -16,13 +16,13 @@ from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from server.api.shortcut import Write
-from server.connection import OffersShortcut, ReadsLittle, refusal
+from server.connection import ReadsLittle, RunsApp, refusal
 
 # Of one message. An empty one costs as much time as a full one.
 MAX_FRAGMENTS = 4096
 
 
-class WebSocketProtocol(OffersShortcut, WebSocketsSansIOProtocol, ReadsLittle):
+class WebSocketProtocol(RunsApp, WebSocketsSansIOProtocol, ReadsLittle):
     """WebSockets whose peer cannot hold them open by not reading."""
 
     close_timeout_s = 5.0

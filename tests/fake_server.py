@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import sys
 import time
 
 from server.api.app import create_app
 from server.config import ServerConfig
+from server.descriptors import with_fitting_connections
 from server.driver import Driver
+from server.logs import configure
 from server.metrics import Metrics
 from server.serving import bind, serve
 from server.store.memory_store import MemoryStore
@@ -29,7 +30,8 @@ def main() -> int:
     parser.add_argument("--user-timeout-ms", type=int, default=20_000)
     options = parser.parse_args()
     config = ServerConfig.load(port=options.port)
-    logging.basicConfig(level=logging.INFO)
+    configure(level="INFO")
+    config = with_fitting_connections(config)
 
     max_sessions = config.max_sessions or MODEL.max_sessions
     engine = FakeEngine(

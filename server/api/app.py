@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 
 from server.api import admin, admin_models, asyncapi, http, model_routes, pages, session_routes
 from server.api.auth import AuthMiddleware
+from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.describe import KEY_ERRORS
 from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
 from server.api.keyring import Keyring
@@ -62,8 +63,9 @@ def create_app(
     """The ASGI application. Its lifespan starts and stops the models.
 
     ``builder`` loads models at run time; without it they stay as they are. Behind
-    ``app.state`` are `Models` as ``models``, the `Keyring`, the open `Sockets`, and
-    the `ModelChanges`, or None, as ``changes``. Raises `KeysFileError`.
+    ``app.state`` are `Models` as ``models``, the `Keyring`, the open `Sockets`, the
+    `ConnectionTable` as ``connections``, and the `ModelChanges`, or None, as ``changes``.
+    Raises `KeysFileError`.
     """
     app = FastAPI(
         title="Everstream",
@@ -75,6 +77,9 @@ def create_app(
     )
     app.state.models, app.state.sockets = models, Sockets()
     app.state.keyring = Keyring(config.api_keys, config.admin_keys, config.keys_file)
+    app.state.connections = ConnectionTable(
+        config.max_connections or DEFAULT_MAX_CONNECTIONS, config.max_connections_per_address
+    )
     models.limit(app.state.keyring.tenants)
     app.state.changes = None
     if builder is not None:
@@ -168,11 +173,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
         table=RouteTable(app.routes),
         allowed_origins=config.allowed_origins,
     )
-    app.add_middleware(
-        ConnectionLimit,
-        max_connections=config.max_connections,
-        max_per_address=config.max_connections_per_address,
-    )
+    app.add_middleware(ConnectionLimit, table=app.state.connections)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.auth import OPEN_PATHS, SUBPROTOCOL
+from server.api.connections import EXTENSION, ConnectionTable, address_of
 from server.api.errors import BodyTooLarge, RequestTimeout, TooManyConnections
 from server.api.refuse import close_websocket, refuse
 
@@ -18,56 +17,28 @@ BODY_TIMEOUT_S = 8.0
 
 
 class ConnectionLimit:
-    """At most ``max_connections`` requests and sockets at once; the excess is told so.
+    """Admits requests and sockets as far as ``table`` allows; the excess is told so.
 
-    Of these at most ``max_per_address`` may come from one client, where it is given.
     `/health` and `/ready` always answer: an overload must not look like a death.
     """
 
-    def __init__(
-        self, app: ASGIApp, max_connections: int, max_per_address: int | None = None
-    ) -> None:
-        self._app = app
-        self._max = max_connections
-        self._max_per_address = max_per_address
-        self._num_open = 0
-        self._by_address: Counter[str] = Counter()
+    def __init__(self, app: ASGIApp, table: ConnectionTable) -> None:
+        self._app, self._table = app, table
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        address = client_of(scope)
-        if self._is_full(address):
+        client = scope.get("client")
+        address = address_of(client[0] if client else "")
+        connection = scope.get("extensions", {}).get(EXTENSION)
+        if not self._table.admit(address, connection):
             await _refuse_connection(scope, receive, send)
             return
-        self._num_open += 1
-        self._by_address[address] += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._num_open -= 1
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
-
-    def _is_full(self, address: str) -> bool:
-        bound = self._max_per_address
-        at_bound = bound is not None and self._by_address[address] >= bound
-        return at_bound or self._num_open >= self._max
-
-
-def client_of(scope: Scope) -> str:
-    """Where a peer comes from. Of IPv6 the network: whoever has one address has all of a /64."""
-    client = scope.get("client")
-    try:
-        address = ipaddress.ip_address(client[0] if client else "")
-    except ValueError:  # a Unix socket has no address
-        return ""
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    mapped = address.ipv4_mapped
-    return str(mapped or ipaddress.IPv6Network((address, 64), strict=False))
+            self._table.release(address, connection)
 
 
 class BodyLimit:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.logs import JsonLines, Redaction, TextLines
+from server.logs import CAUSED_BY_PEERS, JsonLines, OncePerSecond, Redaction, TextLines
 
 KEY = "sk-0123456789"
 
@@ -220,3 +220,27 @@ def test_unknown_level_is_refused_and_changes_nothing() -> None:
         "except ValueError as error:\n    logging.getLogger('everstream').info(str(error))\n"
     )
     assert [json.loads(line)["message"] for line in lines] == ["loud is no level of logs"]
+
+
+def test_warnings_that_peers_cause_come_once_a_second_with_their_number() -> None:
+    now_s = [0.0]
+    limit = OncePerSecond(lambda: now_s[0])
+
+    def passes(level: int, message: str, *args: object) -> logging.LogRecord | None:
+        made = record(message, *args, levelno=level)
+        return made if limit.filter(made) else None
+
+    assert passes(logging.WARNING, "no more: %s", "one")
+    assert not any(passes(logging.WARNING, "no more: %s", number) for number in range(999))
+    assert passes(logging.WARNING, "another")
+    assert passes(logging.ERROR, "no more: %s", "failed")
+    now_s[0] = 1.0
+    last = passes(logging.WARNING, "no more: %s", "last")
+    assert last is not None
+    assert as_text(last).endswith("no more: last suppressed=999")
+
+
+@pytest.mark.parametrize("name", CAUSED_BY_PEERS)
+def test_loggers_of_what_peers_cause_are_limited(name: str) -> None:
+    code = f"configure()\nfor _ in range(100): logging.getLogger({name!r}).warning('a peer did it')"
+    assert 1 <= len(printed(code)) <= 3

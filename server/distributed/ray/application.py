@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from server.api.connections import DEFAULT_MAX_CONNECTIONS
 from server.config import ConfigError, ServerConfig
 from server.distributed.ray.replica import Replica
 from server.distributed.ray.scaling import LOOK_BACK_S, METRICS_INTERVAL_S, UPSCALE_DELAY_S
@@ -30,7 +31,7 @@ def build(settings: Settings) -> Application:
     deployment = serve.deployment(
         name=NAME,
         ray_actor_options={"num_cpus": config.threads or 1},
-        max_ongoing_requests=config.max_connections,
+        max_ongoing_requests=config.max_connections or DEFAULT_MAX_CONNECTIONS,
         graceful_shutdown_timeout_s=config.drain_timeout_s + STOP_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=1,

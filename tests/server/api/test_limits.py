@@ -8,6 +8,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed
 
+from server.api.connections import ConnectionTable
 from server.api.errors import BodyTooLarge, RequestTimeout
 from server.api.limits import BodyLimit, ConnectionLimit
 from tests.fakes import FakeEngine
@@ -87,7 +88,8 @@ class Held:
     def __init__(self, max_connections: int, max_per_address: int | None) -> None:
         self._ends: list[asyncio.Event] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._limit = ConnectionLimit(self._app, max_connections, max_per_address)
+        table = ConnectionTable(max_connections, max_per_address)
+        self._limit = ConnectionLimit(self._app, table)
 
     async def connect(self, address: str | None) -> int | None:
         """The status of the refusal; None where the connection is held."""
