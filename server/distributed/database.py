@@ -257,4 +257,4 @@ def failure(error: Exception) -> StoreError:
     no_room = isinstance(error, psycopg.errors.DiskFull)
     if no_room or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull("the disk of the shared store is full; try again later")
-    return StoreFailed(f"the shared store failed: {str(error).strip().partition(chr(10))[0]}")
+    return StoreFailed("the shared store failed", detail=str(error).strip().partition("\n")[0])

@@ -67,7 +67,7 @@ class TableObjects:
         cursor = self._execute("SELECT data FROM object WHERE name = %s", (name,))
         row = cursor.fetchone()
         if row is None:
-            raise SnapshotBroken(f"there is no object {name}")
+            raise SnapshotBroken("its object is not there", detail=name)
         return bytes(row[0])
 
     def delete(self, names: Sequence[str]) -> None:
@@ -81,4 +81,6 @@ class TableObjects:
         try:
             return self._connection.execute(query.encode(), values, binary=True)
         except psycopg.Error as error:
-            raise StoreFailed(f"the table of states does not answer: {error}") from error
+            raise StoreFailed(
+                "the table of states does not answer", detail=str(error).strip()
+            ) from error

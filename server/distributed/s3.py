@@ -109,7 +109,7 @@ class S3Objects:
         except (BaseError, OSError) as error:
             # Something else that answers 404, such as a proxy, knows nothing of our objects.
             if _code(error) == "NoSuchKey":
-                raise SnapshotBroken(f"there is no object {name}") from None
+                raise SnapshotBroken("its object is not there", detail=name) from None
             raise self._failed(error) from None
 
     def delete(self, names: Sequence[str]) -> None:
@@ -135,7 +135,7 @@ class S3Objects:
             reason = "there are no keys: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         else:
             reason = line
-        return StoreFailed(f"the object storage, bucket {self._bucket}: {reason}")
+        return StoreFailed("the object storage failed", detail=f"bucket {self._bucket}: {reason}")
 
 
 def _parse(url: str) -> tuple[str, str, S3Config]:

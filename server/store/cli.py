@@ -62,7 +62,7 @@ def compact_command(
     try:
         store.compact()
     except StoreError as error:
-        raise _fail(error.message) from error
+        raise _fail(str(error)) from error
     finally:
         store.close()
     typer.echo(f"{path}: {before} bytes before, {_num_bytes(path)} now")
@@ -87,7 +87,7 @@ def export_command(
     try:
         value = _present(store.load(session, owner), model)
     except StoreError as error:
-        raise _fail(error.message) from error
+        raise _fail(str(error)) from error
     finally:
         store.close()
     output.write_bytes(export_session(value, identity, signing_key(path)))
@@ -119,7 +119,7 @@ def _opened(path: Path, identity: Identity, limits: Limits) -> SqliteStore:
     try:
         return open_store(path, identity, limits=limits, waiting=Waiting())
     except StoreError as error:
-        raise _fail(error.message) from error
+        raise _fail(str(error)) from error
 
 
 def _newest_identity(path: Path) -> Identity:

@@ -16,7 +16,13 @@ from server.store.files import Files
 from server.store.log import Log
 from server.store.sifting import Recovery
 from server.store.snapshots import Snapshots
-from server.store.state_files import DIR_NAME, StateFiles, foreign_states, has_states
+from server.store.state_files import (
+    DIR_NAME,
+    FOREIGN_STATES,
+    StateFiles,
+    foreign_states,
+    has_states,
+)
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
 
@@ -134,4 +140,4 @@ def refuse_lost_database(path: Path) -> None:
     if file.exists() and file.stat().st_size:
         return
     if has_states(path / DIR_NAME) or (log.exists() and log.stat().st_size):
-        raise StoreFailed(foreign_states(path))
+        raise StoreFailed(FOREIGN_STATES, detail=foreign_states(path))

@@ -140,4 +140,4 @@ def failure(error: Exception) -> StoreError:
         return StoreFull(FULL)
     if isinstance(error, apsw.BusyError):
         return StoreFailed("the session store failed: another process has locked its database")
-    return StoreFailed(f"the session store failed: {error}")
+    return StoreFailed("the session store failed", detail=str(error))

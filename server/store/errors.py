@@ -6,9 +6,20 @@ from server.engine.errors import EngineError
 
 
 class StoreError(EngineError):
-    """The store cannot do this. Of a failed commit nothing counts."""
+    """The store cannot do this. Of a failed commit nothing counts.
+
+    ``detail`` is for the operator: it may name files, hosts and users. `str` has it,
+    ``message``, which clients get, has not.
+    """
 
     code = "store_failed"
+
+    def __init__(self, message: str, param: str | None = None, detail: str = "") -> None:
+        super().__init__(message, param)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.detail}" if self.detail else self.message
 
 
 class StoreFull(StoreError):

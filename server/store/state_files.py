@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,10 @@ logger = logging.getLogger(__name__)
 DIR_NAME = "snapshots"
 #: Names the store whose states are in the folder.
 OWNER_NAME = "store"
+#: What clients hear of it; the operator hears more.
+FOREIGN_STATES = "the session store has states of sessions that its database does not know"
+#: The process has too much open, or too little memory: the file is as good as before.
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def has_states(folder: Path) -> bool:
@@ -72,7 +77,9 @@ class StateFiles:
         try:
             data = self._files.read(self._dir / name)
         except OSError as error:
-            raise SnapshotBroken(f"cannot be read: {error}") from error
+            if error.errno in _PASSING:
+                raise
+            raise SnapshotBroken("the state file cannot be read", detail=str(error)) from error
         return decode_state(data, self._identity, position)
 
     def remove(self, names: Iterable[str]) -> None:
@@ -92,7 +99,7 @@ class StateFiles:
         if owner == store_id:
             return
         if (is_new or owner is not None) and has_states(self._dir):
-            raise StoreFailed(foreign_states(self._dir.parent))
+            raise StoreFailed(FOREIGN_STATES, detail=foreign_states(self._dir.parent))
         new = self._dir / f"{OWNER_NAME}.new"
         self._files.write(new, [store_id.encode()])
         if self._is_full:
