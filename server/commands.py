@@ -1,10 +1,12 @@
-"""Commands that other packages define, imported when they are asked for.
+"""The group of all commands: those of other packages are imported when they are asked for.
 
-``everstream serve`` must not wait for the imports of ``everstream train``.
+``everstream serve`` must not wait for the imports of ``everstream train``. What a user can put
+right is one line on standard error and exit status 2, for every command.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +33,26 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
 GROUPS = {"store": "Look after a folder of kept sessions."}
 
 
+#: A package that not every install has -> the extra that brings it.
+EXTRAS = {
+    "torch": "train",
+    "matplotlib": "train",
+    "huggingface_hub": "hub",
+    "opentelemetry": "otel",
+    "psycopg": "postgres",
+    "ray": "ray",
+    "obstore": "s3",
+}
+
+PROGRAM = "everstream"
+
+#: Exit statuses: what was asked for cannot be done; the user pressed Ctrl-C.
+USAGE, INTERRUPTED = 2, 130
+
+#: The base of what typer raises for a bad command line, by whichever version.
+_ClickException: Any = typer.BadParameter.__mro__[2]
+
+
 class Commands(TyperGroup):
     """The commands of the app itself, and those of `ELSEWHERE`.
 
@@ -48,8 +70,55 @@ class Commands(TyperGroup):
             return super().get_command(ctx, cmd_name)
         about = GROUPS.get(cmd_name)
         app = typer.Typer(
-            name=cmd_name, help=about, add_completion=False, pretty_exceptions_enable=False
+            name=cmd_name,
+            help=about,
+            no_args_is_help=about is not None,
+            add_completion=False,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
         )
         for name, (module, function) in found.items():
             app.command(name[-1])(getattr(import_module(module), function))
         return get_command(app)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Runs a command; what the user can put right becomes a line."""
+        extra |= {"standalone_mode": False, "prog_name": PROGRAM}
+        try:
+            status = super().main(*args, **extra) or 0
+        except _ClickException as error:
+            status = _show(error)
+        except typer.Abort:
+            status = INTERRUPTED
+        except ModuleNotFoundError as error:
+            status = _missing(error)
+        except OSError as error:
+            if error.filename is None:  # not about a file that the user has named
+                raise
+            status = _complain(f"{error.filename}: {error.strerror}")
+        if standalone_mode:
+            sys.exit(status)
+        return status
+
+
+def _show(error: Any) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return USAGE
+    context = getattr(error, "ctx", None)
+    more = f" See '{context.command_path} --help'." if context is not None else ""
+    return _complain(f"{error.format_message().rstrip('.')}.{more}")
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise error
+    return _complain(
+        f"this needs {package}, which is not installed: pip install 'everstream[{EXTRAS[package]}]'"
+    )
+
+
+def _complain(message: str) -> int:
+    typer.echo(f"everstream: {message}", err=True)
+    return USAGE

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=Commands,
-    help="Tokens for ever, at constant memory.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 BackendName = Literal["auto", "native", "torch"]
@@ -52,12 +52,28 @@ def main() -> None:
     app()
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"everstream {_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def everstream(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version."),
+    ] = False,
+) -> None:
+    """Tokens for ever, at constant memory."""
+
+
 @app.command()
 def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Checkpoint folder or hub id, or NAME=PATH; repeat for more \\[the bundled one]."
+            help="Checkpoint folder or hub id, or NAME=PATH; repeat for more [the bundled one]."
         ),
     ] = None,
     model_dir: Annotated[
@@ -65,12 +81,12 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
-    backend: Annotated[str | None, typer.Option(help="auto, native or torch \\[auto].")] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, native or torch [auto].")] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the model \\[all cores, or 1 on torch].")
+        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of weights: auto, float32, bfloat16 or int8 \\[auto].")
+        str | None, typer.Option(help="Of weights: auto, float32, bfloat16 or int8 [auto].")
     ] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions that fit the pool.")] = None,
     state_memory: Annotated[
@@ -102,11 +118,11 @@ def serve(
     store: Annotated[
         str | None,
         typer.Option(
-            help="Folder of the sessions, postgresql://URL, or memory \\[the user's state folder]."
+            help="Folder of the sessions, postgresql://URL, or memory [the user's state folder]."
         ),
     ] = None,
     durability: Annotated[
-        str | None, typer.Option(help="full: survives a power cut; relaxed: a kill \\[full].")
+        str | None, typer.Option(help="full: survives a power cut; relaxed: a kill [full].")
     ] = None,
     store_size: Annotated[str | None, typer.Option(help="Most that the store may hold.")] = None,
     retention: Annotated[
@@ -133,7 +149,7 @@ def serve(
         typer.Option("--trust-unsigned-state", help="Import sessions that nobody has signed."),
     ] = None,
     ray: Annotated[
-        bool | None, typer.Option("--ray", help="Serve by replicas on Ray Serve \\[off].")
+        bool | None, typer.Option("--ray", help="Serve by replicas on Ray Serve [off].")
     ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="A Ray cluster to join; else one is started here.")
@@ -141,9 +157,9 @@ def serve(
     replicas: Annotated[
         str | None, typer.Option(help="On Ray: how many, or MIN-MAX to follow the load [1].")
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json \\[text].")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error \\[info].")
+        str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
     otel_endpoint: Annotated[
         str | None, typer.Option(help="Where OpenTelemetry traces go, such as http://host:4318.")
@@ -232,7 +248,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the model \\[all cores, or 1 on torch].")
+        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
 ) -> None:
@@ -270,7 +286,10 @@ def generate(
 def inspect(
     model: Annotated[str | None, typer.Argument(help="Checkpoint folder or hub id.")] = None,
 ) -> None:
-    """Parameters, bytes of state, and what a KV cache of the same shape would need."""
+    """Show a model's parameters and the memory of a session.
+
+    Beside it stands what a KV cache of the same shape would need.
+    """
     from rich.console import Console
 
     from server import inspection

@@ -69,9 +69,15 @@ def bench(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON, too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them (extra train).")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="EVERSTREAM_API_KEY", help="Key, if the server wants one."),
+    ] = None,
 ) -> None:
-    """Load a server and measure it: a level after another, latencies, throughput, goodput."""
+    """Load a running server and measure it.
+
+    A level after another: latencies, throughput and goodput.
+    """
     load = Load(
         url=url,
         num_requests=requests,

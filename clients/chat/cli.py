@@ -16,9 +16,15 @@ from clients.python import Client, EverstreamError
 
 def chat(
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="EVERSTREAM_API_KEY", help="Key, if the server wants one."),
+    ] = None,
 ) -> None:
-    """Write together with a running server; go back, branch off, save and load."""
+    """Write together with a running server.
+
+    What was said can be taken back, branched off, saved and loaded.
+    """
     console = Console(highlight=False)
     with Client(url, api_key) as client:
         try:

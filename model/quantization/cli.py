@@ -38,7 +38,7 @@ def errors_as_lines() -> Iterator[None]:
         TokenizerError,
         UnicodeDecodeError,
     ) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"everstream: {error}", err=True)
         raise typer.Exit(2) from error
 
 
@@ -54,7 +54,10 @@ def quantize_command(
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of the evaluation.", min=1)] = 1,
 ) -> None:
-    """Write a checkpoint again with smaller weights, and measure what they lose."""
+    """Write a checkpoint again with smaller weights.
+
+    With --evaluate it also measures what they lose.
+    """
     from model.checkpoint import load_checkpoint, locate
     from model.quantization.quantize import save_quantized
 

@@ -40,7 +40,7 @@ def errors_as_lines() -> Iterator[None]:
         UnicodeDecodeError,
         json.JSONDecodeError,
     ) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"everstream: {error}", err=True)
         raise typer.Exit(2) from error
 
 

@@ -28,7 +28,7 @@ _ANY = Identity("", "", "", "", 0, "")
 
 
 def check_command(path: Store) -> None:
-    """Says what is wrong with a store; it may be in use."""
+    """Say what is wrong with a store; it may be in use."""
     _must_exist(path)
     found = 0
     try:
@@ -54,7 +54,7 @@ def compact_command(
         int, typer.Option(help="Drop what is beyond this of each session's log.")
     ] = Limits.max_log_tokens,
 ) -> None:
-    """Drops what need not be kept, and gives the room back; the server must not run."""
+    """Drop what need not be kept; the server must not run."""
     _must_exist(path)
     before = _num_bytes(path)
     limits = Limits(retention_s=retention, max_log_tokens=max_log_tokens)
@@ -77,7 +77,7 @@ def export_command(
         typer.Option(help="Its checkpoint, needed where it was not saved when its server stopped."),
     ] = None,
 ) -> None:
-    """Writes a session to a signed file; the server must not run."""
+    """Write a session to a signed file; the server must not run."""
     _must_exist(path)
     with_owner = _owner_and_identity(path, session)
     if with_owner is None:

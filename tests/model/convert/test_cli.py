@@ -61,7 +61,7 @@ def test_gpt2_folder_becomes_a_model_with_a_constant_state(
         ("lstm", [], "'lstm' is unknown"),
         ("linformer", [], "linformer"),
         ("performer", ["--attention-options", '{"features": -1}'], "features"),
-        ("performer", ["--attention-options", "{"], "error:"),
+        ("performer", ["--attention-options", "{"], "everstream:"),
         ("performer", ["--attention-options", "[1]"], "attention_options must be an object"),
         ("gated", ["--attention-options", "null"], "attention_options must be an object"),
         ("performer", ["--match-steps", "-1"], "match_steps"),
@@ -80,7 +80,7 @@ def test_mistake_is_one_line_and_status_2(
 ) -> None:
     result = CliRunner().invoke(app, convert(trained, to, corpus, tmp_path / "run", *more))
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("everstream: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 

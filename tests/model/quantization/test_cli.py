@@ -71,7 +71,7 @@ def test_model_is_not_written_over_itself(app: typer.Typer, folder: Path) -> Non
 def test_folder_that_is_no_model_is_one_line(app: typer.Typer, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["quantize", str(tmp_path), str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert result.stderr == f"error: {tmp_path} has no config.json\n"
+    assert result.stderr == f"everstream: {tmp_path} has no config.json\n"
 
 
 def test_model_that_is_not_covered_is_quantized_but_not_evaluated(
@@ -84,7 +84,7 @@ def test_model_that_is_not_covered_is_quantized_but_not_evaluated(
     words = ["quantize", str(folder), str(out), "--evaluate", str(text)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("everstream: ")
     assert load_checkpoint(out).config == checkpoint.config
 
 

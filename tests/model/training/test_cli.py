@@ -54,7 +54,7 @@ def test_tokenizer_is_written(app: typer.Typer, corpus: Path, tmp_path: Path) ->
     [
         (["--precision", "float16"], "precision must be"),
         (["--attention", "lstm"], "'lstm' is unknown"),
-        (["--attention-options", "{"], "error:"),
+        (["--attention-options", "{"], "everstream:"),
         (["--vocab-size", "10"], "vocab_size must be at least"),
         (["--window", "100000"], "too few for a window"),
     ],
@@ -64,7 +64,7 @@ def test_mistake_is_one_line_and_status_2(
 ) -> None:
     result = CliRunner().invoke(app, train(tmp_path / "run", corpus, *more))
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("everstream: ")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
