@@ -82,6 +82,7 @@ def tiny_engine(
     runtime: FakeRuntime | Runtime | None = None,
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
     tokenizer: Tokenizer | None = None,
+    model: LanguageModel | None = None,
     **config: Any,
 ) -> Engine:
     """On torch, or on the native runtime or a stand-in for it. ``config`` is `EngineConfig`'s."""
@@ -89,7 +90,8 @@ def tiny_engine(
     pool = StatePool(StateLayout.of(checkpoint.config), max_sessions)
     runner: Runner
     if runtime is None:
-        runner = TorchRunner(checkpoint.model, pool, checkpoint.tokenizer.vocab_size, grid)
+        num_ids = checkpoint.tokenizer.vocab_size
+        runner = TorchRunner(model or checkpoint.model, pool, num_ids, grid)
     else:
         runner = NativeRunner(cast("Runtime", runtime), pool)
     limits = {

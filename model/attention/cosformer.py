@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention, token_positions
 from model.config import ModelConfig
+from model.ops.products import product
 
 EPSILON = 1e-6
 BLOCK = 64
@@ -72,7 +73,8 @@ class CosformerAttention(HeadsAttention):
         last_seen = (position.unsqueeze(1) - 1).clamp_min(0)
         later = positions // self.epoch > last_seen // self.epoch
         later = later.to(q.dtype)[:, None, :, None]
-        both = (q @ k.transpose(-1, -2)).tril() @ v + q @ now + (1 - later) * (q @ before)
+        near = product(product(q, k.transpose(-1, -2)).tril(), v)
+        both = near + product(q, now) + (1 - later) * product(q, before)
         added_now = ((1 - later) * k).transpose(-1, -2) @ v
         added_next = (later * k).transpose(-1, -2) @ v
         rolled = later[:, :, -1:]

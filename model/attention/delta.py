@@ -62,11 +62,15 @@ class DeltaAttention(ConvolvedAttention):
         return self._gated_output(num, x), new_state
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The gates beta and log a, [..., H] each."""
-        beta = self.beta(x).float().sigmoid()
+        """The gates beta and log a, [..., H] each.
+
+        By `logsigmoid`, because sigmoid and softplus round differently in a vector loop and
+        in the rest after it, where an odd number of heads puts a row now here, now there.
+        """
+        beta = F.logsigmoid(self.beta(x).float()).exp()
         if not self.options["decay"]:
             return beta, torch.zeros_like(beta)
-        return beta, -self.decay_log.float().exp() * F.softplus(self.decay(x).float())
+        return beta, self.decay_log.float().exp() * F.logsigmoid(-self.decay(x).float())
 
 
 def _unit(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

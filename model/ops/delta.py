@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model.ops.products import product
 from model.ops.recurrence import decayed
 
 BLOCK = 64
@@ -65,6 +66,6 @@ def delta_step(
 ) -> tuple[Tensor, Tensor]:
     """One token of `delta_chunk`, without the axis T: num [B, H, V] and the new S."""
     state = decayed(state, log_decay[..., None, None])
-    u = beta.unsqueeze(-1) * (v - (k.unsqueeze(-2) @ state).squeeze(-2))
+    u = beta.unsqueeze(-1) * (v - product(k.unsqueeze(-2), state).squeeze(-2))
     state = torch.addcmul(state, k.unsqueeze(-1), u.unsqueeze(-2))
-    return (q.unsqueeze(-2) @ state).squeeze(-2), state
+    return product(q.unsqueeze(-2), state).squeeze(-2), state

@@ -61,10 +61,16 @@ def trigonometric_features(x: Tensor, projection: Tensor) -> Tensor:
 
 
 def project(x: Tensor, projection: Tensor) -> Tensor:
-    """``W x`` in the dtype of ``x``, whatever that of the weights; shapes as above."""
+    """``W x`` in the dtype of ``x``, whatever that of the weights; shapes as above.
+
+    For one token and heads, [B, H, K] or [B, 1, H, K], multiplied and summed, as in
+    `model.ops.products`.
+    """
     projection = projection.to(x.dtype)
     if projection.dim() == 2:
         return F.linear(x, projection)
+    if x.dim() == 3 or x.shape[1] == 1:
+        return (x.unsqueeze(-2) * projection).sum(dim=-1)
     return torch.einsum("...hk,hmk->...hm", x, projection)
 
 

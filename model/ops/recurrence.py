@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.ops.decayed_scores import decayed_scores, sums_after
+from model.ops.products import product
 
 BLOCK = 64
 
@@ -129,7 +130,7 @@ def recurrence_step(
         state = decayed(state, log_decay.unsqueeze(-1))
     k, v = k.to(state.dtype), v.to(state.dtype)
     state = torch.addcmul(state, k.unsqueeze(-1), v.unsqueeze(-2))
-    num = q.to(state.dtype).unsqueeze(-2) @ state
+    num = product(q.to(state.dtype).unsqueeze(-2), state)
     return num.squeeze(-2).to(q.dtype), state
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.ops.products import product
+
 BLOCK = 64
 
 #: num [B, T, H, V], den and log scale [B, T, H]: sums whose true value is times exp(scale).
@@ -53,7 +55,7 @@ def window_attention(
     v = v.unfold(1, window + size, size).transpose(-1, -2)  # [B, N, H, W + C, V]
     distance = torch.arange(size, device=q.device).unsqueeze(1) + window
     distance = distance - torch.arange(window + size, device=q.device)  # [C, W + C]
-    scores = q @ k
+    scores = product(q, k)
     if bias is not None:
         scores = scores + bias.to(scores.dtype)[:, distance.clamp(0, window - 1)]
     start = torch.arange(q.shape[1], device=q.device) * size - window
@@ -62,7 +64,7 @@ def window_attention(
     scores = scores.masked_fill(~seen, -torch.inf)  # [B, N, H, C, W + C]
     scale = scores.detach().amax(dim=-1)
     weights = (scores - scale.unsqueeze(-1)).exp()
-    num = (weights @ v).transpose(2, 3).flatten(1, 2)
+    num = product(weights, v).transpose(2, 3).flatten(1, 2)
     den, scale = (t.transpose(2, 3).flatten(1, 2) for t in (weights.sum(dim=-1), scale))
     return num[:, :num_tokens], den[:, :num_tokens], scale[:, :num_tokens]
 

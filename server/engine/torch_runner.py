@@ -1,16 +1,16 @@
 """Runs the model on torch, with the same bits in any company.
 
-A row's result must not depend on how many rows share its batch, so every
-product has a shape for which the machine's matrix library treats each row
-alike. Which those are is found out at start, on the model itself, not assumed:
-see `server.engine.invariance`. Chunks and single steps agree up to rounding
-only, so prompts are cut on a grid.
+A row's result must not depend on how many rows share its batch. So steps and
+logits run in batches of a few sizes, all rows of which get the same bits: see
+`server.engine.invariance`, which finds them at start. A chunk has a call of its
+own, and the same shapes always. Chunks and single steps agree up to rounding only,
+so prompts are cut on a grid.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.lm import LanguageModel, ModelState
 from model.state_tensors import state_views
-from server.engine.invariance import MAX_ROWS, chunk_batch, row_tile
+from server.engine.invariance import batches, row_sizes
 from server.engine.runner import HIDDEN_UNIT, NO_TOKEN, Feed, Scored
 from server.engine.sampler import Draw, allows_any, sample, scores_of
 from server.engine.state_pool import StatePool
@@ -55,8 +55,7 @@ class TorchRunner:
         self._num_ids, self._num_slots = num_ids, pool.num_slots
         self._model = model
         self._views = state_views(pool.layout, torch.from_numpy(pool.blocks))
-        self.row_tile = row_tile(model)
-        self.chunk_batch = {size: chunk_batch(model, size) for size in grid}
+        self.row_sizes = row_sizes(model)
         self._scores: list[Scored] = []
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
@@ -95,11 +94,10 @@ class TorchRunner:
         scored, changes = [*feed.tokens[1:], following], list[Change]()
         if not all(0 <= token < self._num_ids for token in scored):
             raise ValueError(f"token ids to score must be in 0..{self._num_ids - 1}")
-        if self._is_step(feed):
+        if len(feed.tokens) == 1:
             logits = self._decode([feed], changes)
         else:
-            (hidden,) = self._run(self._model.hidden_chunk, [feed], 1, 1, changes)
-            logits = self._logits(hidden)
+            logits = self._logits(self._chunk(feed, changes))
         scores = scores_of(logits[:, : self._num_ids], scored, [num_top] * len(scored))
         self._commit(changes)
         return scores
@@ -109,23 +107,19 @@ class TorchRunner:
         """See `server.engine.runner.Runner.embed`."""
         self._check([feed])
         changes: list[Change] = []
-        if self._is_step(feed):
-            hidden = self._run(self._hidden_step, [feed], MAX_ROWS, self.row_tile, changes)
+        if len(feed.tokens) == 1:
+            hidden = self._step(self._model.hidden_step, [feed], changes)
         else:
-            (hidden,) = self._run(self._model.hidden_chunk, [feed], 1, 1, changes)
+            hidden = self._chunk(feed, changes)
         units = (hidden.double() / HIDDEN_UNIT).round()
         total: npt.NDArray[np.float64] = (units.sum(dim=0) * HIDDEN_UNIT).numpy()
         self._commit(changes)
         return total
 
-    def _is_step(self, feed: Feed) -> bool:
-        """Whether a row that is computed alone is a single token, and no chunk."""
-        size = len(feed.tokens)
-        assert size in (1, *self.grid), (size, self.grid)
-        return size == 1
-
     def _check(self, feeds: Sequence[Feed]) -> None:
-        """Raises `ValueError` for masks, and slots that torch would take for others, or twice."""
+        """Raises `ValueError` for lengths, masks, and slots that torch would take for others."""
+        if not all(len(feed.tokens) in (1, *self.grid) for feed in feeds):
+            raise ValueError(f"a row must have 1 token or a chunk of {self.grid}")
         slots = [feed.slot for feed in feeds]
         num_slots = self._num_slots
         if len(set(slots)) < len(slots) or not all(0 <= slot < num_slots for slot in slots):
@@ -155,59 +149,52 @@ class TorchRunner:
         return tokens, scores
 
     def _prefill(self, feeds: list[Feed], changes: list[Change]) -> Tensor:
-        """One chunk of one size for each slot.
-
-        Returns the logits after the last token of each, [B, vocabulary] float32.
-        """
-        batch = self.chunk_batch[len(feeds[0].tokens)]
-        return self._logits(self._run(self._last_hidden, feeds, batch, 1, changes))
+        """A chunk for each slot; the logits after its last token, [B, vocabulary] float32."""
+        return self._logits(torch.stack([self._chunk(feed, changes)[-1] for feed in feeds]))
 
     def _decode(self, feeds: list[Feed], changes: list[Change]) -> Tensor:
         """One token for each slot; the logits after it, [B, vocabulary] float32."""
-        return self._run(self._step, feeds, MAX_ROWS, self.row_tile, changes).float()
+        return self._step(self._model.step, feeds, changes).float()
 
-    def _run(
-        self, forward: Forward, feeds: list[Feed], batch: int, tile: int, changes: list[Change]
-    ) -> Tensor:
-        """``forward`` over at most ``batch`` slots at a time, padded to whole tiles.
+    def _chunk(self, feed: Feed, changes: list[Change]) -> Tensor:
+        """The hidden states after each token of ``feed``, [T, D]; its new state to ``changes``."""
+        slot, position = torch.tensor([feed.slot]), torch.tensor([feed.position])
+        tokens = torch.tensor([list(feed.tokens)])
+        hidden, state = self._model.hidden_chunk(tokens, self._gather(slot), position)
+        changes.append((slot, state))
+        return hidden[0]
 
-        What it makes of the slots goes into ``changes``.
-        """
+    def _step(self, forward: Forward, feeds: list[Feed], changes: list[Change]) -> Tensor:
+        """``forward`` over all slots, [B, ...]; their new states to ``changes``."""
+        slots = torch.tensor([feed.slot for feed in feeds])
+        positions = torch.tensor([feed.position for feed in feeds])
+        tokens = torch.tensor([feed.tokens[0] for feed in feeds])
         outputs = []
-        for start in range(0, len(feeds), batch):
-            part = feeds[start : start + batch]
-            padded = part + part[:1] * (-len(part) % tile)
-            index = torch.tensor([feed.slot for feed in padded])
-            where = torch.tensor([feed.position for feed in padded])
-            tokens = torch.tensor([list(feed.tokens) for feed in padded])
-            output, state = forward(tokens, self._gather(index), where)
-            changes.append((index[: len(part)], state))
-            outputs.append(output[: len(part)])
+        for rows, num in self._batches(len(feeds)):
+            output, state = forward(tokens[rows], self._gather(slots[rows]), positions[rows])
+            changes.append((slots[rows[:num]], state))
+            outputs.append(output[:num])
         return torch.cat(outputs)
 
-    def _step(self, ids: Tensor, state: ModelState, where: Tensor) -> tuple[Tensor, ModelState]:
-        return self._model.step(ids.squeeze(1), state, where)
-
-    def _hidden_step(
-        self, ids: Tensor, state: ModelState, where: Tensor
-    ) -> tuple[Tensor, ModelState]:
-        return self._model.hidden_step(ids.squeeze(1), state, where)
-
-    def _last_hidden(
-        self, ids: Tensor, state: ModelState, where: Tensor
-    ) -> tuple[Tensor, ModelState]:
-        x, state = self._model.hidden_chunk(ids, state, where)
-        return x[:, -1], state
-
     def _logits(self, hidden: Tensor) -> Tensor:
-        padding = hidden[:1].expand(-len(hidden) % self.row_tile, -1)
-        return self._model.logits(torch.cat([hidden, padding]))[: len(hidden)].float()
+        """[B, D] to [B, vocabulary] float32."""
+        parts = [self._model.logits(hidden[rows])[:num] for rows, num in self._batches(len(hidden))]
+        return torch.cat(parts).float()
+
+    def _batches(self, num_rows: int) -> Iterator[tuple[Tensor, int]]:
+        """The rows of each batch, of which the first so many count; the rest repeats the last.
+
+        What is taken by these indices is a copy, and so starts where products are fastest
+        and always alike: the bits of some kernels depend on the address.
+        """
+        start = 0
+        for size in batches(num_rows, self.row_sizes):
+            rows = torch.arange(start, start + size).clamp_max(num_rows - 1)
+            yield rows, min(size, num_rows - start)
+            start += size
 
     def _gather(self, slots: Tensor) -> ModelState:
-        """A copy of the states of ``slots`` [B] int64; a single slot is not copied but shared."""
-        if len(slots) == 1:
-            row = int(slots[0])
-            return tuple({n: t[row : row + 1] for n, t in layer.items()} for layer in self._views)
+        """A copy of the states of ``slots`` [B] int64."""
         return tuple(
             {n: t.index_select(0, slots) for n, t in layer.items()} for layer in self._views
         )
