@@ -13,7 +13,7 @@ from server.api.keyring import Keyring
 from server.api.keys_file import Limits
 from server.api.lookup import models_of
 from server.api.tenants import Tenant
-from server.api.translate import parse_body
+from server.api.translate import body_of
 from server.api.wire import Wire
 
 router = APIRouter()
@@ -69,7 +69,7 @@ async def rebalance(request: Request) -> Response:
 
     What a client connects to next is the balancer's choice.
     """
-    body = parse_body(RebalanceBody, await request.body())
+    body = await body_of(RebalanceBody, request)
     moved = await models_of(request).rebalance(body.sessions)
     return Response(orjson.dumps({"moved": moved}), media_type="application/json")
 

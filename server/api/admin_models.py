@@ -13,7 +13,7 @@ from server.api.describe import ERRORS, body_schema
 from server.api.lookup import models_of
 from server.api.model_routes import model_object
 from server.api.names import ModelPath
-from server.api.translate import parse_body
+from server.api.translate import body_of
 from server.api.wire import Wire
 from server.config import MODEL_NAME
 from server.model_changes import LoadingRefused, ModelChanges
@@ -85,7 +85,7 @@ async def versions(request: Request) -> Response:
 )
 async def load(request: Request) -> Response:
     """Serve one more model. It answers when the model takes work."""
-    body = parse_body(LoadModelBody, await request.body())
+    body = await body_of(LoadModelBody, request)
     version = await _changes(request).load(body.name, body.path)
     return _json(model_object(version.service.model))
 
@@ -98,7 +98,7 @@ async def load(request: Request) -> Response:
 )
 async def reload(request: Request, name: str) -> Response:
     """Serve a model's new version; what the old one runs ends there."""
-    body = parse_body(ReloadModelBody, await request.body() or b"{}")
+    body = await body_of(ReloadModelBody, request, b"{}")
     reloaded = await _changes(request).reload(name, body.path)
     model = model_object(reloaded.version.service.model)
     return _json({"model": model, "changed": reloaded.changed})

@@ -10,7 +10,14 @@ import math
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 MAX_SCHEMA_BYTES = 64 * 1024
@@ -20,6 +27,24 @@ MAX_GRAMMAR_CHARS = 64 * 1024
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARS = 1024
 MAX_CHOICES_CHARS = 64 * 1024
+
+
+#: No object of the protocol has as many fields.
+MAX_FIELDS = 64
+
+
+def few_fields(value: Any) -> Any:
+    """``value``; raises for an object of more than `MAX_FIELDS`, before each is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", f"must have at most {MAX_FIELDS} fields")
+    return value
+
+
+def finite_numbers(value: dict[str, Any]) -> dict[str, Any]:
+    """``value``; raises at the first number that is not finite, and where it is nested deeply."""
+    if _depth(value, MAX_SCHEMA_DEPTH) > MAX_SCHEMA_DEPTH:
+        raise PydanticCustomError("json_depth", "must have at most 64 levels")
+    return value
 
 
 def _schema_of_fair_size(schema: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +71,7 @@ def _depth(value: object, limit: int) -> int:
             elif isinstance(item, list):
                 below.extend(item)
             elif isinstance(item, float) and not math.isfinite(item):
-                raise PydanticCustomError("schema_value", "the schema has a number out of range")
+                raise PydanticCustomError("schema_value", "has a number that is not finite")
         level, depth = below, depth + 1
     return depth
 
@@ -73,6 +98,8 @@ class FormatPart(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, validate_by_name=True
     )
+
+    _few_fields = model_validator(mode="before")(few_fields)
 
 
 class TextFormat(FormatPart):

@@ -7,6 +7,7 @@ values; what that calls a list or a dictionary is told to the client as JSON doe
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import orjson
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request as HttpRequest
 
 from server.api.errors import invalid
 from server.api.openai.unsupported import Refusal
@@ -32,6 +34,8 @@ from server.engine.errors import InvalidRequest
 
 MAX_NAME_CHARS = 64
 MAX_IDS = 1 << 17
+# A smaller body is parsed in the event loop: it takes less time than a thread costs.
+MAX_INLINE_BYTES = 1 << 15
 
 NONE: Mapping[str, Refusal] = MappingProxyType({})
 
@@ -67,6 +71,26 @@ def parse_body(model: type[Body], body: bytes, max_ids: int = MAX_IDS) -> Body:
         return model.model_validate(value)
     except ValidationError as error:
         raise _first_problem(error) from None
+
+
+async def body_of(
+    model: type[Body], request: HttpRequest, default: bytes = b"", max_ids: int = MAX_IDS
+) -> Body:
+    """The body of ``request``, or ``default`` where it is empty, by `parse_body`.
+
+    A large one is parsed in a thread: other requests go on meanwhile.
+    """
+    body = await request.body() or default
+    if len(body) <= MAX_INLINE_BYTES:
+        return parse_body(model, body, max_ids)
+    return await asyncio.to_thread(parse_body, model, body, max_ids)
+
+
+async def message_of(text: str, max_ids: int = MAX_IDS) -> Message:
+    """A client's frame by `parse_message`, a large one in a thread."""
+    if len(text) <= MAX_INLINE_BYTES:
+        return parse_message(text, max_ids)
+    return await asyncio.to_thread(parse_message, text, max_ids)
 
 
 def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:

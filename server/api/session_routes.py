@@ -19,7 +19,7 @@ from server.api.queries import EventsQuery, ListQuery
 from server.api.schemas import AppendBody, CreateSessionBody, ForkBody, RewindBody
 from server.api.service import Service
 from server.api.sse import JsonAnswer
-from server.api.translate import parse_body
+from server.api.translate import body_of
 from server.engine.types import SessionInfo
 from server.store.base import Listed
 from server.store.errors import ImportRefused, SnapshotMismatch
@@ -43,7 +43,7 @@ def session_object(service: Service, info: SessionInfo) -> dict[str, Any]:
 )
 async def create_session(request: Request) -> Response:
     """A kept, empty session."""
-    body = parse_body(CreateSessionBody, await request.body() or b"{}")
+    body = await body_of(CreateSessionBody, request, b"{}")
     service = service_for(request, body.model)
     info = await service.sessions.create(request.state.owner)
     return json_answer(_created(service, info))
@@ -88,7 +88,7 @@ async def delete_session(request: Request, session: str) -> Response:
 async def append(request: Request, session: str) -> Response:
     """Feed text to a session without generating; with logprobs, how surprising it was."""
     service = await service_with(request, session)
-    body = parse_body(AppendBody, await request.body(), service.translator.max_ids)
+    body = await body_of(AppendBody, request, max_ids=service.translator.max_ids)
     request_id = f"app-{secrets.token_hex(16)}"
     work = await service.translator.append(request_id, request.state.owner, session, body)
     return JsonAnswer(service, work, Ends(appended_body))
@@ -103,7 +103,7 @@ async def append(request: Request, session: str) -> Response:
 async def fork(request: Request, session: str) -> Response:
     """Copies of a session, as it is or as it was when it had ``at`` tokens."""
     service = await service_with(request, session)
-    body = parse_body(ForkBody, await request.body() or b"{}")
+    body = await body_of(ForkBody, request, b"{}")
     forks = await service.sessions.fork(session, request.state.owner, body.n or 1, body.at)
     return json_answer(
         {
@@ -124,7 +124,7 @@ async def fork(request: Request, session: str) -> Response:
 async def rewind(request: Request, session: str) -> Response:
     """Cut a session's text back to ``at`` tokens; its epoch is a new one."""
     service = await service_with(request, session)
-    body = parse_body(RewindBody, await request.body())
+    body = await body_of(RewindBody, request)
     info = await service.sessions.rewind(session, request.state.owner, body.at)
     return json_answer(session_object(service, info))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from server.api.formats import few_fields
 from server.api.openai.unsupported import Refusal
 
 
@@ -20,3 +21,5 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     refused: ClassVar[Mapping[str, Refusal]] = {}
+
+    _few_fields = model_validator(mode="before")(few_fields)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, Tag
 
 from server.api.names import Label, ModelName, SessionId
-from server.api.openai.chat_messages import Messages, Tools
+from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
 from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS, Refusal
 from server.api.schemas import (
     MAX_CHOICES,
@@ -109,7 +109,9 @@ class ScoreBody(Wire):
 
     model: ModelName | None = None
     prompt: OnePrompt
-    continuations: Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+    continuations: Annotated[
+        list[OnePrompt], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
+    ]
     top: TopLogprobs | None = None
     user: Label | None = None
 
@@ -123,7 +125,7 @@ class TokenizeBody(Wire):
     tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = None
     allow_special: bool | None = None
     return_token_strs: bool | None = None

@@ -19,7 +19,7 @@ from server.api.openai.tools import ToolUse, tool_use
 from server.api.schemas import Continuation, Sampling
 from server.api.service import Service
 from server.api.sse import JsonAnswer, SseAnswer
-from server.api.translate import Choices, parse_body
+from server.api.translate import Choices, body_of
 from server.engine.errors import InvalidRequest
 from server.engine.types import Request as Work
 
@@ -35,7 +35,7 @@ router = APIRouter()
 )
 async def chat(request: Request) -> Response:
     """Answer messages: JSON, or server-sent events with stream."""
-    body = parse_body(ChatBody, await request.body())
+    body = await body_of(ChatBody, request)
     service = service_for(request, body.model)
     _check(body)
     tools = _tools(service, body)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.api.formats import Schema
+from server.api.formats import Schema, few_fields, finite_numbers
 from server.api.names import ItemId as CallId
 from server.api.wire import Wire
 
@@ -44,7 +44,7 @@ class TextPart(Wire):
         return value
 
 
-Content = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
 
 
 class SystemMessage(Wire):
@@ -85,7 +85,7 @@ class AssistantMessage(Wire):
     content: Content | None = None
     refusal: str | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
@@ -108,7 +108,9 @@ class ToolMessage(Wire):
 ChatMessage = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
 ]
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[
+    list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
 
 
 class FunctionDefinition(Wire):
@@ -127,7 +129,12 @@ class FunctionTool(Wire):
     function: FunctionDefinition
 
 
-Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+#: More variables for a template.
+TemplateKwargs = Annotated[
+    dict[str, Any], BeforeValidator(few_fields), AfterValidator(finite_numbers)
+]
 
 
 def text_of(content: Content | None) -> str:

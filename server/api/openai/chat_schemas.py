@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from server.api.answers import UsageAnswer
 from server.api.names import Label, ModelName
-from server.api.openai.chat_messages import Messages, Tools
+from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
 from server.api.openai.tools import ToolChoice
 from server.api.openai.unsupported import CHAT, Refusal
 from server.api.schemas import MAX_CHOICES, Sampling, StreamOptions
-
-MAX_TEMPLATE_KWARGS = 64
-
-TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)]
 
 
 class ChatBody(Sampling):

@@ -21,7 +21,7 @@ from server.api.openai.logprobs import TokenNames
 from server.api.schemas import Continuation
 from server.api.service import Service
 from server.api.sse import JsonAnswer, SseAnswer
-from server.api.translate import Choices, Scoring, drawn_seed, parse_body
+from server.api.translate import Choices, Scoring, body_of, drawn_seed
 from server.engine.types import Request as Work
 
 #: Choices of one answer, of all prompts together.
@@ -41,7 +41,7 @@ router = APIRouter()
 )
 async def complete(request: Request) -> Response:
     """Generate text: JSON, or server-sent events with stream."""
-    body = parse_body(CompletionBody, await request.body())
+    body = await body_of(CompletionBody, request)
     service = await service_with(request, body.session, body.model)
     if body.session is not None or body.keep:
         request.state.caller.require("sessions")

@@ -24,7 +24,7 @@ from server.api.large_answers import FLOAT_BYTES
 from server.api.lookup import service_for
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.sse import JsonAnswer
-from server.api.translate import parse_body
+from server.api.translate import body_of
 from server.engine.errors import InternalFailure
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
@@ -40,7 +40,7 @@ router = APIRouter()
 )
 async def embed(request: Request) -> Response:
     """A vector for each input."""
-    body = parse_body(EmbeddingsBody, await request.body())
+    body = await body_of(EmbeddingsBody, request)
     service = service_for(request, body.model)
     id, works = f"embd-{secrets.token_hex(16)}", []
     for index, text in enumerate(prompts_in(body.input)):

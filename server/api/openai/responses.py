@@ -29,7 +29,7 @@ from server.api.openai.responses_work import response_of_key, stored_previous, w
 from server.api.queries import Flag, Seq
 from server.api.queries import Query as StrictQuery
 from server.api.service import Service
-from server.api.translate import parse_body
+from server.api.translate import body_of
 
 router = APIRouter(prefix="/v1/responses")
 
@@ -62,7 +62,7 @@ class InputItemsQuery(StrictQuery):
 )
 async def create_response(request: Request) -> Response:
     """Generate an answer: JSON, server-sent events with stream, or later with background."""
-    body = parse_body(ResponsesBody, await request.body())
+    body = await body_of(ResponsesBody, request)
     owner = request.state.owner
     service = await _service_for(request, body)
     if body.store is not False or body.previous_response_id is not None:

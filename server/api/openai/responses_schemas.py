@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, JsonValue, StringConstraints, Tag
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from server.api import schemas
 from server.api.formats import (
@@ -16,6 +16,7 @@ from server.api.formats import (
     Schema,
     SchemaName,
     TextFormat,
+    few_fields,
 )
 from server.api.names import ItemId, Label, ModelName
 from server.api.openai.unsupported import RESPONSES, Refusal
@@ -29,6 +30,11 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+
+
+Metadata = Annotated[
+    dict[MetadataKey, MetadataValue], Field(max_length=16), BeforeValidator(few_fields)
+]
 
 
 # Input
@@ -46,8 +52,8 @@ class OutputText(Wire):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[JsonValue] | None = None
-    logprobs: list[JsonValue] | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
 
 
 class Refused(Wire):
@@ -58,8 +64,8 @@ class Refused(Wire):
 
 
 Part = Annotated[InputText | OutputText | Refused, Field(discriminator="type")]
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS)]
-TextParts = Annotated[list[InputText], Field(max_length=MAX_PARTS)]
+Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
+TextParts = Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
 class InputMessage(Wire):
@@ -144,7 +150,7 @@ class ResponseTool(Wire):
 
     type: Literal["function"]
     name: Name
-    parameters: dict[str, JsonValue] | None = None
+    parameters: Schema | None = None
     strict: bool | None = None
     description: str | None = None
 
@@ -156,7 +162,7 @@ class ResponseToolChoice(Wire):
     name: Name
 
 
-Tools = Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | ResponseToolChoice
 
 
@@ -189,7 +195,7 @@ class ResponsesBody(schemas.Once):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None

@@ -25,7 +25,7 @@ from server.api.openai.bodies import ScoreBody
 from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
 from server.api.service import Service
 from server.api.sse import JsonAnswer
-from server.api.translate import parse_body, usage_object
+from server.api.translate import body_of, usage_object
 from server.engine.errors import InternalFailure
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
@@ -41,7 +41,7 @@ router = APIRouter()
 )
 async def score(request: Request) -> Response:
     """The log-likelihood of each continuation of one context."""
-    body = parse_body(ScoreBody, await request.body())
+    body = await body_of(ScoreBody, request)
     service = service_for(request, body.model)
     work = await _work(service, body, request.state.owner)
     model, num_top = service.model.name, body.top

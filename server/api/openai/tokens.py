@@ -19,7 +19,7 @@ from server.api.openai.bodies import DetokenizeBody, TokenizeBody
 from server.api.openai.conversation import prompt_ids
 from server.api.openai.logprobs import JsonList, TokenNames
 from server.api.service import Service
-from server.api.translate import MAX_INLINE_CHARS, parse_body
+from server.api.translate import MAX_INLINE_CHARS, body_of
 
 router = APIRouter()
 
@@ -40,7 +40,7 @@ _OF_MESSAGES = (
 )
 async def tokenize(request: Request) -> Response:
     """The token ids of a text or of messages, as a completion is fed them."""
-    body = parse_body(TokenizeBody, await request.body())
+    body = await body_of(TokenizeBody, request)
     service = service_for(request, body.model)
     _check(body)
     ids = await _ids(service, body)
@@ -99,7 +99,7 @@ async def _ids(service: Service, body: TokenizeBody) -> list[int]:
 )
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens by their names."""
-    body = parse_body(DetokenizeBody, await request.body())
+    body = await body_of(DetokenizeBody, request)
     service = service_for(request, body.model)
     service.translator.check_ids(body.tokens, "tokens")
     text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
