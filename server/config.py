@@ -1,10 +1,13 @@
-"""The server's configuration: flags over environment over defaults, read here and nowhere else."""
+"""The server's configuration: flags over environment over a file over defaults.
+
+It is read here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -16,6 +19,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from server.config_file import ConfigFileError, read_config_file
 
 MIB = 1 << 20
 PREFIX = "EVERSTREAM_"
@@ -89,7 +94,8 @@ class ServerConfig(BaseModel):
     for one slow reader, ``allowed_origins`` the foreign pages that may call in.
     ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
     that many replicas share, or "memory"; `load` puts a folder of the user's in the
-    place of None. ``store_direct`` leads to that database itself where ``store`` is a
+    place of None. ``served_model_name`` is what clients call the one model.
+    ``store_direct`` leads to that database itself where ``store`` is a
     pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
     where models may be loaded from at run time; None: they may not. Bounds of memory
     and of the store are those of each model. ``sleep_memory`` and ``prefix_cache`` are
@@ -99,7 +105,9 @@ class ServerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    config: Path | None = None
     model: tuple[ModelSource, ...] = (ModelSource(BUNDLED_NAME, None),)
+    served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
     model_dir: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -224,6 +232,19 @@ class ServerConfig(BaseModel):
             raise ValueError("--max-sessions and --state-memory exclude each other")
         return self
 
+    @model_validator(mode="after")
+    def _one_name(self) -> Self:
+        if self.served_model_name and (len(self.model) > 1 or self.model[0].is_named):
+            raise ValueError("--served-model-name is for one model that is not given as NAME=PATH")
+        return self
+
+    def _renamed(self) -> Self:
+        """With the model under its served name; its sessions stay where they were."""
+        if self.served_model_name is None:
+            return self
+        model = (self.model[0]._replace(name=self.served_model_name),)
+        return self.model_copy(update={"model": model})
+
     @property
     def num_replicas(self) -> tuple[int, int]:
         """The fewest and the most replicas; the same number twice where it is fixed."""
@@ -242,25 +263,29 @@ class ServerConfig(BaseModel):
 
     @classmethod
     def load(cls, environment: Mapping[str, str] = os.environ, **flags: Any) -> ServerConfig:
-        """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``.
+        """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``, then a file.
 
         Raises `ConfigError` with one line per bad setting. A value is never
         repeated in the message: it may be a key.
         """
         variables = {name: environment.get(PREFIX + name.upper()) for name in cls.model_fields}
         given = {name: value for name, value in flags.items() if value is not None}
-        chosen = {name: value for name, value in variables.items() if value is not None} | given
+        given = {name: value for name, value in variables.items() if value is not None} | given
+        filed = _filed(given.get("config"), cls.model_fields.keys() - {"config"})
+        chosen = filed | given
         try:
             config = cls(**chosen)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+            file = {name: f"{given['config']}: {name}" for name in filed.keys() - given.keys()}
+            raise ConfigError("\n".join(_explain(item, file) for item in error.errors())) from None
         if config.is_shared and "save_interval_tokens" not in chosen:
             config = config.model_copy(update={"save_interval_tokens": SHARED_SAVE_INTERVAL})
-        if config.store is not None:
-            return config
-        state = environment.get("XDG_STATE_HOME") or "~/.local/state"
-        unnamed = [source.name for source in config.model if not source.is_named]
-        return config.model_copy(update={"store": "/".join([state, "everstream", *unnamed])})
+        if config.store is None:
+            state = environment.get("XDG_STATE_HOME") or "~/.local/state"
+            unnamed = [source.name for source in config.model if not source.is_named]
+            store = "/".join([state, "everstream", *unnamed])
+            config = config.model_copy(update={"store": store})
+        return config._renamed()
 
 
 def object_storage_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -291,11 +316,23 @@ def flag_of(field: str) -> str:
     return "--" + name.removesuffix("_s").replace("_", "-")
 
 
-def _explain(item: Any) -> str:
+def _filed(path: object, names: Collection[str]) -> dict[str, Any]:
+    """What the configuration file says. Raises `ConfigError`."""
+    if path is None:
+        return {}
+    try:
+        return read_config_file(Path(str(path)), names)
+    except ConfigFileError as error:
+        raise ConfigError(f"--config: {error}") from error
+
+
+def _explain(item: Any, file: Mapping[str, str]) -> str:
+    """``file`` has the names of the settings that come from one."""
     message = item["msg"].removeprefix("Value error, ")
     if not item["loc"]:
         return str(message)
     field = str(item["loc"][0])
     variable = PREFIX + field.upper()
     name = variable if field in _VARIABLE_ONLY else f"{flag_of(field)} ({variable})"
+    name = file.get(field, name)
     return f"{name}: {message[0].lower()}{message[1:]}"

@@ -76,6 +76,13 @@ def serve(
             help="Checkpoint folder or hub id, or NAME=PATH; repeat for more [the bundled one]."
         ),
     ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config", help="TOML file of settings, named as variables are."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What clients call the model [its folder's name].")
+    ] = None,
     model_dir: Annotated[
         Path | None, typer.Option(help="Folder from which models may be loaded at run time.")
     ] = None,
@@ -177,6 +184,8 @@ def serve(
     try:
         config = ServerConfig.load(
             model=tuple(model) if model else None,
+            config=config_file,
+            served_model_name=served_model_name,
             model_dir=model_dir,
             host=host,
             port=port,

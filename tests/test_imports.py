@@ -59,7 +59,12 @@ RULES = (
         never=("server.engine",),
         but=("server.engine.types", "server.engine.errors"),
     ),
-    Rule(inside=("server.config",), never=("server",), but=("server.config",)),
+    Rule(
+        inside=("server.config",),
+        never=("server",),
+        but=("server.config", "server.config_file"),
+    ),
+    Rule(inside=("server.config_file",), never=("server",), but=("server.config_file",)),
 )
 
 #: `server.engine` may use these and the standard library.

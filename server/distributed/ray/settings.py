@@ -13,7 +13,7 @@ from typing import Any
 from server.config import ModelSource, ServerConfig
 
 #: What the process that starts Ray is told, and no replica.
-OF_THE_CLUSTER = frozenset({"host", "port", "ray", "ray_address"})
+OF_THE_CLUSTER = frozenset({"config", "host", "port", "ray", "ray_address"})
 
 Settings = dict[str, Any]
 
