@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -40,11 +41,14 @@ MAX_INLINE_BYTES = 1 << 15
 NONE: Mapping[str, Refusal] = MappingProxyType({})
 
 Body = TypeVar("Body", bound=Wire)
+T = TypeVar("T")
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 _MESSAGE_FIELDS = frozenset(
     name for message in (Generate, Append, Fork, Resume) for name in message.model_fields
 )
+
+_REQUEST_ID = re.compile(r'"request_id"\s*:\s*"([^"\\\x00-\x1f]{1,64})"')
 
 #: What pydantic calls by Python's names, in those of JSON.
 _IN_JSON = {
@@ -81,16 +85,12 @@ async def body_of(
     A large one is parsed in a thread: other requests go on meanwhile.
     """
     body = await request.body() or default
-    if len(body) <= MAX_INLINE_BYTES:
-        return parse_body(model, body, max_ids)
-    return await asyncio.to_thread(parse_body, model, body, max_ids)
+    return await beside(len(body), lambda: parse_body(model, body, max_ids))
 
 
-async def message_of(text: str, max_ids: int = MAX_IDS) -> Message:
-    """A client's frame by `parse_message`, a large one in a thread."""
-    if len(text) <= MAX_INLINE_BYTES:
-        return parse_message(text, max_ids)
-    return await asyncio.to_thread(parse_message, text, max_ids)
+async def beside(num_bytes: int, call: Callable[[], T]) -> T:
+    """The result of ``call``, which reads so many bytes: in a thread where these are many."""
+    return call() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(call)
 
 
 def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:
@@ -152,6 +152,12 @@ def _num_items(items: list[Any]) -> int:
     if len(items) > 0 and isinstance(items[0], list):
         return sum(len(item) for item in items if isinstance(item, list))
     return len(items)
+
+
+def named_in(text: str) -> str | None:
+    """What looks like the ``request_id`` of a frame that is not worth parsing."""
+    found = _REQUEST_ID.search(text)
+    return None if found is None else found[1]
 
 
 def request_id_of(text: str) -> str | None:

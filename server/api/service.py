@@ -33,6 +33,7 @@ class Service:
     tokenizer: Tokenizer
     outbox_events: int
     max_socket_requests: int
+    max_message_bytes: int
     large_answers: LargeAnswers
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
     renderer: Renderer = field(default_factory=Renderer)
@@ -74,6 +75,7 @@ def make_service(
         tokenizer=tokenizer,
         outbox_events=config.outbox_events,
         max_socket_requests=config.max_socket_requests,
+        max_message_bytes=config.max_message_bytes,
         large_answers=LargeAnswers(config.max_answer_bytes),
         chat_template=chat_template or ChatTemplate(),
         constraints=constraints,

@@ -59,6 +59,12 @@ class Tenant:
             self._requests.take(now, 1, per_minute)
         self.requests_total += 1
 
+    def count(self) -> None:
+        """Counts a message that is obeyed in any case; the next ones wait for it."""
+        if (per_minute := self.limits.requests_per_minute) is not None:
+            self._requests.take(self.clock(), 1, per_minute)
+        self.requests_total += 1
+
     @contextmanager
     def connection(self) -> Iterator[None]:
         """Holds one of the tenant's connections; raises `RateLimited` where none is left."""

@@ -12,7 +12,6 @@ from server.api.errors import invalid
 from server.api.formats import ResponseFormat
 from server.api.parse import MAX_NAME_CHARS as MAX_NAME_CHARS  # the routes have all from here
 from server.api.parse import body_of as body_of
-from server.api.parse import message_of as message_of
 from server.api.parse import parse_body as parse_body
 from server.api.parse import parse_message as parse_message
 from server.api.parse import request_id_of as request_id_of

@@ -21,12 +21,13 @@ from server.api.auth import SUBPROTOCOL
 from server.api.errors import invalid
 from server.api.frames import Work, error_frame, named_frame, resumed_frame
 from server.api.keyring import Caller
+from server.api.parse import beside, named_in, parse_message, request_id_of
 from server.api.scopes import MESSAGES
 from server.api.service import Service
 from server.api.shortcut import Write, writer_of
 from server.api.sockets import Sockets
 from server.api.stream_sender import Alive, Close, Sender
-from server.api.translate import parse_message, request_id_of
+from server.api.tenants import RateLimited
 from server.driver import Driver
 from server.engine.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
 from server.engine.types import Event, Request
@@ -37,6 +38,9 @@ from server.sessions import Cursor, Resumed
 from server.store.base import Keyed
 
 logger = logging.getLogger("everstream.stream")
+
+#: A frame over the rate limit is read up to this size: a cancel has less.
+MAX_EXCESS_CHARS = 1024
 
 
 class StreamEndpoint:
@@ -115,20 +119,29 @@ class Stream:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 return
-            text = message.get("text")
-            if text is None:
-                error = InvalidRequest("frames must be text")
-                self._outbox.put([error_frame(None, error)])
-            else:
-                await self._handle(text)
+            await self._handle(message.get("text"))
 
-    async def _handle(self, text: str) -> None:
+    async def _handle(self, text: str | None) -> None:
+        """Counts a frame before it is parsed; what is over the limit is parsed only if short."""
+        excess: RateLimited | None = None
         try:
-            message = parse_message(text, self._max_ids)
-        except InvalidRequest as error:
-            self._outbox.put([error_frame(request_id_of(text), error)])
+            self._caller.tenant.request()
+        except RateLimited as error:
+            excess = error
+            if text is None or len(text) > MAX_EXCESS_CHARS:
+                self._outbox.put([error_frame(named_in(text or ""), error)])
+                return
+        if text is None:
+            self._outbox.put([error_frame(None, InvalidRequest("frames must be text"))])
             return
         try:
+            message = await beside(len(text), lambda: parse_message(text, self._max_ids))
+        except InvalidRequest as error:
+            id = await beside(len(text), lambda: request_id_of(text))
+            self._outbox.put([error_frame(id, excess or error)])
+            return
+        try:
+            self._check_excess(message, excess)
             await self._obey(message)
         except EngineError as error:
             self._outbox.put([error_frame(message.request_id, error)])
@@ -137,9 +150,17 @@ class Stream:
             failure = InternalFailure("the server failed; it has logged why")
             self._outbox.put([error_frame(message.request_id, failure)])
 
+    def _check_excess(self, message: schemas.Message, excess: RateLimited | None) -> None:
+        """Raises it for all but what gives something back, which is counted all the same."""
+        if excess is None:
+            return
+        if MESSAGES[message.type] is not None:
+            raise excess
+        self._caller.tenant.count()
+
     async def _obey(self, message: schemas.Message) -> None:
         if (wanted := MESSAGES[message.type]) is not None:
-            self._caller.request(wanted)
+            self._caller.require(wanted)
         if isinstance(message, schemas.Cancel):
             # Without effect on what is not alive: its last frame was the answer.
             if (id := self._ids.get(message.request_id)) is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +24,7 @@ from server.api.errors import error_object, invalid, outcome
 from server.api.keyring import Caller
 from server.api.openai.response_note import Json
 from server.api.openai.response_turns import Turn, history
+from server.api.openai.responses_memory import Remembered
 from server.api.openai.responses_schemas import ResponseCreate
 from server.api.openai.responses_work import (
     FindPrevious,
@@ -33,7 +34,7 @@ from server.api.openai.responses_work import (
     work_of,
 )
 from server.api.openai.responses_writer import ResponseWriter, on_stream
-from server.api.parse import parse_body
+from server.api.parse import beside, parse_body
 from server.api.service import Service
 from server.api.shortcut import Write, writer_of
 from server.api.sockets import Sockets
@@ -45,8 +46,8 @@ from server.outbox import ON_THEIR_WAY, Outbox, ReaderTooSlow
 
 logger = logging.getLogger("everstream.responses")
 
-#: Responses that are not stored and can be gone on from.
-MAX_REMEMBERED = 16
+#: What is remembered may take as many bytes as so many of the largest messages.
+REMEMBERED_MESSAGES = 4
 
 
 class ResponsesEndpoint:
@@ -104,10 +105,12 @@ class ResponsesSocket:
             models.default.outbox_events, self._press, ON_THEIR_WAY
         )
         self._services: set[Service] = set()
-        self._lanes: dict[str | None, deque[ResponseCreate]] = {}
+        self._max_waiting_bytes = models.default.max_message_bytes
+        self._num_waiting_bytes = 0
+        self._lanes: dict[str | None, deque[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._live: dict[str, _Live] = {}
-        self._remembered: OrderedDict[str, Turn] = OrderedDict()
+        self._remembered = Remembered(REMEMBERED_MESSAGES * models.default.max_message_bytes)
 
     async def run(self) -> None:
         """Serves the socket until either side closes it; then ends what still runs."""
@@ -141,29 +144,33 @@ class ResponsesSocket:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 return
-            self._take(message.get("text"))
+            await self._take(message.get("text"))
 
-    def _take(self, text: str | None) -> None:
+    async def _take(self, text: str | None) -> None:
+        """Counts a message before it is looked at, and keeps its bytes until its turn."""
         stream_id = None
         try:
+            self._caller.request("generate")
             if text is None:
                 raise InvalidRequest("frames must be text")
-            head = _head(text)
-            stream_id = found if isinstance(found := head.get("stream_id"), str) else None
-            if head.get("type", "response.create") != "response.create":
+            body = text.encode()
+            is_create, stream_id = await beside(len(body), lambda: _head(body))
+            if not is_create:
                 raise invalid("type", "must be response.create; there is no other message")
-            message = parse_body(ResponseCreate, text.encode(), self._max_ids)
             if sum(map(len, self._lanes.values())) >= self._max_requests:
                 raise QueueFull("too many responses on this socket")
+            if self._num_waiting_bytes + len(body) > self._max_waiting_bytes:
+                raise QueueFull("too many bytes wait on this socket")
         except EngineError as error:
             self._outbox.put([error_frame(error, stream_id)])
             return
-        lane = self._lanes.get(message.stream_id)
+        self._num_waiting_bytes += len(body)
+        lane = self._lanes.get(stream_id)
         if lane is not None:
-            lane.append(message)
+            lane.append(body)
             return
-        self._lanes[message.stream_id] = deque([message])
-        task = asyncio.create_task(self._work_off(message.stream_id))
+        self._lanes[stream_id] = deque([body])
+        task = asyncio.create_task(self._work_off(stream_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -172,7 +179,8 @@ class ResponsesSocket:
         lane = self._lanes[stream_id]
         while lane:
             try:
-                await self._respond(lane[0])
+                body, lane[0] = lane[0], b""
+                await self._respond(body, stream_id)
             except EngineError as error:
                 self._outbox.put([error_frame(error, stream_id)])
             except Exception:  # ours; what else is asked for goes on
@@ -182,16 +190,10 @@ class ResponsesSocket:
             lane.popleft()
         del self._lanes[stream_id]
 
-    async def _respond(self, message: ResponseCreate) -> None:
-        self._caller.request("generate")
-        if message.store is not False or message.previous_response_id is not None:
-            self._caller.require("sessions")
-        name = message.model
-        service = self._models.default if name is None else self._models.service(name)
-        find_previous = self._find_previous(service)
-        with service.driver.use():  # it may be replaced meanwhile
-            work = await work_of(service, self._owner, message, find_previous)
-            live = self._begin(work, message.stream_id)
+    async def _respond(self, body: bytes, stream_id: str | None) -> None:
+        with contextlib.ExitStack() as held:
+            work = await self._work(body, held)
+            live = self._begin(work, stream_id)
             try:
                 live.work = await work.begin(self._outbox)
                 await live.done
@@ -199,7 +201,23 @@ class ResponsesSocket:
                 self._live.pop(work.request.request_id, None)
                 await live.work.end()
         if not work.is_stored and live.writer.is_over:
-            await self._remember(live, find_previous)
+            await self._remember(live)
+
+    async def _work(self, body: bytes, held: contextlib.ExitStack) -> Work:
+        """What a message asks for; ``held`` keeps its model, which may be replaced meanwhile."""
+        try:
+            message = await beside(
+                len(body), lambda: parse_body(ResponseCreate, body, self._max_ids)
+            )
+        finally:
+            self._num_waiting_bytes -= len(body)
+        self._caller.require("generate")
+        if message.store is not False or message.previous_response_id is not None:
+            self._caller.require("sessions")
+        name = message.model
+        service = self._models.default if name is None else self._models.service(name)
+        held.enter_context(service.driver.use())
+        return await work_of(service, self._owner, message, self._find_previous(service))
 
     def _begin(self, work: Work, stream_id: str | None) -> _Live:
         self._services.add(work.service)
@@ -213,14 +231,15 @@ class ResponsesSocket:
         find_stored = stored_previous(service, self._owner)
 
         async def find_previous(id: str) -> Previous:
-            if (turn := self._remembered.get(id)) is not None:
+            if (turn := self._remembered.find(id)) is not None:
                 return Previous(turn, None)
             return await find_stored(id)
 
         return find_previous
 
-    async def _remember(self, live: _Live, find_previous: FindPrevious) -> None:
+    async def _remember(self, live: _Live) -> None:
         """The whole conversation, so that nothing before it is needed."""
+        find_previous = self._find_previous(live.work.service)
 
         async def find_turn(id: str) -> Turn:
             return (await find_previous(id)).turn
@@ -229,17 +248,11 @@ class ResponsesSocket:
             written: list[Json] = live.writer.response()["output"]
             return written
 
-        async def nothing() -> list[Json]:
-            return []
-
         note = live.work.note
         with contextlib.suppress(InvalidRequest):  # what it went on from is gone meanwhile
             items = await history(find_turn, Turn(note, output))
             fields = {**note.fields, "previous_response_id": None}
-            note = replace(note, fields=fields, items=items)
-            self._remembered[note.id] = Turn(note, nothing)
-            if len(self._remembered) > MAX_REMEMBERED:
-                self._remembered.popitem(last=False)
+            self._remembered.keep(replace(note, fields=fields, items=items))
 
     # Server to client
 
@@ -292,13 +305,20 @@ def error_frame(error: EngineError, stream_id: str | None = None) -> bytes:
     return on_stream(orjson.dumps(frame), stream_id)
 
 
-def _head(text: str) -> Json:
-    """A message that may be wrong in any way, to answer it by."""
+def _head(body: bytes) -> tuple[bool, str | None]:
+    """Whether a message may be a ``response.create``, and its stream; it may be wrong in any way.
+
+    What else it has is forgotten: parsed, it takes many times its bytes.
+    """
     try:
-        value = orjson.loads(text)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return True, None
+    if not isinstance(value, dict):
+        return True, None
+    stream_id = value.get("stream_id")
+    is_create = value.get("type", "response.create") == "response.create"
+    return is_create, stream_id if isinstance(stream_id, str) else None
 
 
 def _reason(error: EngineError) -> Close:
