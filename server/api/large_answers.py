@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from starlette.types import Send
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from server.api.errors import invalid
 from server.engine.errors import QueueFull
@@ -67,6 +68,7 @@ class LargeAnswers:
     def reserve(self, owner: str, num_bytes: int) -> Iterator[None]:
         """Held while an answer is made. Raises `QueueFull` where there are too many large ones."""
         max_bytes = AT_ONCE * self._max_bytes
+        num_bytes = min(num_bytes, max_bytes)  # a response that is stored may be larger
         is_first = not self._reserved[owner]
         its_share = is_first or self._reserved[owner] + num_bytes <= max_bytes // 2
         if not its_share or self._reserved.total() + num_bytes > max_bytes:
@@ -103,6 +105,13 @@ class LargeAnswers:
     def close(self) -> None:
         """Ends the thread; what is in it is not needed any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class LargeResponse(Response):
+    """A body of JSON that is sent as fast as the client reads it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_whole(send, [bytes(self.body)])
 
 
 async def send_whole(send: Send, parts: list[bytes]) -> None:

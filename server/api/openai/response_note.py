@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from server.api.large_answers import LOGPROB_BYTES, TOKEN_BYTES
+
 Json = dict[str, Any]
 
 ID_PREFIX = "resp_"
@@ -43,6 +45,13 @@ class Note:
     def unpacked(cls, text: str) -> Note:
         """The note that `packed` has written."""
         return cls(**orjson.loads(text))
+
+    @property
+    def num_bytes(self) -> int:
+        """What the response may take, by what was asked for."""
+        num_entries = 1 + (self.fields.get("top_logprobs") or 0) if self.logprobs else 0
+        per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES
+        return (self.fields.get("max_output_tokens") or 0) * per_token
 
     def item_id(self, kind: str, index: int) -> str:
         """The name of an item of its output, the same whenever it is told."""

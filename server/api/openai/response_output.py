@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
+from server.api.openai.logprobs import JsonList
 from server.api.openai.response_note import Json, Note
 from server.api.openai.tools import Arguments, CallBegins, CallReader, Piece, Text
 
-#: Takes the type of an event and its fields.
-Emit = Callable[[str, Json], None]
+#: Takes the type of an event and what makes its fields, if anybody wants it.
+Emit = Callable[[str, Callable[[], Json]], None]
+
+#: Pieces of text that are kept before they are joined.
+MAX_PIECES = 512
 
 
 @dataclass(slots=True)
@@ -20,31 +26,40 @@ class Message:
     id: str
     index: int
     emit: Emit
+    is_told: bool  # whether anybody wants the events
     status: str = "in_progress"
     _texts: list[str] = field(default_factory=list)
-    _logprobs: list[Json] = field(default_factory=list)
+    _logprobs: JsonList = field(default_factory=JsonList)
+    _shown: JsonList = field(default_factory=JsonList)
 
     def begin(self) -> None:
         item = {**self.item(), "content": []}
-        self.emit("response.output_item.added", {"output_index": self.index, "item": item})
-        self.emit("response.content_part.added", {**self._place, "part": _part("", [])})
+        self.emit("response.output_item.added", lambda: {"output_index": self.index, "item": item})
+        part = _part("", [])
+        self.emit("response.content_part.added", lambda: {**self._place, "part": part})
 
     def push(self, text: str, logprobs: list[Json]) -> None:
         self._texts.append(text)
-        self._logprobs += logprobs
-        shown = [_without_bytes(entry) for entry in logprobs]
-        fields = {**self._place, "delta": text, "logprobs": shown}
-        self.emit("response.output_text.delta", fields)
+        if len(self._texts) == MAX_PIECES:
+            self._texts = ["".join(self._texts)]
+        self._logprobs.add(logprobs)
+        shown = [_without_bytes(entry) for entry in logprobs] if self.is_told else []
+        self._shown.add(shown)
+        self.emit(
+            "response.output_text.delta",
+            lambda: {**self._place, "delta": text, "logprobs": shown},
+        )
 
     def end(self, status: str) -> None:
         self.status = status
+        if not self.is_told:
+            return
         item = self.item()
         part = item["content"][0]
-        shown = [_without_bytes(entry) for entry in self._logprobs]
-        done = {**self._place, "text": part["text"], "logprobs": shown}
-        self.emit("response.output_text.done", done)
-        self.emit("response.content_part.done", {**self._place, "part": part})
-        self.emit("response.output_item.done", {"output_index": self.index, "item": item})
+        done = {**self._place, "text": part["text"], "logprobs": self._shown.json()}
+        self.emit("response.output_text.done", lambda: done)
+        self.emit("response.content_part.done", lambda: {**self._place, "part": part})
+        self.emit("response.output_item.done", lambda: {"output_index": self.index, "item": item})
 
     def item(self) -> Json:
         return {
@@ -52,7 +67,7 @@ class Message:
             "type": "message",
             "status": self.status,
             "role": "assistant",
-            "content": [_part("".join(self._texts), self._logprobs)],
+            "content": [_part("".join(self._texts), self._logprobs.json())],
         }
 
     @property
@@ -73,19 +88,24 @@ class FunctionCall:
     _arguments: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
-        fields = {"output_index": self.index, "item": self.item()}
-        self.emit("response.output_item.added", fields)
+        self.emit(
+            "response.output_item.added",
+            lambda: {"output_index": self.index, "item": self.item()},
+        )
 
     def push(self, arguments: str) -> None:
         self._arguments.append(arguments)
-        self.emit("response.function_call_arguments.delta", {**self._place, "delta": arguments})
+        self.emit(
+            "response.function_call_arguments.delta",
+            lambda: {**self._place, "delta": arguments},
+        )
 
     def end(self, status: str) -> None:
         self.status = status
         item = self.item()
         done = {**self._place, "name": self.name, "arguments": item["arguments"]}
-        self.emit("response.function_call_arguments.done", done)
-        self.emit("response.output_item.done", {"output_index": self.index, "item": item})
+        self.emit("response.function_call_arguments.done", lambda: done)
+        self.emit("response.output_item.done", lambda: {"output_index": self.index, "item": item})
 
     def item(self) -> Json:
         return {
@@ -105,8 +125,8 @@ class FunctionCall:
 class Output:
     """All items of one response, in order; at most the last is being written."""
 
-    def __init__(self, note: Note, emit: Emit) -> None:
-        self._note, self._emit = note, emit
+    def __init__(self, note: Note, emit: Emit, is_told: bool = True) -> None:
+        self._note, self._emit, self._is_told = note, emit, is_told
         self._calls = CallReader() if note.may_call else None
         self._items: list[Message | FunctionCall] = []
         self._unshown: list[Json] = []
@@ -172,13 +192,13 @@ class Output:
 
     def _begin_message(self) -> Message:
         index = len(self._items)
-        message = Message(self._note.item_id("msg", index), index, self._emit)
+        message = Message(self._note.item_id("msg", index), index, self._emit, self._is_told)
         self._items.append(message)
         message.begin()
         return message
 
 
-def _part(text: str, logprobs: list[Json]) -> Json:
+def _part(text: str, logprobs: Sequence[Json] | orjson.Fragment) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 

@@ -18,6 +18,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.api.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.errors import invalid
+from server.api.large_answers import LargeResponse
 from server.api.lookup import models_of, service_for
 from server.api.names import Label
 from server.api.openai import responses_answers_schema as answers
@@ -69,7 +70,7 @@ async def create_response(request: Request) -> Response:
         request.state.caller.require("sessions")
     if (done := await _done_before(service, owner, body)) is not None:
         if body.background and not body.stream:
-            return _json(await done.response())
+            return LargeResponse(await done.response(), media_type="application/json")
         return KeptResponse(done, bool(body.stream))
     work = await work_of(service, owner, body, stored_previous(service, owner))
     if body.background and not body.stream:
@@ -94,7 +95,7 @@ async def retrieve_response(
         return KeptResponse(kept, True, after)
     if kept.keyed.finished is None:  # where the server does not begin again by itself
         await kept.service.sessions.go_on(kept.keyed.session, kept.owner)
-    return _json(await kept.response())
+    return LargeResponse(await kept.response(), media_type="application/json")
 
 
 @router.post(
@@ -109,7 +110,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
         sessions, session = kept.service.sessions, kept.keyed.session
         await sessions.cancel(session, kept.owner)
         await sessions.info(session, kept.owner)  # the step that ends it comes before the answer
-    return _json(await kept.response())
+    return LargeResponse(await kept.response(), media_type="application/json")
 
 
 @router.delete("/{response_id}", response_model=answers.ResponseDeleted, responses=ERRORS)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import orjson
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.api.errors import SessionMigrated
+from server.api.large_answers import send_piece, send_whole
 from server.api.openai.responses_reading import Kept
 from server.api.openai.responses_work import Work
-from server.api.openai.responses_writer import ResponseWriter, sse
+from server.api.openai.responses_writer import SILENT, ResponseWriter, sse
 from server.api.refuse import error_response
 from server.api.service import Service
 from server.api.shortcut import writer_of
-from server.api.watched import WatchedAnswer, send_part, start_stream
+from server.api.watched import WatchedAnswer, start_stream
 from server.engine.errors import EngineError
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.outbox import Outbox
@@ -26,29 +27,35 @@ from server.store.errors import HistoryGone
 #: The last event of a response is one of these.
 ENDS = Finished | Failed | Migrated
 
+#: So many are not written in the event loop.
+MANY_EVENTS = 64
+
 
 class ResponseAnswer(WatchedAnswer):
     """Writes what comes to its outbox until the response has ended."""
 
-    def __init__(self, service: Service, writer: ResponseWriter, streams: bool) -> None:
+    def __init__(self, service: Service, owner: str, writer: ResponseWriter, streams: bool) -> None:
         super().__init__(service)
+        self._large, self._owner = service.large_answers, owner
         self._writer, self._streams = writer, streams
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._begin()
-            events = await self._first_events()
-            if not self._streams:
-                body = await self._whole(events)
-        except EngineError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        if self._streams:
-            await start_stream(send)
-            await self._stream(events, scope, send)
-            await send({"type": "http.response.body", "body": b""})
-        else:
-            await Response(body, media_type="application/json")(scope, receive, send)
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._large.reserve(self._owner, self._writer.note.num_bytes))
+                await self._begin()
+                events = await self._first_events()
+                if not self._streams:
+                    body = await self._whole(events)
+            except EngineError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            if self._streams:
+                await start_stream(send)
+                await self._stream(events, scope, send)
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                await send_whole(send, [body])
 
     async def _begin(self) -> None:
         """Raises the `EngineError` that is still a plain HTTP error."""
@@ -73,9 +80,9 @@ class ResponseAnswer(WatchedAnswer):
                     raise event.error
                 if isinstance(event, Migrated):
                     raise SessionMigrated
-                self._writer.write(event)
+            await self._chunk(events)
             if isinstance(events[-1], ENDS):
-                return orjson.dumps(self._writer.response())
+                return await self._large.run(lambda: orjson.dumps(self._writer.response()))
             events = await self._missed() or await self._outbox.take(self._take_in)
 
     async def _stream(self, events: list[Event], scope: Scope, send: Send) -> None:
@@ -85,20 +92,26 @@ class ResponseAnswer(WatchedAnswer):
         def write_now(events: Sequence[Event]) -> bool:
             # The writer counts what it writes: it must not write the same twice.
             can_write = isinstance(events[-1], TokenEvent) and write([])
-            return can_write and write([self._chunk(events)])
+            return can_write and write([self._written(events)])
 
         while True:
-            if chunk := self._chunk(events):
-                await send_part(send, chunk)
+            if chunk := await self._chunk(events):
+                await send_piece(send, chunk)
             if isinstance(events[-1], ENDS):
                 return
             try:
                 events = await self._missed() or await self._outbox.take(write_now)
             except EngineError as error:
-                await send_part(send, sse(self._writer.error(error)))
+                await send_piece(send, sse(self._writer.error(error)))
                 return
 
-    def _chunk(self, events: Sequence[Event]) -> bytes:
+    async def _chunk(self, events: Sequence[Event]) -> bytes:
+        """What is streamed for ``events``; written in a thread where there are many, or an end."""
+        if len(events) < MANY_EVENTS and not isinstance(events[-1], Finished):
+            return self._written(events)
+        return await self._large.run(lambda: self._written(events))
+
+    def _written(self, events: Sequence[Event]) -> bytes:
         return b"".join(sse(written) for e in events for written in self._writer.write(e))
 
     def _take_in(self, events: Sequence[Event]) -> bool:
@@ -114,7 +127,8 @@ class NewResponse(ResponseAnswer):
     """Makes a response. It ends when the client leaves, unless it is one in the background."""
 
     def __init__(self, work: Work, streams: bool) -> None:
-        super().__init__(work.service, work.writer(), streams)
+        writer = work.writer(-1 if streams else SILENT)
+        super().__init__(work.service, work.request.owner, writer, streams)
         self._made = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +151,8 @@ class KeptResponse(ResponseAnswer):
     """
 
     def __init__(self, kept: Kept, streams: bool, after: int = -1) -> None:
-        super().__init__(kept.service, kept.writer(after), streams)
+        writer = kept.writer(after if streams else SILENT)
+        super().__init__(kept.service, kept.owner, writer, streams)
         self._kept = kept
         self._id = f"{kept.note.id}-{secrets.token_hex(8)}"
         self._seq = self._last_seq = kept.keyed.first_seq

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import orjson
 
 from server.api.openai.response_note import Json, Note
-from server.api.openai.responses_writer import ResponseWriter
+from server.api.openai.responses_writer import SILENT, ResponseWriter
 from server.api.service import Service
 from server.engine.errors import EngineError, SessionNotFound
 from server.engine.types import Finished, Started, TokenEvent
@@ -57,24 +60,31 @@ class Kept:
         return page[: ends[0] + 1] if ends else page
 
     async def told(self) -> ResponseWriter:
-        """A writer that has had all events that there are."""
-        writer = self.writer()
+        """A writer that has had all events that there are, page by page in the thread for it."""
+        writer = self.writer(SILENT)
         writer.write(self.started())
-        seq = self.keyed.first_seq
+        seq, large = self.keyed.first_seq, self.service.large_answers
         while not writer.is_over and (events := await self.events(seq)):
-            for event in events:
-                writer.write(event)
+            await large.run(partial(_write_all, writer, events))
             seq = events[-1].seq
         return writer
 
-    async def response(self) -> Json:
-        """The response object as it is now."""
-        return (await self.told()).response()
+    async def response(self) -> bytes:
+        """The response object as it is now, as JSON. Raises `QueueFull` as `LargeAnswers` does."""
+        large = self.service.large_answers
+        with large.reserve(self.owner, self.note.num_bytes):
+            writer = await self.told()
+            return await large.run(lambda: orjson.dumps(writer.response()))
 
     async def output(self) -> list[Json]:
         """The items that are written by now."""
-        output: list[Json] = (await self.response())["output"]
+        output: list[Json] = (await self.told()).response()["output"]
         return output
+
+
+def _write_all(writer: ResponseWriter, events: Sequence[TokenEvent | Finished]) -> None:
+    for event in events:
+        writer.write(event)
 
 
 async def find(services: Iterable[Service], owner: str, id: str) -> Kept:

@@ -72,8 +72,8 @@ class Work:
     def is_in_background(self) -> bool:
         return bool(self.note.fields["background"])
 
-    def writer(self) -> ResponseWriter:
-        return ResponseWriter(self.note, self.service.tokenizer)
+    def writer(self, after: int = -1) -> ResponseWriter:
+        return ResponseWriter(self.note, self.service.tokenizer, after)
 
     async def begin(self, sink: Sink) -> Work:
         """Starts it; its events go to ``sink``. Returns it with its session's name, if it has one.
@@ -145,6 +145,8 @@ async def work_of(
     fields = echoed_fields(service, body, limit, seed)
     tools = [tool_object(tool) for tool in ask.tools]
     note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body))
+    fields_of_size = "max_output_tokens and top_logprobs"
+    service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)
     if is_stored:
         request = replace(request, key=id, note=note.packed(), unattended=True)
     return Work(service, note, request, source, body.idempotency_key is not None)

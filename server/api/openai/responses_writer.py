@@ -6,6 +6,8 @@ connection, or the whole server, can ask for those after the last it has.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Protocol
 
 import orjson
@@ -26,6 +28,10 @@ class TokenBytes(Protocol):
     def token_bytes(self, id: int, /) -> bytes: ...
 
 
+#: Of a writer whose events nobody wants, but the response.
+SILENT = sys.maxsize
+
+
 class ResponseWriter:
     """Writes those after number ``after``; `response` is the object as it is by now."""
 
@@ -35,7 +41,8 @@ class ResponseWriter:
         self._tokenizer, self._after = tokenizer, after
         self._num = 0
         self._written: list[bytes] = []
-        self._output = Output(note, self._emit)
+        self._names: dict[int, tuple[str, list[int]]] = {}
+        self._output = Output(note, self._emit, is_told=after != SILENT)
         self._status = "queued"
         self._end: Finished | None = None
         self._session: str | None = None
@@ -82,8 +89,8 @@ class ResponseWriter:
         self._status, self._length = "in_progress", event.position
         if self.note.fields["store"]:
             self._session = event.session
-        self._emit("response.created", {"response": self.response()})
-        self._emit("response.in_progress", {"response": self.response()})
+        self._emit("response.created", lambda: {"response": self.response()})
+        self._emit("response.in_progress", lambda: {"response": self.response()})
 
     def _finish(self, event: Finished) -> None:
         self._output.push(event.text, [])
@@ -93,11 +100,11 @@ class ResponseWriter:
         self._end, self.is_over = event, True
         # OpenAI's streams have no event of a cancelled response's own.
         kind = "incomplete" if self._status == "cancelled" else self._status
-        self._emit(f"response.{kind}", {"response": self.response()})
+        self._emit(f"response.{kind}", lambda: {"response": self.response()})
 
-    def _emit(self, kind: str, fields: Json) -> None:
+    def _emit(self, kind: str, fields: Callable[[], Json]) -> None:
         if self._num > self._after:
-            event = {"type": kind, **fields, "sequence_number": self._num}
+            event = {"type": kind, **fields(), "sequence_number": self._num}
             self._written.append(orjson.dumps(event))
         self._num += 1
 
@@ -108,9 +115,10 @@ class ResponseWriter:
         return [{**self._entry(event.token_id, event.logprob), "top_logprobs": tops}]
 
     def _entry(self, id: int, logprob: float) -> Json:
-        token = self._bytes(id)
-        text = token.decode(errors="replace")
-        return {"token": text, "logprob": logprob, "bytes": list(token)}
+        if (name := self._names.get(id)) is None:
+            token = self._bytes(id)
+            name = self._names[id] = token.decode(errors="replace"), list(token)
+        return {"token": name[0], "logprob": logprob, "bytes": name[1]}
 
     def _bytes(self, id: int) -> bytes:
         return self._tokenizer.token_bytes(id)

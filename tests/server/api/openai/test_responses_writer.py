@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from server.api.openai.response_note import Note
-from server.api.openai.responses_writer import ResponseWriter, on_stream, sse
+from server.api.openai.responses_writer import SILENT, ResponseWriter, on_stream, sse
 from server.engine.errors import SessionAttached
 from server.engine.types import (
     Event,
@@ -135,3 +136,25 @@ def test_events_are_framed_for_both_ways() -> None:
     assert sse(data) == b"event: response.created\ndata: " + data + b"\n\n"
     assert on_stream(data, None) == data
     assert json.loads(on_stream(data, 'a"b'))["stream_id"] == 'a"b'
+
+
+@pytest.mark.parametrize("text", ["", "ab", CALL, "a" * 200, f"{CALL}\n{CALL}"])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_silent_writer_makes_no_event_and_the_same_response(
+    text: str, reason: FinishReason
+) -> None:
+    told = ResponseWriter(note(may_call=True, logprobs=True), ByteTokenizer())
+    silent = ResponseWriter(note(may_call=True, logprobs=True), ByteTokenizer(), SILENT)
+    for event in events_of(text, reason):
+        assert told.write(event)[:0] == silent.write(event)
+    assert orjson.dumps(silent.response()) == orjson.dumps(told.response())
+
+
+def test_log_probabilities_are_kept_as_json() -> None:
+    """As dictionaries they would take many times the answer's bytes."""
+    writer = ResponseWriter(note(logprobs=True), ByteTokenizer(), SILENT)
+    for event in events_of("a" * 1000):
+        writer.write(event)
+    (item,) = writer.response()["output"]
+    assert isinstance(item["content"][0]["logprobs"], orjson.Fragment)
+    assert len(json.loads(orjson.dumps(item))["content"][0]["logprobs"]) == 1000
