@@ -15,13 +15,13 @@ from typing import TypeVar
 from server.driver import Driver
 from server.engine.errors import EngineError, InvalidRequest, SessionNotFound
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
-from server.engine.value import Past, SessionValue
+from server.engine.value import Entry, Past, SessionValue
 from server.engine_thread import EngineLike
 from server.fetching import Elsewhere, Fetching
 from server.peers import AttachedElsewhere, How, KeyInUse, Peers
 from server.prefixes import PrefixTier
 from server.readers import Sink
-from server.store.base import Keyed, Listed
+from server.store.base import Keyed, Listed, Numbered
 from server.store.errors import HeldElsewhere, HistoryGone, SessionBroken
 
 logger = logging.getLogger("everstream.sessions")
@@ -259,6 +259,20 @@ class Sessions:
         self, session: str, owner: str, after: int, limit: int
     ) -> list[TokenEvent | Finished]:
         return await self._driver.ask_store(lambda store: store.read(session, owner, after, limit))
+
+    async def log(self, session: str, owner: str) -> AsyncIterator[list[Entry]]:
+        """The entries of the log that are kept, in pages, up to about the present."""
+        page = await self._log_page(session, owner, 0)
+        while page:
+            yield [entry for _, entry in page]
+            if len(page) < PAGE_EVENTS:  # what the session runs may add entries without an end
+                return
+            page = await self._log_page(session, owner, page[-1][0] + 1)
+
+    async def _log_page(self, session: str, owner: str, place: int) -> Numbered:
+        return await self._driver.ask_store(
+            lambda store: store.entries(session, owner, place, PAGE_EVENTS)
+        )
 
     # The same work twice
 

@@ -29,6 +29,8 @@ export { Generation, Session };
  * @typedef {import("./events.js").Cursor} Cursor
  * @typedef {import("./events.js").Model} Model
  * @typedef {import("./events.js").SessionInfo} SessionInfo
+ * @typedef {import("./events.js").SessionText} SessionText
+ * @typedef {import("./events.js").TextPart} TextPart
  * @typedef {import("./events.js").ListedSession} ListedSession
  * @typedef {import("./events.js").Sampling} Sampling
  * @typedef {import("./events.js").GenerateOptions} GenerateOptions

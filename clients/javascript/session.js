@@ -81,6 +81,22 @@ export class Session {
     return this.#http.json("GET", this.#path);
   }
 
+  /**
+   * What it has read and generated, from token `start` on, or from the oldest that is kept.
+   * @param {number} [start]
+   * @returns {Promise<import("./events.js").SessionText>}
+   */
+  async text(start) {
+    const text = await this.#textFrom(start);
+    const { position } = text; // what is generated meanwhile may have no end
+    for (let page = text; page.parts.length && page.end < position; ) {
+      page = await this.#textFrom(page.end);
+      text.parts.push(...page.parts);
+      Object.assign(text, { end: page.end, position: page.position });
+    }
+    return text;
+  }
+
   /** The session as it is now, as one signed file. */
   export() {
     return this.#http.bytes(`${this.#path}/export`);
@@ -89,6 +105,14 @@ export class Session {
   /** Forgets it. */
   async delete() {
     await this.#ask("deleted", { type: "delete", session: this.id });
+  }
+
+  /**
+   * @param {number} [start]
+   * @returns {Promise<import("./events.js").SessionText>}
+   */
+  #textFrom(start) {
+    return this.#http.json("GET", `${this.#path}/text${start === undefined ? "" : `?start=${start}`}`);
   }
 
   get #path() {

@@ -47,7 +47,7 @@ from .events import (
 )
 from .generation import AsyncGeneration, Generation
 from .protocol import Sampling
-from .results import Completion, ListedSession, Score, SessionInfo
+from .results import Completion, ListedSession, Score, SessionInfo, SessionText, TextPart
 from .session import AsyncSession, Session
 from .synchronous import Client
 
@@ -91,10 +91,12 @@ __all__ = [
     "SessionMigrated",
     "SessionNotFound",
     "SessionReset",
+    "SessionText",
     "SnapshotMismatch",
     "Started",
     "StoreFailed",
     "StoreFull",
+    "TextPart",
     "Token",
     "TopLogprob",
     "Usage",

@@ -11,7 +11,15 @@ from urllib.parse import quote, urlencode
 from .errors import ProtocolError, error_of
 from .events import from_fields
 from .message import encode
-from .results import Completion, ListedSession, Score, SessionInfo, SessionPage
+from .results import (
+    Completion,
+    ListedSession,
+    Score,
+    SessionInfo,
+    SessionPage,
+    SessionText,
+    TextPart,
+)
 
 SESSIONS_PATH = "/v1/sessions"
 JSON_TYPE = "application/json"
@@ -92,6 +100,12 @@ def cancel_session(session: str) -> Call[SessionInfo]:
     return Call("POST", f"{_path(session)}/cancel", _session_info)
 
 
+def session_text(session: str, start: int | None) -> Call[SessionText]:
+    """What a session has read and generated from token ``start`` on; one page of it."""
+    query = "" if start is None else f"?{urlencode({'start': start})}"
+    return Call("GET", f"{_path(session)}/text{query}", _session_text)
+
+
 def export_session(session: str) -> Call[bytes]:
     """A session as one signed file."""
     return Call("GET", f"{_path(session)}/export", bytes)
@@ -149,6 +163,12 @@ def _text(content: bytes) -> str:
 
 def _session_info(content: bytes) -> SessionInfo:
     return from_fields(SessionInfo, _json_of(content))
+
+
+def _session_text(content: bytes) -> SessionText:
+    body = _json_of(content)
+    parts = [from_fields(TextPart, part) for part in body["parts"]]
+    return from_fields(SessionText, {**body, "parts": parts})
 
 
 def _session_id(content: bytes) -> str:

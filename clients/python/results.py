@@ -38,6 +38,31 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPart:
+    """Tokens ``start`` to ``end`` of a session; ``kind`` is "input" or "output"."""
+
+    kind: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionText:
+    """The text of tokens ``start`` to ``end`` of a session, which has ``position`` of them."""
+
+    start: int
+    end: int
+    position: int
+    parts: list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(part.text for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class ListedSession:
     """A kept session in the list of them, awake or asleep."""
 

@@ -11,7 +11,7 @@ from .errors import EverstreamError
 from .events import Appended, Deleted, Forked, Rewound
 from .generation import AsyncGeneration, Generation
 from .protocol import Protocol, Sampling
-from .results import SessionInfo
+from .results import SessionInfo, SessionText
 
 if TYPE_CHECKING:
     from .asynchronous import AsyncClient
@@ -84,6 +84,16 @@ class AsyncSession:
         """Position, epoch, idle seconds and bytes."""
         return await self._client._call(calls.session_info(self.id))
 
+    async def text(self, start: int | None = None) -> SessionText:
+        """What it has read and generated, from token ``start`` or the oldest that is kept."""
+        page = await self._client._call(calls.session_text(self.id, start))
+        parts, position = [*page.parts], page.position  # what it runs may add to it without an end
+        while page.parts and page.end < position:
+            page = await self._client._call(calls.session_text(self.id, page.end))
+            parts += page.parts
+        begin = parts[0].start if parts else page.start
+        return SessionText(begin, page.end, page.position, parts)
+
     async def export(self) -> bytes:
         """The session as it is now, as one signed file."""
         return await self._client._call(calls.export_session(self.id))
@@ -154,6 +164,13 @@ class Session:
     def info(self) -> SessionInfo:
         """Position, epoch, idle seconds and bytes."""
         return self._run(self._session.info())
+
+    def text(self, start: int | None = None) -> SessionText:
+        """What it has read and generated, from token ``start`` or the oldest that is kept.
+
+        Raises `HistoryGone` for a ``start`` before that.
+        """
+        return self._run(self._session.text(start))
 
     def export(self) -> bytes:
         """The session as it is now, as one signed file."""

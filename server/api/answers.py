@@ -196,6 +196,26 @@ class SessionList(BaseModel):
     has_more: bool
 
 
+class TextPart(BaseModel):
+    """Tokens ``start`` to ``end`` of a session: ``input`` was fed to it, ``output`` generated."""
+
+    kind: Literal["input", "output"]
+    start: int
+    end: int
+    text: str
+
+
+class SessionText(BaseModel):
+    """The text of a session; where ``end`` is less than ``position``, there is more."""
+
+    session: str
+    epoch: str
+    start: int
+    end: int
+    position: int
+    parts: list[TextPart]
+
+
 class Forked(BaseModel):
     """Copies of a session, each a session of its own."""
 

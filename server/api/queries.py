@@ -10,6 +10,8 @@ from pydantic.json_schema import SkipJsonSchema
 from server.api.names import Epoch, Label
 
 MAX_LISTED = 1000
+#: Tokens of an answer that shows a session's text.
+MAX_TEXT_TOKENS = 16_384
 
 
 def _digits(value: object) -> object:
@@ -28,6 +30,7 @@ def _flag(value: object) -> object:
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LISTED), BeforeValidator(_digits)]
+TextTokens = Annotated[int, Field(ge=1, le=MAX_TEXT_TOKENS), BeforeValidator(_digits)]
 Seq = Annotated[int, Field(ge=0, le=2**53), BeforeValidator(_digits)]
 
 
@@ -42,6 +45,13 @@ class ListQuery(Query):
 
     after: Label | SkipJsonSchema[None] = None
     limit: Limit = 100
+
+
+class TextQuery(Query):
+    """`GET /v1/sessions/{id}/text`: at most ``max_tokens`` tokens from number ``start`` on."""
+
+    start: Seq | SkipJsonSchema[None] = None
+    max_tokens: TextTokens = MAX_TEXT_TOKENS
 
 
 class EventsQuery(Query):

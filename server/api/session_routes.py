@@ -15,12 +15,13 @@ from server.api.describe import ERRORS, EVENT_STREAM, answer_content, body_conte
 from server.api.events import EventsAnswer, cursor_of
 from server.api.http import json_answer
 from server.api.lookup import models_of, service_for, service_with
-from server.api.queries import EventsQuery, ListQuery
+from server.api.queries import EventsQuery, ListQuery, TextQuery
 from server.api.schemas import AppendBody, CreateSessionBody, ForkBody, RewindBody
 from server.api.service import Service
 from server.api.sse import JsonAnswer
 from server.api.translate import body_of
 from server.engine.types import SessionInfo
+from server.session_text import read_text
 from server.store.base import Listed
 from server.store.errors import ImportRefused, SnapshotMismatch
 
@@ -148,6 +149,26 @@ async def events(
     cursor = cursor_of(last_event_id, query)
     service, owner = await service_with(request, session), request.state.owner
     return EventsAnswer(service, session, owner, cursor, query.take_over)
+
+
+@router.get("/{session}/text", response_model=answers.SessionText, responses=ERRORS)
+async def text(request: Request, session: str, query: Annotated[TextQuery, Query()]) -> Response:
+    """What a session has read and generated, as far as its log goes back."""
+    service, owner = await service_with(request, session), request.state.owner
+    parts = await read_text(
+        service.sessions, service.tokenizer, session, owner, query.start, query.max_tokens
+    )
+    info = await service.sessions.info(session, owner)
+    start = query.start if query.start is not None else info.position
+    answer = {
+        "session": session,
+        "epoch": service.driver.epoch_name(info.epoch),
+        "start": parts[0].start if parts else start,
+        "end": parts[-1].end if parts else start,
+        "position": info.position,
+        "parts": [asdict(part) for part in parts],
+    }
+    return json_answer(answer)
 
 
 @router.get(

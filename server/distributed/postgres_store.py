@@ -23,7 +23,7 @@ from server.distributed.upkeep import RARELY_S, ROUND_S, SharedUpkeep
 from server.engine.errors import SessionNotFound
 from server.engine.value import Deleted, Entry, Record, Saved
 from server.store import reading
-from server.store.base import Events, Found, Keyed, Loaded
+from server.store.base import Events, Found, Keyed, Loaded, Numbered
 from server.store.clock import StoreClock
 from server.store.errors import HeldElsewhere, RecordRefused, StoreError, StoreFull
 from server.store.heads import Head
@@ -154,6 +154,20 @@ class PostgresStore:
             if head is None:
                 raise SessionNotFound
             connection.log.delete(head, self._clock.now_s)
+
+    @twice
+    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
+        """See `server.store.base.Store.entries`; whoever has the session."""
+        with self._link.connected() as connection:
+            head = _held(connection, session, owner)
+            if head is not None:
+                self._touched.add(head.key)
+                with _holding(connection):
+                    return reading.entries(connection, head, place, max_entries)
+            with connection.database.reading():
+                holder, head = _away(connection, session, owner)
+                rest = connection.log.entries_away(holder, head)
+                return reading.entries(connection, head, place, max_entries, rest)
 
     @twice
     def find_key(self, owner: str, key: str) -> Keyed | None:

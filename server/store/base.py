@@ -75,6 +75,8 @@ class Listed:
 
 Found = list[Listed]
 Events = list[TokenEvent | Finished]
+#: Entries of a session's log with their numbers, which count up by one.
+Numbered = list[tuple[int, Entry]]
 
 
 class Store(Protocol):
@@ -112,6 +114,12 @@ class Store(Protocol):
 
     def discard(self, session: str, owner: str) -> None:
         """Deletes a session in quarantine. Raises `SessionNotFound`."""
+
+    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
+        """The log's entries from number ``place`` on, or from the first one that is kept.
+
+        Raises `SessionNotFound` or `SessionBroken`.
+        """
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """The request that came under ``key``, also where its session is gone by now."""

@@ -21,7 +21,7 @@ from server.engine.value import (
     Saved,
     SessionValue,
 )
-from server.store.base import Events, Found, Keyed, Listed, Loaded
+from server.store.base import Events, Found, Keyed, Listed, Loaded, Numbered
 from server.store.codec import running_after
 from server.store.errors import HistoryGone, StoreLost
 from server.store.history import (
@@ -168,6 +168,12 @@ class MemoryStore:
     def discard(self, session: str, owner: str) -> None:
         """See `server.store.base.Store.discard`: none is in quarantine here."""
         raise SessionNotFound
+
+    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
+        """See `server.store.base.Store.entries`."""
+        kept = self._find(session, owner)
+        begin = max(0, place - kept.num_dropped)
+        return [*enumerate(kept.entries[begin : begin + max_entries], kept.num_dropped + begin)]
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""

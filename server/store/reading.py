@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from server.engine.value import Entry, SessionValue
-from server.store.base import Events, Listed, Loaded
+from server.store.base import Events, Listed, Loaded, Numbered
 from server.store.errors import HistoryGone, SessionBroken
 from server.store.heads import Head
 from server.store.history import events_after, past
@@ -55,6 +56,20 @@ def events(
     found = events_after(connection.tables.entries_after(head, after_seq), after_seq, max_events)
     after_seq = found[-1].seq if found else after_seq
     return found + events_after(rest, after_seq, max_events - len(found))
+
+
+def entries(
+    connection: Connected,
+    head: Head,
+    place: int,
+    max_entries: int,
+    rest: Iterable[Entry] = NOTHING,
+) -> Numbered:
+    """See `server.store.base.Store.entries`; ``rest`` as for `events`."""
+    check(head)
+    kept = connection.tables.numbered(head, place)
+    others = (found for found in enumerate(rest, head.num_entries) if found[0] >= place)
+    return [*islice(chain(kept, others), max_entries)]
 
 
 def listed(connection: Connected, owner: str | None, after: str | None, limit: int) -> list[Listed]:

@@ -17,7 +17,7 @@ import apsw
 from server.engine.errors import SessionNotFound
 from server.engine.value import Deleted, Record
 from server.store import reading
-from server.store.base import Events, Found, Identity, Keyed, Loaded
+from server.store.base import Events, Found, Identity, Keyed, Loaded, Numbered
 from server.store.clock import StoreClock
 from server.store.connection import Connection, Known, Place
 from server.store.database import ERRORS, REFUSALS, failure
@@ -148,6 +148,13 @@ class SqliteStore:
         with self._connected() as connection:
             self._find(connection, session, owner)
         self.commit([(session, Deleted())])
+
+    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
+        """See `server.store.base.Store.entries`."""
+        with self._connected() as connection:
+            head = self._find(connection, session, owner)
+            self._touched.add(head.key)
+            return reading.entries(connection, head, place, max_entries)
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""

@@ -169,6 +169,19 @@ class Tables:
                 yield from unpack_entries(data, running)
         yield from head.tail
 
+    def numbered(self, head: Head, place: int) -> Iterator[tuple[int, Entry]]:
+        """The entries from number ``place`` on that are there; read as they are taken."""
+        query = (
+            'SELECT first, running, data FROM segment WHERE session = ? AND "end" > ? '
+            "ORDER BY first"
+        )
+        with closing(self._execute(query, (head.key, place))) as rows:
+            for first, running, data in rows:
+                found = enumerate(unpack_entries(data, running), first)
+                yield from (each for each in found if each[0] >= place)
+        found = enumerate(head.tail, head.num_stored)
+        yield from (each for each in found if each[0] >= place)
+
     def log_tokens(self, key: int) -> int:
         """Tokens in a session's segments."""
         query = "SELECT log_tokens FROM session WHERE key = ?"

@@ -235,3 +235,18 @@ def test_session_that_is_gone_is_not_found(client: Client) -> None:
             ask()
     with pytest.raises(SessionNotFound):
         client.resume(session.id, 0)
+
+
+def test_text_shows_what_was_read_and_generated(session: Session) -> None:
+    begun = session.append("Once upon a time")
+    generation = session.generate(max_tokens=8, seed=2)
+    answer = generation.text()
+    text = session.text()
+    assert [part.kind for part in text.parts] == ["input", "output"]
+    assert text.text == "Once upon a time" + answer
+    assert (text.start, text.end, text.position) == (0, begun.position + 8, begun.position + 8)
+    assert session.text(begun.position).text == answer
+    (copy,) = session.fork(at=begun.position)
+    with pytest.raises(HistoryGone):
+        copy.text(0)
+    copy.delete()

@@ -39,6 +39,7 @@ ROUTES: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "events": ("GET", "/v1/sessions/ID/events?starting_after=0", None),
     "events taken over": ("GET", "/v1/sessions/ID/events?take_over=true", None),
     "export": ("GET", "/v1/sessions/ID/export", None),
+    "text": ("GET", "/v1/sessions/ID/text", None),
 }
 #: Paths about sessions that name none.
 WITHOUT_ID = {"/v1/sessions", "/v1/sessions/import"}

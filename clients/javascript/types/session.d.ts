@@ -52,6 +52,12 @@ export class Session {
      * @returns {Promise<import("./events.js").SessionInfo>}
      */
     info(): Promise<import("./events.js").SessionInfo>;
+    /**
+     * What it has read and generated, from token `start` on, or from the oldest that is kept.
+     * @param {number} [start]
+     * @returns {Promise<import("./events.js").SessionText>}
+     */
+    text(start?: number): Promise<import("./events.js").SessionText>;
     /** The session as it is now, as one signed file. */
     export(): Promise<Uint8Array<ArrayBufferLike>>;
     /** Forgets it. */

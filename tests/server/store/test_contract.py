@@ -159,6 +159,29 @@ class TestRead:
             store.read("s1", "ann", 4, 9)
 
 
+class TestEntries:
+    def test_pages_lead_through_the_whole_log(self, store: Store) -> None:
+        writer = Writer()
+        in_ticks(store, [writer.opened(), *writer.turn(6)])
+        store.commit([writer.accepted(feeds_only=True), writer.finished(None)])
+        store.commit([writer.rewound(4), *writer.turn(3)])
+        found, place = [], 0
+        while page := store.entries("s1", "ann", place, 3):
+            assert [number for number, _ in page] == [*range(place, place + len(page))]
+            assert len(page) <= 3
+            found += [entry for _, entry in page]
+            place += len(page)
+        assert text_after(0, found) == text_after(0, writer.entries)
+        assert [type(entry) for entry in found] == [type(entry) for entry in writer.entries]
+
+    def test_another_owner_finds_nothing(self, store: Store) -> None:
+        writer = Writer()
+        store.commit([writer.opened(), *writer.turn(1)])
+        for session, owner in (("s1", "bob"), ("s2", "ann")):
+            with pytest.raises(SessionNotFound):
+                store.entries(session, owner, 0, 10)
+
+
 class TestFork:
     def test_copies_share_a_state(self, store: Store) -> None:
         state = block(3)
