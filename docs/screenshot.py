@@ -93,7 +93,7 @@ def main() -> None:
         page = open_page(browser, options.url, DESK, "dark")
         branch(page, options)
         page.click("#compare")
-        page.click("#surprise")
+        page.click("#unlikely")
         page.mouse.move(0, 0)
         page.screenshot(path=options.folder / "page-dark.png")
 

@@ -14,10 +14,14 @@ const TOO_LARGE = 1009;
 
 /** @type {Record<number, string>} */
 const REASONS = {
+  1001: "the server went away",
+  1005: "the connection was closed",
+  1006: "the connection was lost",
   1009: "a message was too large",
   1011: "the server's engine has stopped",
   1012: "the server is restarting",
   1013: "the server is full",
+  1015: "no secure connection could be made",
 };
 
 /**
@@ -246,7 +250,7 @@ function endOf(code, reason) {
     const kind = reason.includes("slowly") ? ReaderTooSlow : AuthenticationError;
     return new kind(reason || "the key was refused");
   }
-  const why = reason || (REASONS[code] ?? `the connection ended (${code})`);
+  const why = reason || (REASONS[code] ?? `the connection was closed with code ${code}`);
   return new ConnectionLost(why);
 }
 

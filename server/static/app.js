@@ -1,5 +1,6 @@
 // The page: puts the parts together, and draws at most once per frame.
 
+import { sessionsIn, showAddress } from "./address.js";
 import { Announcer } from "./announcer.js";
 import { TokenCard } from "./card.js";
 import { Comparison } from "./compare.js";
@@ -10,9 +11,10 @@ import { Memory } from "./memory.js";
 import { Panes } from "./panes.js";
 import { showDefaults, watchSampling } from "./sampling.js";
 import { Server } from "./server.js";
+import { copyText, shareLink } from "./sharing.js";
 import { SpeedChart } from "./speed.js";
 import { Status } from "./status.js";
-import { watchSurprise, watchTheme } from "./switches.js";
+import { watchTheme, watchUnlikely } from "./switches.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -38,6 +40,7 @@ const composer = new Composer($, panes, server);
 const comparison = new Comparison(panes, $("comparison"));
 const card = new TokenCard($("card"), { fork, rewind, instead }, (words) => announcer.say(words));
 
+const toRestore = sessionsIn(location.hash);
 let models = [];
 let frame = null;
 let spoken = { pane: null, count: 0 };
@@ -54,7 +57,10 @@ function drawFrame(now) {
   composer.draw();
   comparison.draw();
   speak(active);
+  if (!toRestore.length) showAddress(list);
   $("add-pane").disabled = panes.isFull;
+  $("copy").disabled = active.isEmpty;
+  $("share").disabled = active.session === null;
   $("compare").hidden = list.length < 2;
   document.body.classList.toggle("single", list.length === 1);
   if (list.some((pane) => pane.run)) scheduleFrame();
@@ -130,8 +136,20 @@ function chooseModel(model) {
 
 function onStatus(now) {
   status.show(now);
+  if (server.isOpen && toRestore.length) restore();
   if (now.state === "waiting") for (const pane of panes.list) pane.connectionLost();
   scheduleFrame();
+}
+
+function say(words) {
+  panes.active.summary = words;
+  scheduleFrame();
+}
+
+/** Shows the sessions of the address, once. */
+async function restore() {
+  $("prompt").value = "";
+  await panes.restore(toRestore.splice(0));
 }
 
 function toggleCompare() {
@@ -145,25 +163,23 @@ $("model").addEventListener("change", ({ target }) => {
 });
 $("add-pane").addEventListener("click", addPane);
 $("compare").addEventListener("click", toggleCompare);
+$("copy").addEventListener("click", () => copyText(panes.active.text, "Text copied", say));
+$("share").addEventListener("click", () => shareLink(panes.active, say));
 $("everywhere").addEventListener("change", scheduleFrame);
 $("help-open").addEventListener("click", () => $("help").showModal());
 window.addEventListener("online", () => server.connect());
-window.addEventListener("pagehide", (event) => {
-  if (event.persisted) return;
-  for (const { session } of panes.list) if (session) server.freeAtLast(session);
-});
 
 watchKeys({
   escape: () => (card.isOpen ? card.hide() : composer.stop()),
   add: addPane,
   close: () => panes.remove(panes.active),
   compare: toggleCompare,
-  surprise: () => $("surprise").click(),
+  unlikely: () => $("unlikely").click(),
   theme: () => $("theme").click(),
   goTo: (index) => panes.list[index] && panes.activate(panes.list[index]),
 });
 watchTheme($("theme"));
-watchSurprise($("surprise"));
+watchUnlikely($("unlikely"));
 watchSampling($("controls"), $("sampling"));
 panes.add();
 server.connect();

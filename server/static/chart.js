@@ -1,6 +1,6 @@
 // The chart: bytes over position, one line that is flat and one that is not.
 
-import { formatBytes, formatShort } from "./format.js";
+import { byteUnit, countUpTo } from "./format.js";
 
 const SMALLEST_DOMAIN_TOKENS = 256;
 const AHEAD = 1.3;
@@ -73,8 +73,8 @@ export class Chart {
   }
 
   #yAxis(maxBytes, y) {
-    const unit = 1024 ** Math.floor(Math.log(maxBytes / 2) / Math.log(1024));
-    const values = ticks(maxBytes, this.gridLines.length - 1, unit);
+    const { size, format } = byteUnit(maxBytes);
+    const values = ticks(maxBytes, this.gridLines.length - 1, size);
     this.gridLines.forEach((line, i) => {
       const at = y(values[i] ?? 0);
       line.setAttribute("x1", 0);
@@ -82,16 +82,17 @@ export class Chart {
       line.setAttribute("y1", at);
       line.setAttribute("y2", at);
       this.yLabels[i].setAttribute("y", at - 4);
-      this.yLabels[i].textContent = i < values.length ? formatBytes(values[i]) : "";
+      this.yLabels[i].textContent = i < values.length ? format(values[i]) : "";
     });
   }
 
   #xAxis(maxTokens, x) {
     const values = ticks(maxTokens, this.xLabels.length - 1);
+    const format = countUpTo(maxTokens);
     this.xLabels.forEach((label, i) => {
       const value = values[i];
       const room = value !== undefined && x(value) < this.width - 18;
-      label.textContent = room ? formatShort(value) + (i === 0 ? "\u00a0tokens" : "") : "";
+      label.textContent = room ? format(value) + (i === 0 ? "\u00a0tokens" : "") : "";
       label.setAttribute("x", room ? x(value) : 0);
       label.setAttribute("y", this.height - 4);
     });

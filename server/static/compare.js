@@ -26,9 +26,9 @@ export class Comparison {
     const isOn = this.isOn && list.length > 1;
     document.documentElement.classList.toggle("comparing", isOn);
     const others = list.filter((pane) => pane !== active);
-    const shared = others.map((pane) => (isOn ? numCommon(active.transcript, pane.transcript) : 0));
-    others.forEach((pane, i) => pane.view.story.setCommon(shared[i]));
-    active.view.story.setCommon(Math.max(0, ...shared));
+    const shared = others.map((pane) => (isOn ? numCommon(active.transcript, pane.transcript) : [0, 0]));
+    others.forEach((pane, i) => pane.view.story.setCommon(shared[i][1]));
+    active.view.story.setCommon(Math.max(0, ...shared.map(([here]) => here)));
     const words = isOn ? sentence(active, others, shared) : "";
     if (this.output.textContent !== words) this.output.textContent = words;
   }
@@ -36,7 +36,7 @@ export class Comparison {
 
 function sentence(active, others, shared) {
   const parts = others.map((pane, i) => {
-    const last = active.transcript.pieces[shared[i] - 1];
+    const last = active.transcript.pieces[shared[i][0] - 1];
     if (!last) return `${pane.name} nothing`;
     return `${pane.name} the first ${formatCount(last.end ?? last.start)} tokens`;
   });

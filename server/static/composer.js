@@ -17,6 +17,9 @@ export class Composer {
     this.buttons.stop.addEventListener("click", () => this.stop());
     this.buttons.continue.addEventListener("click", () => this.start(""));
     this.buttons.new.addEventListener("click", () => this.startFresh());
+    find("endless").addEventListener("change", ({ target }) => {
+      if (!target.checked) for (const pane of panes.list) pane.again = null;
+    });
     this.prompt.addEventListener("input", () => this.draw());
     this.prompt.addEventListener("keydown", (event) => this.#enter(event));
   }
@@ -37,7 +40,7 @@ export class Composer {
     }
     const fields = readSampling(form);
     const targets = this.targets.filter((pane) => !pane.run && (text || pane.session));
-    targets.forEach((pane, i) => pane.generate(text, samplingOf(fields, i)));
+    targets.forEach((pane, i) => pane.generate(text, samplingOf(fields, i), this.find("endless").checked));
     this.prompt.value = "";
     this.draw();
   }
@@ -45,7 +48,7 @@ export class Composer {
   /** Goes on in one pane, as `Continue` does. */
   continueIn(pane) {
     const form = this.find("controls");
-    if (form.checkValidity()) pane.generate("", readSampling(form));
+    if (form.checkValidity()) pane.generate("", readSampling(form), this.find("endless").checked);
   }
 
   stop() {

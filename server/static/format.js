@@ -14,6 +14,19 @@ export function formatBytes(bytes) {
   return `${value.toFixed(digits)}\u00a0${UNITS[unit]}`;
 }
 
+/** The unit of bytes for an axis up to `limit`: its size, and a formatter of values in it. */
+export function byteUnit(limit) {
+  const unit = Math.min(UNITS.length - 1, Math.max(0, Math.floor(Math.log(limit / 2) / Math.log(1024))));
+  const size = 1024 ** unit;
+  return { size, format: (bytes) => `${formatCount(bytes / size)}\u00a0${UNITS[unit]}` };
+}
+
+/** A formatter of counts in the one unit that suits `limit`: "0.5 k", "1 k". */
+export function countUpTo(limit) {
+  const [divisor, suffix] = limit < 2e3 ? [1, ""] : limit < 2e6 ? [1e3, "\u00a0k"] : limit < 2e9 ? [1e6, "\u00a0M"] : [1e9, "\u00a0G"];
+  return (count) => `${(count / divisor).toLocaleString("en-US")}${suffix}`;
+}
+
 /** A count with separators: "12,345". */
 export function formatCount(count) {
   return Math.round(count).toLocaleString("en-US");

@@ -18,5 +18,5 @@ export function watchKeys(actions) {
 function actionOf(code, actions) {
   const digit = /^Digit([1-8])$/.exec(code);
   if (digit) return () => actions.goTo(digit[1] - 1);
-  return { KeyN: actions.add, KeyX: actions.close, KeyC: actions.compare, KeyP: actions.surprise, KeyT: actions.theme }[code];
+  return { KeyN: actions.add, KeyX: actions.close, KeyC: actions.compare, KeyP: actions.unlikely, KeyT: actions.theme }[code];
 }

@@ -2,9 +2,13 @@
 
 import { EverstreamError, InternalServerError, SessionNotFound } from "./client/everstream.js";
 import { formatCount } from "./format.js";
-import { Run } from "./run.js";
+import { generationIn, Run } from "./run.js";
 import { SpeedSeries } from "./speed.js";
 import { isReachable, Transcript } from "./transcript.js";
+
+/** How many pieces of text a pane shows at most, and how many stay when it is shortened. */
+const MAX_PIECES = 24_000;
+const KEPT_PIECES = 20_000;
 
 /** `view` is a `PaneView`, and `onChange(pane)` is called after every change here. */
 export class Pane {
@@ -14,6 +18,8 @@ export class Pane {
   atEndOfText = false;
   summary = "";
   opening = "";
+  lineage = []; // sessions that this one is a copy of, nearest first: {id, at}
+  again = null; // the sampling with which an endless generation starts again
   unsent = ""; // a prompt that the server has refused
   transcript = new Transcript();
   series = new SpeedSeries();
@@ -30,9 +36,20 @@ export class Pane {
     return this.transcript.pieces.length === 0;
   }
 
+  /** The whole text on the page. */
+  get text() {
+    return this.transcript.pieces.map(({ kind, text }) => (kind === "break" ? "\n\n" : text)).join("");
+  }
+
+  /** Whether nothing has been asked of it yet. */
+  get isUnused() {
+    return this.isEmpty && this.session === null && this.run === null;
+  }
+
   /** Takes a copy of another pane's session as its own, which left that one at position `at`. */
   adopt(session, origin, at) {
     this.session = session;
+    this.lineage = [{ id: origin.session.id, at }, ...origin.lineage];
     this.model = origin.model;
     this.opening = origin.opening;
     this.transcript = origin.transcript.copy(at);
@@ -41,10 +58,18 @@ export class Pane {
     this.onChange();
   }
 
-  /** Goes on with the session, or opens one; an empty `prompt` continues. */
-  generate(prompt, sampling) {
+  /**
+   * Goes on with the session, or opens one; an empty `prompt` continues. An endless one starts
+   * again whenever its tokens are used up or a text has ended, until it is stopped.
+   */
+  generate(prompt, sampling, isEndless = false) {
     if (this.run) return;
     if (!this.session) this.#forget();
+    this.again = isEndless ? sampling : null;
+    this.#begin(prompt, sampling);
+  }
+
+  #begin(prompt, sampling, meter = undefined) {
     if (this.isEmpty) this.opening = prompt;
     else if (this.atEndOfText) this.#append(() => this.transcript.addBreak());
     if (prompt) {
@@ -54,14 +79,41 @@ export class Pane {
     this.atEndOfText = false;
     this.summary = "";
     this.view.hideNotes();
-    this.run = new Run(this, prompt, sampling, this.#watcher);
+    this.run = new Run(this, generationIn(this, prompt, sampling), this.#watcher, meter);
     this.meter = this.run.meter;
     this.series.pause();
     this.onChange();
   }
 
+  /**
+   * Shows a session that was there before the page was opened, and what it still runs. `lineage`
+   * is what it is a copy of, `past` the text of that, which the page calls `origin`. Returns when
+   * all that was there is shown.
+   */
+  async restore({ id, lineage }, past, origin) {
+    this.session = this.server.client.session(id);
+    this.lineage = lineage;
+    this.transcript = past;
+    if (lineage.length) this.view.showOrigin(origin, lineage[0].at, past.pieces);
+    const [prompts, { seq }] = await Promise.all([this.server.promptsOf(id), this.#info()]);
+    past.prompts = prompts;
+    const cursor = { last_seq: Math.max(0, seq - KEPT_PIECES), take_over: true };
+    this.run = new Run(this, this.server.client.resume(id, cursor), this.#watcher);
+    this.meter = this.run.meter;
+    await this.run.reachedPresent;
+  }
+
+  /** What the server says of the session; a session that is gone has had no events. */
+  #info() {
+    return this.session.info().catch((error) => {
+      if (error instanceof EverstreamError) return { seq: 0 };
+      throw error;
+    });
+  }
+
   /** Cancels what runs; what was written stays. */
   stop() {
+    this.again = null;
     this.run?.stop();
   }
 
@@ -85,7 +137,7 @@ export class Pane {
 
   /** Cuts the text back to position `at`, ending what runs. */
   async rewind(at) {
-    this.run?.stop();
+    this.stop();
     await this.run?.done;
     if (!this.session || at >= this.transcript.position) return;
     try {
@@ -97,6 +149,7 @@ export class Pane {
     this.transcript.truncate(at);
     this.series.truncate(at);
     this.view.story.truncate(this.transcript.pieces.length);
+    this.meter = null;
     this.atEndOfText = false;
     this.summary = `Back at token ${formatCount(at)}`;
     this.view.hideNotes();
@@ -141,14 +194,17 @@ export class Pane {
     token: (event, run) => {
       const now = performance.now();
       if (run.wasLost) this.view.showTakenUp(event.position);
-      run.meter.token(now);
-      this.series.add(event.position, now);
+      if (event.seq > run.lastPastSeq) {
+        run.meter.token(now);
+        this.series.add(event.position, now);
+      }
       this.#append(() => this.transcript.addToken(event));
       this.onChange();
     },
     finished: (event, run) => {
       this.#append(() => this.transcript.finish(event));
       this.atEndOfText = event.finish_reason === "stop";
+      if (event.finish_reason === "cancelled" || event.finish_reason === "error") this.again = null;
       this.summary = summaryOf(event, run);
     },
     reset: (event) => {
@@ -159,6 +215,7 @@ export class Pane {
       }
     },
     failed: (error) => {
+      this.again = null;
       this.#takeBackPrompt();
       if (error instanceof InternalServerError && this.session) {
         // What has failed once would fail again: the next text begins anew.
@@ -169,6 +226,7 @@ export class Pane {
     },
     over: (run) => {
       if (this.run === run) this.run = null;
+      if (this.again && !this.run) this.#begin("", this.again, run.meter);
       this.onChange();
     },
   };
@@ -183,7 +241,7 @@ export class Pane {
   }
 
   #forget() {
-    Object.assign(this, { session: null, run: null, meter: null, atEndOfText: false, summary: "" });
+    Object.assign(this, { session: null, run: null, meter: null, again: null, lineage: [], atEndOfText: false, summary: "" });
     this.transcript = new Transcript();
     this.series = new SpeedSeries();
     this.view.clear();
@@ -199,6 +257,13 @@ export class Pane {
     const before = pieces.length;
     add();
     this.view.story.append(...pieces.slice(before));
+    if (pieces.length > MAX_PIECES) this.#shorten();
+  }
+
+  /** Takes the oldest part of a long text off the page; the session on the server stays whole. */
+  #shorten() {
+    const count = this.view.story.dropFirst(this.transcript.pieces.length - KEPT_PIECES);
+    this.transcript.dropFirst(count);
   }
 }
 

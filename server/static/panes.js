@@ -2,6 +2,7 @@
 
 import { Pane } from "./pane.js";
 import { PaneView } from "./paneview.js";
+import { readPast } from "./past.js";
 
 const MAX_PANES = 8;
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -57,6 +58,17 @@ export class Panes {
     copy.adopt(session, pane, at);
     pane.view.story.markBranch(copy.transcript.pieces.length - 1, copy.name);
     return copy;
+  }
+
+  /** Shows the sessions that an address names, as `sessionsIn` gives them. */
+  async restore(sessions) {
+    const shown = (id) => this.list.find((pane) => pane.session?.id === id)?.transcript;
+    for (const session of sessions.slice(0, MAX_PANES)) {
+      const past = await readPast(this.server, session.lineage, shown);
+      const origin = this.list.find((pane) => pane.session?.id === session.lineage[0]?.id);
+      const pane = this.active?.isUnused ? this.active : this.add();
+      await pane.restore(session, past, origin?.name ?? "a session");
+    }
   }
 
   /** Takes a pane out and frees its session; the last one is only cleared. */

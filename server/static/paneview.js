@@ -3,6 +3,9 @@
 import { formatCount, formatRate } from "./format.js";
 import { Story } from "./story.js";
 
+/** How long it is said that a stream was taken up again. */
+const TAKEN_UP_MS = 8000;
+
 /** The elements of one pane, made from the page's template. */
 export class PaneView {
   constructor(template, name) {
@@ -54,10 +57,12 @@ export class PaneView {
     this.notice.hidden = false;
   }
 
-  /** Says that a stream went on after the connection was lost. */
+  /** Says for some seconds that a stream went on after the connection was lost. */
   showTakenUp(position) {
-    this.takenUp.textContent = `The connection was lost and found again. The text goes on from token ${formatCount(position)}, nothing is missing.`;
+    this.takenUp.textContent = `The connection was lost and is back. The text continues at token ${formatCount(position)}; nothing is missing.`;
     this.takenUp.hidden = false;
+    clearTimeout(this.takenUpTimer);
+    this.takenUpTimer = setTimeout(() => (this.takenUp.hidden = true), TAKEN_UP_MS);
   }
 
   hideNotes() {

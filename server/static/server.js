@@ -1,6 +1,6 @@
 // The server that the page came from: one socket for all sessions, its models, its tokens' texts.
 
-import { AuthenticationError, Client, SessionNotFound } from "./client/everstream.js";
+import { AuthenticationError, Client, EverstreamError, SessionNotFound } from "./client/everstream.js";
 
 const KEY_NAME = "everstream.key";
 const POSSIBLE_KEY = /^[\x20-\x7e]*$/;
@@ -49,9 +49,15 @@ export class Server {
     });
   }
 
-  /** Frees a session while the page goes away. */
-  freeAtLast(session) {
-    this.#request(`v1/sessions/${session.id}`, { method: "DELETE", keepalive: true }).catch(() => {});
+  /** What a session has read, by the position at which each part begins; as far as it is kept. */
+  async promptsOf(id) {
+    try {
+      const { parts } = await this.client.session(id).text();
+      return new Map(parts.filter(({ kind }) => kind === "input").map(({ start, text }) => [start, text]));
+    } catch (error) {
+      if (!(error instanceof EverstreamError)) throw error;
+      return new Map(); // what the session's own events are answered says why
+    }
   }
 
   /** The text of one token of a model; null where the server does not tell. */

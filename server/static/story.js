@@ -64,6 +64,22 @@ export class Story {
       this.story.lastElementChild.remove();
     }
     if (count === 0) this.follow();
+    else this.#noticeScroll(); // what is left may end in sight
+  }
+
+  /** Removes at least the first `count` pieces, in whole blocks; returns how many it removed. */
+  dropFirst(count) {
+    this.flush();
+    let end = count;
+    while (end < this.spans.length && this.spans[end].parentElement === this.spans[end - 1].parentElement) end += 1;
+    if (end >= this.spans.length) return 0;
+    const range = document.createRange();
+    range.setStart(this.story, 0);
+    range.setEndBefore(blockOf(this.spans[end], this.story));
+    range.deleteContents();
+    this.spans.splice(0, end);
+    this.numCommon = Math.max(0, this.numCommon - end);
+    return end;
   }
 
   /** Marks the place after the first `count` pieces as the one where a copy of session `from` left it. */
@@ -159,4 +175,9 @@ export class Story {
   #scrollToEnd() {
     this.page.scrollTop = this.page.scrollHeight;
   }
+}
+
+/** The child of `story` in which a piece stands. */
+function blockOf(span, story) {
+  return span.parentElement === story ? span : span.parentElement;
 }

@@ -1,4 +1,4 @@
-// What changes how the page looks: dark or light, and the underlining of improbable tokens.
+// What changes how the page looks: dark or light, and the underlining of unlikely words.
 
 const THEME_NAME = "everstream.theme";
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -27,7 +27,7 @@ export function watchTheme(button) {
 }
 
 /** Makes `button` switch the underlining. */
-export function watchSurprise(button) {
+export function watchUnlikely(button) {
   button.addEventListener("click", () => {
     const isOn = root.classList.toggle("surprising");
     button.setAttribute("aria-pressed", String(isOn));

@@ -14,11 +14,16 @@
  * @property {{token_id: number, logprob: number}[]} top
  */
 
+/** Stands for text that was written before the page was opened and is no longer kept. */
+const UNKNOWN = " … ";
+
 /** The pieces of one session, in order. */
 export class Transcript {
   /** @type {Piece[]} */
   pieces = [];
   position = 0;
+  /** @type {Map<number, string>} texts by the position at which they begin, that no event has */
+  prompts = new Map();
   #held = null; // tokens that have no text yet
 
   /** The reader's own words; how many tokens they are is known with the next event. */
@@ -81,6 +86,11 @@ export class Transcript {
     this.#held = null;
   }
 
+  /** Forgets the first `count` pieces; positions stay as they are. */
+  dropFirst(count) {
+    this.pieces.splice(0, count);
+  }
+
   /** How many pieces lie wholly before position `at`. */
   countUpTo(at) {
     let low = 0;
@@ -93,20 +103,31 @@ export class Transcript {
     return low;
   }
 
+  /** What the session has read since its last event ends at `position`. */
   #settlePrompt(position) {
     const last = this.pieces.at(-1);
-    if (last?.kind === "prompt" && last.end === null) last.end = position;
+    if (last?.kind === "prompt" && last.end === null) {
+      last.end = position;
+    } else if (position > this.position) {
+      const text = this.prompts.get(this.position) ?? UNKNOWN;
+      this.pieces.push({ ...blank("prompt", text, this.position), end: position });
+      this.#held = null;
+    }
   }
 }
 
-/** How many pieces two transcripts have in common from their beginning on. */
+/**
+ * Where two transcripts part: how many pieces of `a`, and how many of `b`, come before that
+ * place. Where the beginning of one is no longer kept, the other is compared from there on.
+ */
 export function numCommon(a, b) {
-  const most = Math.min(a.pieces.length, b.pieces.length);
-  for (let i = 0; i < most; i += 1) {
-    const [one, other] = [a.pieces[i], b.pieces[i]];
-    if (one !== other && (one.kind !== other.kind || one.text !== other.text)) return i;
+  const begin = Math.max(a.pieces[0]?.start ?? 0, b.pieces[0]?.start ?? 0);
+  let [i, j] = [a, b].map(({ pieces }) => Math.max(0, pieces.findIndex(({ start }) => start >= begin)));
+  for (; i < a.pieces.length && j < b.pieces.length; i += 1, j += 1) {
+    const [one, other] = [a.pieces[i], b.pieces[j]];
+    if (one !== other && (one.kind !== other.kind || one.text !== other.text)) break;
   }
-  return most;
+  return [i, j];
 }
 
 /** Whether the server can go back to the end of a piece. */

@@ -91,5 +91,5 @@ def test_improbable_tokens_can_be_underlined(visit: Visit, server: ServerProcess
     expect(marked).to_have_count(sum(logprob < -1.95 for logprob in logprobs))
     line = "element => getComputedStyle(element).textDecorationLine"
     assert marked.first.evaluate(line) == "none"
-    page.get_by_role("button", name="Surprise").click()
+    page.get_by_role("button", name="Unlikely words").click()
     assert marked.first.evaluate(line) == "underline"

@@ -74,6 +74,7 @@ def test_stream_goes_on_where_it_was_after_the_server_was_killed(
     expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0", timeout=60_000)
     expect(page.locator(".taken-up")).to_contain_text("nothing is missing")
     seen = story_of(page)
+    expect(page.locator(".taken-up")).to_be_hidden(timeout=20_000)  # after some seconds
 
     page.get_by_role("button", name="Add session").click()
     begin(page, "Once upon a time", 1500)

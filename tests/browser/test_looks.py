@@ -30,8 +30,8 @@ def test_text_has_the_contrast_of_wcag_aa(visit: Visit, server: ServerProcess, s
     open_page(page, server)
     for text, ground in PAIRS:
         assert contrast(colour(page, text), colour(page, ground)) >= 4.5, (text, ground)
-    page.get_by_role("button", name="Surprise").click()
-    pressed = page.locator("#surprise").evaluate(
+    page.get_by_role("button", name="Unlikely words").click()
+    pressed = page.locator("#unlikely").evaluate(
         "button => getComputedStyle(button).backgroundColor"
     )
     share = float(re.findall(r"[\d.]+", pressed)[-1])
@@ -161,7 +161,9 @@ def test_shortcuts_of_the_help_do_what_it_says(visit: Visit, server: ServerProce
     page.keyboard.press("Alt+c")
     expect(page.locator("#comparison")).to_have_text("A shares with B nothing.")
     page.keyboard.press("Alt+p")
-    expect(page.get_by_role("button", name="Surprise")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Unlikely words")).to_have_attribute(
+        "aria-pressed", "true"
+    )
     page.keyboard.press("Alt+2")
     page.keyboard.press("Alt+x")
     expect(page.locator(".pane")).to_have_count(1)

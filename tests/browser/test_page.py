@@ -222,3 +222,28 @@ def test_sliders_show_the_servers_defaults_and_send_none_of_them(
     begin(page, "Hello", 3)
     wait_until_ended(page)
     assert published().keys() & visit.sent[0].keys() == {"min_p", "top_k"}
+
+
+@pytest.mark.parametrize(("num_tokens", "axis", "unit"), [(300, "y", "MiB"), (1100, "x", "")])
+def test_axis_has_one_unit(
+    visit: Visit, server: ServerProcess, num_tokens: int, axis: str, unit: str
+) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", num_tokens)
+    wait_until_ended(page)
+    labels = page.locator(f"#chart .ticks-{axis} text").all_text_contents()
+    units = [re.sub(r"[\d.,\u00a0]|tokens", "", label) for label in labels if label]
+    assert len(units) > 1
+    assert set(units) == {unit}
+
+
+def test_api_is_described_a_click_away(visit: Visit, server: ServerProcess) -> None:
+    page = visit.page
+    open_page(page, server)
+    page.get_by_role("button", name="Keyboard and help").click()
+    for name in ("OpenAPI", "WebSocket messages"):
+        address = page.get_by_role("link", name=name).get_attribute("href")
+        assert page.request.get(server.url + str(address)).ok
+    page.get_by_role("link", name="HTTP API").click()
+    expect(page.locator("#routes")).to_contain_text("/v1/completions")

@@ -142,6 +142,22 @@ def test_rewind_ends_what_runs_first(visit: Visit, server: ServerProcess) -> Non
     expect_position(page, 15)
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(page.locator("#summary")).to_have_text("Back at token 15")
+    expect(page.locator("#rate")).to_have_text("\u2013")
+    expect(page.locator("#first-token")).to_have_text("\u2013")
+
+
+def test_rewind_to_a_text_in_sight_leaves_nothing_later_to_go_to(
+    visit: Visit, server: ServerProcess
+) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": 1280, "height": 560})
+    open_page(page, server)
+    write(page, "Hello", 1500)
+    page.locator(".page").evaluate("page => { page.scrollTop = 0; }")
+    expect(page.get_by_role("button", name="Latest text")).to_be_visible()
+    token(page, 9).click(modifiers=["Shift"])
+    expect_position(page, 15)
+    expect(page.get_by_role("button", name="Latest text")).to_be_hidden()
 
 
 def test_comparison_dims_what_is_shared_and_says_how_much(
