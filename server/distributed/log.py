@@ -10,10 +10,11 @@ from typing import Any
 
 from server.distributed.database import FENCED, Database
 from server.engine.value import Entry, Opened, Record
-from server.store.codec import decode_json, running_after, unpack_entry
-from server.store.errors import Fenced, StoreLost
+from server.store.codec import running_after, unpack_entry
+from server.store.errors import Fenced, SessionBroken, StoreLost
 from server.store.heads import COLUMNS, Head
-from server.store.log import Kept, Log, Step
+from server.store.journal_rows import COUNTED, Kept, Step, unpack_row
+from server.store.log import JournalRow, Log
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
@@ -25,13 +26,13 @@ KEY_BITS = 32
 
 LOST = "the database has lost what this replica had committed"
 
-_APPEND = "SELECT append_journal(?, ?, ?, ?, ?, ?)"
+_APPEND = "SELECT append_journal(?, ?, ?, ?, ?, ?, ?)"
 _AWAY = f"SELECT holder, {COLUMNS} FROM session WHERE id = ?"  # noqa: S608
 _HELD = f"SELECT {COLUMNS} FROM session WHERE holder = ?"  # noqa: S608
 _OPENED = "SELECT key FROM session WHERE key >= ? AND key < ?"
 _TAKE = f"""
-    UPDATE session SET holder = ?, journal = ? WHERE id = ? AND owner = ? AND holder IS NULL
-    RETURNING {COLUMNS}
+    UPDATE session SET holder = ?, sum = sum + (? - journal), journal = ?
+    WHERE id = ? AND owner = ? AND holder IS NULL RETURNING {COLUMNS}
 """  # noqa: S608
 
 
@@ -62,8 +63,8 @@ class SharedLog(Log):
     def take(self, session: str, owner: str) -> Head | None:
         """Makes a session of ``owner`` that nobody has this replica's."""
         # The rows of the journal that it came through were another replica's.
-        for row in self._execute(_TAKE, (self._me, self.last_row, session, owner)):
-            head = Head(*row)
+        for row in self._execute(_TAKE, (self._me, self.last_row, self.last_row, session, owner)):
+            head = Head.read(row)
             self.heads[head.id] = head
             return head
         return None
@@ -82,21 +83,23 @@ class SharedLog(Log):
     def away(self, session: str) -> tuple[int | None, Head] | None:
         """A session that this replica does not hold, as its tables are, and who holds it."""
         for holder, *row in self._execute(_AWAY, (session,)):
-            return holder, Head(*row)
+            return holder, Head.read(row)
         return None
 
     def entries_away(self, holder: int | None, head: Head) -> Iterator[Entry]:
         """What the journal of its holder has of a session, beyond its tables."""
         if holder is None:
             return
-        query = "SELECT data FROM journal WHERE replica = ? AND id > ? ORDER BY id"
-        running = head.running
-        for (data,) in self._execute(query, (holder, head.journal)).fetchall():
-            for key, packed, *_ in decode_json(data):
-                if key == head.key:
-                    entry = unpack_entry(packed, running)
-                    running = running_after(entry, running)
-                    yield entry
+        query = "SELECT data, keys FROM journal WHERE replica = ? AND id > ? ORDER BY id"
+        running, number = head.running, head.num_entries
+        for data, keys in self._execute(query, (holder, head.journal)).fetchall():
+            for line in unpack_row(data, keys).of(head.key):
+                if not line.is_entry(number):
+                    raise SessionBroken
+                entry = unpack_entry(line.entry, running)
+                number += isinstance(entry, COUNTED)
+                running = running_after(entry, running)
+                yield entry
 
     # What differs from a log that has the store for itself
 
@@ -109,16 +112,17 @@ class SharedLog(Log):
             self.next_key = next_key
             raise
 
-    def _add_row(self, data: bytes, steps: Sequence[Step]) -> None:
+    def _add_row(self, data: bytes, keys: str, steps: Sequence[Step]) -> None:
         """One round trip, unless sessions are new: they are in the tables at once.
 
         So no journal can bring one back that others have deleted meanwhile.
         """
         new = {step[0]: step for step in steps if isinstance(step[1], Opened)}
         held = {head.key for head, _, _ in steps if head not in new}
-        keys = "{" + ",".join(map(str, held)) + "}"  # quicker than the library's own list
+        held_keys = "{" + ",".join(map(str, held)) + "}"  # quicker than the library's own list
         shared = self._shared
-        row = (self._me, shared.link, self.last_row + 1, data, keys, shared.is_full)
+        number = self.last_row + 1
+        row = (self._me, shared.link, number, data, keys, held_keys, shared.is_full)
         if not new:
             _check(self._shared.call("append_journal", row))
             return
@@ -133,20 +137,29 @@ class SharedLog(Log):
     def _add_session(self, head: Head, entry: Opened, kept: Kept | None, now_s: float) -> None:
         """That has been done with the commit."""
 
-    def _head_of_key(self, key: int) -> Head | None:
+    def head_of_key(self, key: int) -> Head | None:
+        """See `Log.head_of_key`."""
         return self._held_keys.get(key)
 
-    def _opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
+    def running_keys(self) -> list[int]:
+        """See `Log.running_keys`."""
+        return [key for key, head in self._held_keys.items() if head.running is not None]
+
+    def opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
+        """See `Log.opened_again`."""
         return None  # it is gone, or no longer this replica's
 
     def _drop_rows_before(self, row: int) -> None:
         self._execute("DELETE FROM journal WHERE replica = ? AND id < ?", (self._me, row))
 
-    def _rows_up_to(self, last_row: int | None) -> list[tuple[int, bytes]]:
+    def _rows_up_to(self, last_row: int | None) -> list[JournalRow]:
         if last_row is not None:
             self._undo_opened()
         for row in self._execute(_HELD, (self._me,)).fetchall():
-            head = Head(*row)
+            head = Head.read(row)
+            if head.broken is not None:
+                self.quarantine(head.key, head.broken)
+                continue
             self.heads[head.id] = self._held_keys[head.key] = head
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE replica = ? AND id > ?", (self._me, last_row))
@@ -155,9 +168,9 @@ class SharedLog(Log):
             raise Fenced(LOST)
         return found
 
-    def _journal(self) -> list[tuple[int, bytes]]:
-        query = "SELECT id, data FROM journal WHERE replica = ? ORDER BY id"
-        found: list[tuple[int, bytes]] = self._execute(query, (self._me,)).fetchall()
+    def _journal(self) -> list[JournalRow]:
+        query = "SELECT id, data, keys FROM journal WHERE replica = ? ORDER BY id"
+        found: list[JournalRow] = self._execute(query, (self._me,)).fetchall()
         return found
 
     def quarantine(self, key: int, why: str) -> str:

@@ -187,6 +187,45 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE session ADD COLUMN broken text;
     """,
+    """
+    -- Checksums, see `server.store.sums`; NULL in rows of before. `keys` are those of the lines.
+    ALTER TABLE journal ADD COLUMN keys text;
+    ALTER TABLE session ADD COLUMN sum bigint;
+    ALTER TABLE segment ADD COLUMN sum bigint;
+    ALTER TABLE snapshot ADD COLUMN sum bigint;
+    ALTER TABLE request_key ADD COLUMN sum bigint;
+    ALTER TABLE request_key ADD COLUMN note_sum bigint;
+
+    -- A replica of an older version, which may still run, changes rows and not their checksums.
+    CREATE FUNCTION drop_sum() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.sum := NULL;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER session_sum BEFORE UPDATE ON session FOR EACH ROW WHEN (
+        OLD.sum IS NOT DISTINCT FROM NEW.sum AND
+        (OLD.epoch, OLD.length, OLD.seq, OLD.num_entries, OLD.journal) IS DISTINCT FROM
+        (NEW.epoch, NEW.length, NEW.seq, NEW.num_entries, NEW.journal)
+    ) EXECUTE FUNCTION drop_sum();
+    CREATE TRIGGER request_key_sum BEFORE UPDATE ON request_key FOR EACH ROW WHEN (
+        OLD.sum IS NOT DISTINCT FROM NEW.sum AND
+        (OLD.session, OLD.request_id, OLD.finished) IS DISTINCT FROM
+        (NEW.session, NEW.request_id, NEW.finished)
+    ) EXECUTE FUNCTION drop_sum();
+
+    CREATE FUNCTION append_journal(
+        me bigint, my_link bigint, row_id bigint, row_data bytea, row_keys text, held bigint[],
+        synced boolean
+    ) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
+    DECLARE
+        result int := append_journal(me, my_link, row_id, row_data, held, synced);
+    BEGIN
+        IF result = 0 THEN
+            UPDATE journal SET keys = row_keys WHERE replica = me AND id = row_id;
+        END IF;
+        RETURN result;
+    END $$;
+    """,
 )
 
 

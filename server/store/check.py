@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,16 @@ import apsw
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry
 from server.store.base import Identity
-from server.store.codec import (
-    Malformed,
-    decode_json,
-    decode_value,
-    running_after,
-    unpack_entries,
-    unpack_entry,
-)
+from server.store.codec import Malformed, decode_json, decode_value, running_after, unpack_entry
 from server.store.database import FILE_NAME
-from server.store.errors import SnapshotBroken, SnapshotMismatch
+from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch
+from server.store.heads import COLUMNS, Head
+from server.store.journal_rows import COUNTED, Line, unpack_row
 from server.store.migrations import MIGRATIONS
 from server.store.state_file import decode_state
 from server.store.state_files import DIR_NAME
+from server.store.sums import is_altered
+from server.store.tables import KEYS, SEGMENTS, Segment, is_key_altered
 
 Execute = Callable[..., Any]
 
@@ -60,14 +58,22 @@ def _problems(execute: Execute, path: Path) -> Iterator[str]:
         if line != "ok":
             yield f"{FILE_NAME}: {line}"
     yield from _broken_states(execute, path / DIR_NAME)
-    ends: dict[int, tuple[str, int, int, str | None]] = {}
-    for key, id, log_seq, count, seq, journal, running in execute(
-        "SELECT key, id, log_seq, num_entries, seq, journal, running FROM session"
-    ).fetchall():
-        yield from _broken_log(execute, key, id, log_seq, count, seq)
-        ends[key] = (id, seq, journal, running)
-    yield from _broken_journal(execute, ends)
+    heads: dict[int, Head] = {}
+    for row in execute(f"SELECT {COLUMNS} FROM session").fetchall():  # noqa: S608
+        head = Head.read(row)
+        if head.broken is not None:
+            yield f"session {head.id}: {head.broken}"
+        yield from _broken_log(execute, head)
+        heads[head.key] = head
+    yield from _broken_journal(execute, heads)
+    yield from _broken_keys(execute)
     yield from _nobody_s(execute)
+
+
+def _broken_keys(execute: Execute) -> Iterator[str]:
+    for row in execute(KEYS):
+        if is_key_altered(row):
+            yield f"session {row[3]}: the record of an idempotency key was altered"
 
 
 def _nobody_s(execute: Execute) -> Iterator[str]:
@@ -81,12 +87,16 @@ def _nobody_s(execute: Execute) -> Iterator[str]:
 
 def _broken_states(execute: Execute, folder: Path) -> Iterator[str]:
     query = (
-        "SELECT session.id, value, file, fields FROM snapshot "
-        "JOIN identity ON identity.key = snapshot.identity "
+        "SELECT session.id, fields, snapshot.sum, session, place, snapshot.length, value, file "
+        "FROM snapshot LEFT JOIN identity ON identity.key = snapshot.identity "
         "LEFT JOIN session ON session.key = snapshot.session"
     )
     seen: set[str] = set()
-    for id, value, file, fields in execute(query):
+    for id, fields, stored, *columns in execute(query):
+        *_, value, file = columns
+        if fields is None or is_altered(stored, *columns, fields):
+            yield f"session {id}: the row of snapshot {file} was altered"
+            continue
         try:
             position = decode_value(value).position
             if file is not None and file not in seen:
@@ -96,48 +106,69 @@ def _broken_states(execute: Execute, folder: Path) -> Iterator[str]:
             yield f"session {id}: snapshot {file}: {error}"
 
 
-def _broken_log(
-    execute: Execute, key: int, id: str, seq: int, count: int, last_seq: int
-) -> Iterator[str]:
-    """From event ``seq`` on, without gaps, up to ``count`` entries and event ``last_seq``."""
-    query = 'SELECT first, "end", running, data FROM segment WHERE session = ? ORDER BY first'
-    place: int | None = None
-    for first, end, running, data in execute(query, (key,)):
-        if place not in (None, first):
-            yield f"session {id}: its log has a gap before entry {first}"
-        place = end
+def _broken_log(execute: Execute, head: Head) -> Iterator[str]:
+    """From event ``log_seq`` on, without gaps, up to ``num_stored`` entries and event ``seq``."""
+    id, seq, place = head.id, head.log_seq, None
+    for row in execute(SEGMENTS + "ORDER BY first", (head.key,)):
+        segment = Segment(*row)
+        if place not in (None, segment.first):
+            yield f"session {id}: its log has a gap before entry {segment.first}"
+        place = segment.end
         try:
-            entries = unpack_entries(data, running)
-        except (Malformed, TypeError) as error:
-            yield f"session {id}: its log cannot be read from entry {first} on: {error}"
+            entries = segment.entries(head.key)
+        except SessionBroken:
+            yield f"session {id}: its log cannot be read from entry {segment.first} on"
             return
-        if len(entries) != end - first:
-            yield f"session {id}: its log has {len(entries)} entries from {first} to {end}"
+        if len(entries) != segment.end - segment.first:
+            yield (
+                f"session {id}: its log has {len(entries)} entries "
+                f"from {segment.first} to {segment.end}"
+            )
         for entry in entries:
             if not _follows(entry, seq):
                 yield f"session {id}: its log has a gap after event {seq}"
             seq = _seq_after(entry, seq)
-    if place not in (None, count) or (place is None and count):
-        yield f"session {id}: its log has {place or 0} of {count} entries"
-    elif seq != last_seq:
-        yield f"session {id}: its log ends at event {seq} of {last_seq}"
+    if place not in (None, head.num_stored) or (place is None and head.num_stored):
+        yield f"session {id}: its log has {place or 0} of {head.num_stored} entries"
+    elif seq != head.seq:
+        yield f"session {id}: its log ends at event {seq} of {head.seq}"
 
 
-def _broken_journal(
-    execute: Execute, ends: dict[int, tuple[str, int, int, str | None]]
-) -> Iterator[str]:
-    for row, data in execute("SELECT id, data FROM journal ORDER BY id"):
-        try:
-            for key, packed, *_ in decode_json(data):
-                id, seq, journal, running = ends.get(key, ("", 0, row, None))
-                if row <= journal:
-                    continue
-                entry = unpack_entry(packed, running)
-                if not _follows(entry, seq):
-                    yield f"session {id}: the journal has a gap after event {seq}"
-                ends[key] = (id, _seq_after(entry, seq), journal, running_after(entry, running))
-        except (Malformed, TypeError, ValueError) as error:
-            yield f"row {row} of the journal cannot be read: {error}"
+def _broken_journal(execute: Execute, heads: dict[int, Head]) -> Iterator[str]:
+    """``heads`` are the sessions by key."""
+    previous: int | None = None
+    for number, data, keys in execute("SELECT id, data, keys FROM journal ORDER BY id"):
+        if previous is not None and number != previous + 1:
+            yield f"rows {previous + 1} to {number - 1} of the journal are missing"
+        previous = number
+        row = unpack_row(data, keys)
+        if not row.is_whole or (keys is not None and row.keys is None):
+            yield f"row {number} of the journal was altered"
+        for key in row.keys - Counter(line.key for line in row.lines) if row.keys else ():
+            id = heads[key].id if key in heads else f"number {key}"
+            yield f"session {id}: its entry in row {number} of the journal was altered"
+        for line in row.lines:
+            if line.key in heads:
+                head = heads[line.key]
+                if head.broken is None and number > head.journal:
+                    yield from _broken_line(line, head, number)
+
+
+def _broken_line(line: Line, head: Head, number: int) -> Iterator[str]:
+    """Brings ``head`` forward as far as this needs: the events, the request and the count."""
+    try:
+        entry = unpack_entry(line.entry, head.running)
+        is_good = line.is_entry(head.num_stored)
+    except (Malformed, TypeError):
+        is_good = False
+    if not is_good:
+        yield f"session {head.id}: its entry in row {number} of the journal was altered"
+        head.broken = "its log goes on after what was altered"
+        return
+    if not _follows(entry, head.seq):
+        yield f"session {head.id}: the journal has a gap after event {head.seq}"
+    head.seq, head.running = _seq_after(entry, head.seq), running_after(entry, head.running)
+    head.num_stored += isinstance(entry, COUNTED)
 
 
 def _seq_after(entry: Entry, seq: int) -> int:

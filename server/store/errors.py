@@ -54,8 +54,12 @@ class SessionBroken(StoreError):
 
     code = "session_broken"
 
-    def __init__(self) -> None:
-        super().__init__("the session cannot go on: part of its log is unusable", "session")
+    def __init__(
+        self,
+        message: str = "the session cannot go on: part of its log is unusable",
+        param: str = "session",
+    ) -> None:
+        super().__init__(message, param)
 
 
 class Fenced(StoreError):

@@ -7,15 +7,18 @@ their own some hundred at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Entry, Opened, Rewound, Saved, SessionValue
 from server.store.codec import running_after
 from server.store.history import as_logged, length_after
+from server.store.sums import row_sum
 
-#: What a row of the table has of a `Head`, in the order of its fields.
-COLUMNS = "key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal, broken"
+#: What a row of the table has of a `Head`, in the order of its fields, and its checksum.
+COLUMNS = "key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal, broken, sum"
 
 
 @dataclass(eq=False, slots=True)
@@ -60,6 +63,26 @@ class Head:
             value.seq,
             journal,
             tail_running=running,
+        )
+
+    @classmethod
+    def read(cls, row: Sequence[Any]) -> Head:
+        """The session of a row of the table; ``broken`` where the row was altered."""
+        *fields, stored = row
+        head = cls(*fields)
+        if head.broken is None and stored not in (None, head.sum):
+            head.broken = "its row was altered"
+        return head
+
+    @property
+    def sum(self) -> int:
+        """The checksum of the table's row, of what is stored.
+
+        The number of the journal's row is added: where it alone changes, SQL can do so too.
+        """
+        return self.journal + row_sum(
+            *(self.key, self.id, self.owner, self.epoch, self.length, self.seq),
+            *(self.running, self.num_stored),
         )
 
     @property

@@ -9,25 +9,23 @@ Tokens are most of what there is, so that each loop deals with them first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewound, Saved
-from server.store.codec import (
-    decode_json,
-    encode,
-    pack_entry,
-    pack_token,
-    running_after,
-    unpack_entry,
-)
+from server.store.codec import unpack_entry
 from server.store.errors import StoreLost
 from server.store.heads import Head
+from server.store.journal_rows import Kept, Step, pack_row, unpack_row
+from server.store.redo import Redo
 from server.store.snapshots import Row, Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
+
+logger = logging.getLogger(__name__)
 
 #: A tail of so many entries becomes a segment; with as many more, by the session's
 #: key, so that sessions that began together do not do so in the same tick.
@@ -45,14 +43,8 @@ class Transactions(Protocol):
     def set_meta(self, name: str, value: object) -> None: ...
 
 
-class Kept(NamedTuple):
-    """Where the state of a new session is, and what it belongs to."""
-
-    file: str | None
-    identity_key: int
-
-
-Step = tuple[Head, Entry, Kept | None]
+#: Number, data and keys.
+JournalRow = tuple[int, bytes, str | None]
 
 
 class Log:
@@ -105,9 +97,9 @@ class Log:
         new_files: dict[int, str] = {}
         try:
             steps = self._steps(records, new_files)
-            data = _packed(steps)
-            if data is not None:
-                self._add_row(data, steps)
+            packed = pack_row(steps)
+            if packed is not None:
+                self._add_row(*packed, steps)
                 self.last_row += 1
         except BaseException:
             self._snapshots.states.remove(new_files.values())
@@ -117,17 +109,18 @@ class Log:
                 entry.value.state.file = kept.file
         return steps
 
-    def _add_row(self, data: bytes, steps: Sequence[Step]) -> None:
+    def _add_row(self, data: bytes, keys: str, steps: Sequence[Step]) -> None:
         """The row after the last, durably."""
         with self._database.transaction():
-            self._execute("INSERT INTO journal VALUES (?, ?)", (self.last_row + 1, data))
+            row = (self.last_row + 1, data, keys)
+            self._execute("INSERT INTO journal VALUES (?, ?, ?)", row)
 
     def settle(self, steps: Iterable[Step], now_s: float) -> None:
         """Does what follows from records that have been added."""
-        due = self._advance(steps, self.last_row)
+        due = self.advance(steps, self.last_row)
         if due is not None:
             with self._database.transaction(synced=False):
-                self._settle(steps, due, self.last_row, now_s)
+                self.apply(steps, due, self.last_row, now_s)
 
     def _steps(self, records: Sequence[Record], new_files: dict[int, str]) -> list[Step]:
         """Which session each record means; states of new sessions are in files."""
@@ -167,7 +160,7 @@ class Log:
 
     # What follows from a commit
 
-    def _advance(self, steps: Iterable[Step], row: int) -> set[Head] | None:
+    def advance(self, steps: Iterable[Step], row: int) -> set[Head] | None:
         """Brings the heads forward; those whose tails are due, None if nothing else is to do."""
         due: set[Head] = set()
         is_settled = True
@@ -200,7 +193,7 @@ class Log:
             if value.state is not None or value.position == 0:  # the journal has no states
                 self._unsaved.add(head, value)
 
-    def _settle(self, steps: Iterable[Step], due: Iterable[Head], row: int, now_s: float) -> None:
+    def apply(self, steps: Iterable[Step], due: Iterable[Head], row: int, now_s: float) -> None:
         """Brings the tables up to row ``row`` of the journal."""
         for head, entry, kept in steps:
             match entry:
@@ -271,10 +264,11 @@ class Log:
         ``held`` are the sessions that the engine has.
         """
         self.last_row = last_row or 0
-        by_key: dict[int, Head | None] = {}
-        for row, data in self._rows_up_to(last_row):
+        redo = Redo(self, now_s)
+        for row, data, keys in self._rows_up_to(last_row):
             self.last_row = row
-            self._redo(row, decode_json(data), by_key, now_s)
+            redo.row(row, unpack_row(data, keys))
+        redo.end()
         for head in self.heads.values():
             head.is_held = False
         for id in held:
@@ -282,8 +276,9 @@ class Log:
                 held_head.is_held = True
 
     def keys_of_journal(self) -> set[int]:
-        """The sessions that have something in the journal."""
-        return {packed[0] for _, data in self._journal() for packed in decode_json(data)}
+        """The sessions that have something in the journal, as far as it can be read."""
+        rows = [unpack_row(data, keys) for _, data, keys in self._journal()]
+        return {key for row in rows for key in (row.keys or (line.key for line in row.lines))}
 
     def quarantine(self, key: int, why: str) -> str:
         """Nobody goes on with the session; what it is called."""
@@ -291,75 +286,51 @@ class Log:
         head = self._tables.head_of_key(key)
         return f"number {key}" if head is None else head.id
 
-    def _rows_up_to(self, last_row: int | None) -> list[tuple[int, bytes]]:
+    def _rows_up_to(self, last_row: int | None) -> list[JournalRow]:
         """What is left of the journal, once later rows are gone."""
         self.next_key = self._tables.last_key() + 1
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
         return self._journal()
 
-    def _journal(self) -> list[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = self._execute(
-            "SELECT id, data FROM journal ORDER BY id"
+    def _journal(self) -> list[JournalRow]:
+        found: list[JournalRow] = self._execute(
+            "SELECT id, data, keys FROM journal ORDER BY id"
         ).fetchall()
         return found
 
-    def _redo(
-        self, row: int, packed: Iterable[Any], by_key: dict[int, Head | None], now_s: float
-    ) -> None:
-        """What follows from a row of the journal, once more."""
-        steps: list[Step] = []
-        due: set[Head] = set()
-        for record in packed:
-            step = self._unpacked(record, row, by_key)
-            if step is not None:
-                steps.append(step)
-                due |= self._advance((step,), row) or set()
-                if isinstance(step[1], Deleted):
-                    due.discard(step[0])
-        self._settle(steps, due, row, now_s)
+    # What `Redo` asks
 
-    def _unpacked(self, packed: Any, row: int, by_key: dict[int, Head | None]) -> Step | None:
-        """A record of the journal; None if its session is gone, or has it in its tables."""
-        key, packed_entry, *rest = packed
-        if key in self.skipped or (self.only is not None and key not in self.only):
-            return None
-        if key not in by_key:
-            by_key[key] = head = self._head_of_key(key)
-            if head is not None and head.broken is None:
-                self.heads[head.id] = head
-        head = by_key[key]
-        if head is None and packed_entry[0] == "opened":
-            opened = self._opened_again(key, packed_entry, row, rest)
-            by_key[key] = opened and opened[0]
-            return opened
-        if head is None or row <= head.journal:
-            return None
-        if head.broken is not None and packed_entry[0] != "deleted":
-            return None
-        return head, unpack_entry(packed_entry, head.running), None
+    def is_skipped(self, key: int) -> bool:
+        """Whether entries of this session are not for now."""
+        return key in self.skipped or (self.only is not None and key not in self.only)
 
-    def _head_of_key(self, key: int) -> Head | None:
-        return self._tables.head_of_key(key)
+    def running_keys(self) -> list[int]:
+        """The sessions that ran a request, as stored."""
+        query = "SELECT key FROM session WHERE running IS NOT NULL"
+        return [key for (key,) in self._execute(query).fetchall()]
 
-    def _opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
+    def give_up(self, head: Head, why: str, now_s: float) -> None:
+        """Puts a session into quarantine, with as much of its log as there is."""
+        if head.tail:
+            self._tables.store_tail(head, self.last_row, now_s)
+        self.quarantine(head.key, why)
+        head.broken = why
+        self.heads.pop(head.id, None)
+        self.changed.discard(head)
+        self._unsaved.drop(head.id)
+        logger.error("session %s is in quarantine: %s", head.id, why)
+
+    def head_of_key(self, key: int) -> Head | None:
+        """The session, which is among ``heads`` from then on unless it is broken."""
+        head = self._tables.head_of_key(key)
+        if head is not None and head.broken is None:
+            self.heads[head.id] = head
+        return head
+
+    def opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
         """A session whose opening has not reached the tables."""
         entry = unpack_entry(packed, None)
         assert isinstance(entry, Opened), entry
         self.next_key = max(self.next_key, key + 1)
         return Head.of(key, entry.value, row - 1), entry, Kept(*rest[0])
-
-
-def _packed(steps: Sequence[Step]) -> bytes | None:
-    """A row of the journal; None where nothing has happened that belongs into it."""
-    running: dict[Head, str | None] = {}
-    rows: list[object] = []
-    for head, entry, kept in steps:
-        now = running.get(head, head.running) if running else head.running
-        if type(entry) is TokenEvent and entry.request_id == now:
-            rows.append((head.key, pack_token(entry)))
-        elif not isinstance(entry, Saved):
-            packed = pack_entry(entry, now)
-            rows.append((head.key, packed) if kept is None else (head.key, packed, kept))
-            running[head] = running_after(entry, now)
-    return encode(rows) if rows else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import apsw
 
 from server.store.errors import StoreTooNew
+from server.store.stamping import add_sums
 
 #: ``MIGRATIONS[i]`` leads from version i to version i + 1. Those of a release never change.
 MIGRATIONS: tuple[str, ...] = (
@@ -88,6 +89,15 @@ MIGRATIONS: tuple[str, ...] = (
     -- Why nobody may go on with a session: part of its log is unusable.
     ALTER TABLE session ADD COLUMN broken TEXT;
     """,
+    """
+    -- Checksums, see `server.store.sums`; NULL in rows of before. `keys` are those of the lines.
+    ALTER TABLE journal ADD COLUMN keys TEXT;
+    ALTER TABLE session ADD COLUMN sum INTEGER;
+    ALTER TABLE segment ADD COLUMN sum INTEGER;
+    ALTER TABLE snapshot ADD COLUMN sum INTEGER;
+    ALTER TABLE request_key ADD COLUMN sum INTEGER;
+    ALTER TABLE request_key ADD COLUMN note_sum INTEGER;
+    """,
 )
 
 
@@ -105,4 +115,6 @@ def migrate(connection: apsw.Connection) -> None:
     for step in range(version, len(MIGRATIONS)):
         with connection:
             connection.execute(MIGRATIONS[step])
+            if step + 1 == len(MIGRATIONS):
+                add_sums(connection.execute)
             connection.pragma("user_version", step + 1)

@@ -20,8 +20,6 @@ def loaded(connection: Connected, head: Head, at: int | None) -> Loaded:
     check(head)
     for place, value in _values(connection, head, at):
         entries = connection.tables.entries(head, place)
-        if entries is None:
-            break
         return Loaded(value, past(entries, value.length, at))
     raise HistoryGone("the session's state at this point is no longer kept", "at")
 
@@ -54,8 +52,13 @@ def events(
     if after_seq < head.log_seq:
         raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
     found = events_after(connection.tables.entries_after(head, after_seq), after_seq, max_events)
-    after_seq = found[-1].seq if found else after_seq
-    return found + events_after(rest, after_seq, max_events - len(found))
+    last_seq = found[-1].seq if found else after_seq
+    found += events_after(rest, last_seq, max_events - len(found))
+    if [event.seq for event in found] != [*range(after_seq + 1, after_seq + 1 + len(found))]:
+        raise SessionBroken
+    if not found and max_events and head.seq > after_seq:
+        raise SessionBroken
+    return found
 
 
 def entries(

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 from server.engine.value import SessionValue, StateBlock
 from server.store.base import Identity
-from server.store.codec import decode_json, decode_value, encode
+from server.store.codec import Malformed, decode_json, decode_value, encode
 from server.store.errors import SnapshotBroken
 from server.store.state_file import check_identity, labels
+from server.store.sums import is_altered, row_sum
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ class Row(NamedTuple):
     bytes: int
 
 
+#: Key of the session, place, length, value and file of a row.
+Columns = tuple[int, int, int, str, str | None]
+
+
 class Snapshots:
     """Rows of one database, whose ``states`` are elsewhere; transactions are the caller's."""
 
@@ -54,6 +59,7 @@ class Snapshots:
         self._identity = identity
         self.states = states
         self.identity_key = 0
+        self._labels = encode(labels(identity)).decode()
 
     # States
 
@@ -82,7 +88,7 @@ class Snapshots:
 
     def prepare(self) -> None:
         """Notes this server's identity, before any `add`."""
-        fields = (encode(labels(self._identity)).decode(),)
+        fields = (self._labels,)
         self._execute("INSERT INTO identity (fields) VALUES (?) ON CONFLICT DO NOTHING", fields)
         query = "SELECT key FROM identity WHERE fields = ?"
         self.identity_key = self._execute(query, fields).fetchone()[0]
@@ -92,11 +98,15 @@ class Snapshots:
     ) -> int:
         """A row for ``value``, whose state is in ``file``; how many bytes it counts."""
         data = encode(value).decode()
+        fields = self._labels if identity_key == self.identity_key else self._fields(identity_key)
         num_bytes = len(data) + (0 if file is None else self._identity.state_bytes)
         self._execute(
-            "INSERT INTO snapshot (session, place, length, identity, value, file, bytes) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (key, place, value.length, identity_key, data, file, num_bytes),
+            "INSERT INTO snapshot (session, place, length, identity, value, file, bytes, sum) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(key, place, value.length, identity_key, data, file, num_bytes),
+                row_sum(key, place, value.length, data, file, fields),
+            ),
         )
         return num_bytes
 
@@ -118,20 +128,38 @@ class Snapshots:
         Raises `SnapshotMismatch`, and `SnapshotBroken` after the last where one was broken.
         """
         query = (
-            "SELECT place, value, file, fields FROM snapshot JOIN identity ON identity.key = "
-            "snapshot.identity WHERE session = ? AND length <= ? ORDER BY snapshot.key DESC"
+            "SELECT place, length, value, file, fields, sum FROM snapshot LEFT JOIN identity "
+            "ON identity.key = snapshot.identity WHERE session = ? AND length <= ? "
+            "ORDER BY snapshot.key DESC"
         )
         broken: SnapshotBroken | None = None
         rows = self._execute(query, (key, 1 << 62 if at is None else at)).fetchall()
-        for place, value, file, fields in rows:
-            check_identity(decode_json(fields), self._identity)
+        for place, length, value, file, fields, stored in rows:
             try:
-                yield place, self._value(decode_value(value), file)
+                self._check(stored, fields, (key, place, length, value, file))
+                yield place, self._value(_decoded(value), file)
             except SnapshotBroken as error:
-                logger.error("state file %s: %s; trying the one before it", file, error)
+                logger.error("snapshot %s: %s; trying the one before it", file, error)
                 broken = error
         if broken is not None:
             raise broken
+
+    def _fields(self, identity_key: int) -> str | None:
+        query = "SELECT fields FROM identity WHERE key = ?"
+        for (fields,) in self._execute(query, (identity_key,)):
+            return str(fields)
+        return None
+
+    def _check(self, stored: int | None, fields: str | None, columns: Columns) -> None:
+        """Whether the row is as it was written, for this identity; the identity's own row may not.
+
+        Raises `SnapshotBroken` and `SnapshotMismatch`.
+        """
+        if stored is not None and not is_altered(stored, *columns, self._labels):
+            return
+        if fields is None or is_altered(stored, *columns, fields):
+            raise SnapshotBroken("its row was altered")
+        check_identity(decode_json(fields), self._identity)
 
     def read(self, file: str, position: int) -> StateBlock:
         """A state. Raises `SnapshotBroken` and `SnapshotMismatch`."""
@@ -141,3 +169,10 @@ class Snapshots:
 
     def _value(self, value: SessionValue, file: str | None) -> SessionValue:
         return value if file is None else replace(value, state=self.read(file, value.position))
+
+
+def _decoded(value: str) -> SessionValue:
+    try:
+        return decode_value(value)
+    except Malformed as error:
+        raise SnapshotBroken("its value cannot be read") from error

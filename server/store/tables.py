@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.engine.types import Finished
 from server.engine.value import Accepted, Entry
 from server.store.base import Keyed
-from server.store.codec import build, decode_json, encode, pack_entries, unpack_entries
+from server.store.codec import Malformed, build, decode_json, encode, pack_entries, unpack_entries
+from server.store.errors import SessionBroken
 from server.store.heads import COLUMNS, Head
 from server.store.history import total_tokens
 from server.store.snapshots import Rows
+from server.store.sums import is_altered, row_sum
 
 _HEAD_BY_ID = f"SELECT {COLUMNS} FROM session WHERE id = ?"  # noqa: S608
 _HEAD_BY_KEY = _HEAD_BY_ID.replace("WHERE id", "WHERE key")
@@ -23,14 +25,42 @@ _LIST = (
 _LIST_OF_OWNER = _LIST.replace("WHERE", "WHERE owner = ? AND")
 _BEGIN_KEY = """
     INSERT INTO request_key
-        (owner, key, session, session_id, request_id, first_seq, length, is_append, note)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+        (owner, key, session, session_id, request_id, first_seq, length, is_append, note, sum,
+         note_sum)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (owner, key) DO UPDATE SET
         session = excluded.session, session_id = excluded.session_id,
         request_id = excluded.request_id, first_seq = excluded.first_seq,
         length = excluded.length, is_append = excluded.is_append, note = excluded.note,
-        finished = NULL, gone_s = NULL
+        finished = NULL, gone_s = NULL, sum = excluded.sum, note_sum = excluded.note_sum
 """
+#: What `is_key_altered` wants of a request's key.
+KEYS = (
+    "SELECT owner, key, session, session_id, request_id, first_seq, length, is_append, finished, "
+    "note, sum, note_sum FROM request_key"
+)
+SEGMENTS = 'SELECT first, "end", last_seq, running, data, sum FROM segment WHERE session = ? '
+
+
+class Segment(NamedTuple):
+    """A row of a session's log: the entries ``first`` <= number < ``end``."""
+
+    first: int
+    end: int
+    last_seq: int
+    running: str | None
+    data: bytes
+    sum: int | None
+
+    def entries(self, key: int) -> list[Entry]:
+        """All of them, of the session ``key``. Raises `SessionBroken` where the row was altered."""
+        place = (key, self.first, self.end, self.last_seq, self.running)
+        if is_altered(self.sum, *place, data=self.data):
+            raise SessionBroken
+        try:
+            return unpack_entries(self.data, self.running)
+        except (Malformed, TypeError) as error:
+            raise SessionBroken from error
 
 
 class Tables:
@@ -44,13 +74,13 @@ class Tables:
     def head(self, session: str) -> Head | None:
         """The session as its last segment left it."""
         for row in self._execute(_HEAD_BY_ID, (session,)):
-            return Head(*row)
+            return Head.read(row)
         return None
 
     def head_of_key(self, key: int) -> Head | None:
         """See `head`."""
         for row in self._execute(_HEAD_BY_KEY, (key,)):
-            return Head(*row)
+            return Head.read(row)
         return None
 
     def last_key(self) -> int:
@@ -63,10 +93,11 @@ class Tables:
         """A new row."""
         self._execute(
             "INSERT INTO session (key, id, owner, epoch, length, seq, running, num_entries, "
-            "log_seq, journal, created_s, used_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "log_seq, journal, created_s, used_s, sum) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(head.key, head.id, head.owner, head.epoch, head.length, head.seq),
-                *(head.running, 0, head.log_seq, head.journal, now_s, now_s),
+                *(head.running, 0, head.log_seq, head.journal, now_s, now_s, head.sum),
             ),
         )
 
@@ -126,47 +157,54 @@ class Tables:
         if head.tail:
             data = pack_entries(head.tail, head.tail_running)
             num_bytes = len(data)
+            place = (head.key, head.num_stored, head.num_entries, head.seq)
             self._execute(
-                "INSERT INTO segment VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO segment VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(head.key, head.num_stored, head.num_entries, head.seq),
-                    *(count, head.tail_running, data),
+                    *(*place, count, head.tail_running, data),
+                    row_sum(*place, head.tail_running, data=data),
                 ),
             )
         head.num_stored, head.tail, head.journal = head.num_entries, [], journal
         self._execute(
             "UPDATE session SET epoch = ?, length = ?, seq = ?, running = ?, num_entries = ?, "
-            "log_tokens = log_tokens + ?, bytes = bytes + ?, journal = ?, used_s = ? WHERE key = ?",
+            "log_tokens = log_tokens + ?, bytes = bytes + ?, journal = ?, used_s = ?, sum = ? "
+            "WHERE key = ?",
             (
                 *(head.epoch, head.length, head.seq, head.running, head.num_stored),
-                *(count, num_bytes, journal, now_s, head.key),
+                *(count, num_bytes, journal, now_s, head.sum, head.key),
             ),
         )
 
-    def entries(self, head: Head, place: int) -> list[Entry] | None:
-        """The entries from number ``place`` on; None where they are not all there."""
+    def entries(self, head: Head, place: int) -> list[Entry]:
+        """The entries from number ``place`` on. Raises `SessionBroken` without all of them."""
         found: list[Entry] = []
-        query = (
-            'SELECT first, "end", running, data FROM segment '
-            'WHERE session = ? AND "end" > ? ORDER BY first'
-        )
-        for first, end, running, data in self._execute(query, (head.key, place)):
-            if first > place:
-                return None
-            found += unpack_entries(data, running)[place - first :]
-            place = end
+        for row in self._execute(SEGMENTS + 'AND "end" > ? ORDER BY first', (head.key, place)):
+            segment = Segment(*row)
+            if segment.first > place:
+                raise SessionBroken
+            found += segment.entries(head.key)[place - segment.first :]
+            place = segment.end
         if place < head.num_stored:
-            return None
+            raise SessionBroken
         return found + head.tail[place - head.num_stored :]
 
     def entries_after(self, head: Head, seq: int) -> Iterator[Entry]:
-        """The entries that may have an event after ``seq``; read as they are taken."""
-        query = (
-            "SELECT running, data FROM segment WHERE session = ? AND last_seq > ? ORDER BY first"
-        )
+        """The entries that may have an event after ``seq``; read as they are taken.
+
+        Raises `SessionBroken` where some of them are missing.
+        """
+        place: int | None = None
+        query = SEGMENTS + "AND last_seq > ? ORDER BY first"
         with closing(self._execute(query, (head.key, seq))) as rows:
-            for running, data in rows:
-                yield from unpack_entries(data, running)
+            for row in rows:
+                segment = Segment(*row)
+                if place not in (None, segment.first):
+                    raise SessionBroken
+                yield from segment.entries(head.key)
+                place = segment.end
+        if place not in (None, head.num_stored):
+            raise SessionBroken
         yield from head.tail
 
     def numbered(self, head: Head, place: int) -> Iterator[tuple[int, Entry]]:
@@ -220,6 +258,11 @@ class Tables:
             (
                 *(head.owner, request.key, head.key, head.id, request.request_id),
                 *(entry.seq, entry.length, int(request.sampling is None), request.note),
+                row_sum(
+                    *(head.owner, request.key, head.key, head.id, request.request_id),
+                    *(entry.seq, entry.length, int(request.sampling is None)),
+                ),
+                None if request.note is None else row_sum(request.note),
             ),
         )
         if request.note is not None:
@@ -227,9 +270,11 @@ class Tables:
 
     def end_key(self, head: Head, entry: Finished) -> None:
         """The session's request has ended, whatever it is called by now."""
+        finished = encode(entry).decode()
         self._execute(
-            "UPDATE request_key SET finished = ? WHERE session = ? AND finished IS NULL",
-            (encode(entry).decode(), head.key),
+            "UPDATE request_key SET finished = ?, sum = sum + ? "
+            "WHERE session = ? AND finished IS NULL",
+            (finished, row_sum(finished), head.key),
         )
 
     def forget_keys(self, before_s: float) -> None:
@@ -238,13 +283,19 @@ class Tables:
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
-        query = (
-            "SELECT session_id, request_id, first_seq, length, finished, is_append, note "
-            "FROM request_key WHERE owner = ? AND key = ?"
-        )
-        for session, request, seq, length, finished, is_append, note in self._execute(
-            query, (owner, key)
-        ):
+        for row in self._execute(KEYS + " WHERE owner = ? AND key = ?", (owner, key)):
+            if is_key_altered(row):
+                raise SessionBroken("what was done under this key cannot be read", "key")
+            _, _, _, session, request, seq, length, is_append, finished, note, *_ = row
             ended = None if finished is None else build(Finished, decode_json(finished))
             return Keyed(session, request, seq, length, ended, bool(is_append), note)
         return None
+
+
+def is_key_altered(row: Sequence[Any]) -> bool:
+    """Whether a row of the keys is not as it was written."""
+    *fields, finished, note, stored, note_sum = row
+    if note is not None and is_altered(note_sum, note):
+        return True
+    ended = 0 if finished is None else row_sum(finished)
+    return stored is not None and stored != row_sum(*fields) + ended

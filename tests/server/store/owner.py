@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.store.errors import StoreError
-from server.store.log import Step
+from server.store.journal_rows import Step
 from server.store.sqlite_store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer
 
@@ -23,12 +23,12 @@ def begin(store: SqliteStore) -> None:
     log = store._connection.log
     add_row = log._add_row
 
-    def add_row_slowly(data: bytes, steps: Sequence[Step]) -> None:
+    def add_row_slowly(data: bytes, keys: str, steps: Sequence[Step]) -> None:
         database, log._add_row = log._database, add_row  # type: ignore[method-assign]
         with database.transaction():
             print("begun", flush=True)
             sys.stdin.readline()
-        add_row(data, steps)
+        add_row(data, keys, steps)
 
     log._add_row = add_row_slowly  # type: ignore[method-assign]
 

@@ -16,7 +16,7 @@ import pytest
 from server.engine.value import Deleted, Saved, StateBlock
 from server.store.check import problems
 from server.store.errors import (
-    HistoryGone,
+    SessionBroken,
     StoreError,
     StoreFailed,
     StoreFull,
@@ -322,8 +322,10 @@ def test_a_log_with_a_gap_is_not_read_over(path: Path) -> None:
     connection.execute("DELETE FROM segment WHERE first = 0")
     connection.close()
     again = open_store(path, IDENTITY)
-    with pytest.raises(HistoryGone):
+    with pytest.raises(SessionBroken):
         again.load("s1", "ann")
+    with pytest.raises(SessionBroken):
+        again.read("s1", "ann", 0, 9)
     again.close()
     assert list(problems(path)) != []
 

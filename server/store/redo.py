@@ -1,0 +1,136 @@
+"""What follows from the rows of a journal, once more, stepping over what cannot be read.
+
+A line that was altered or is missing costs its session, which is put into quarantine: it
+would go on from another history than its clients have seen. Where not even the sessions
+are known that a row was about, it costs those that ran then and that no later line proves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from server.engine.value import Deleted, Entry
+from server.store.codec import Malformed, unpack_entry
+from server.store.heads import Head
+from server.store.journal_rows import Line, Row, Step
+
+logger = logging.getLogger(__name__)
+
+
+class Redone(Protocol):
+    """The log that the rows belong to."""
+
+    @property
+    def heads(self) -> Mapping[str, Head]: ...
+    def is_skipped(self, key: int) -> bool: ...
+    def head_of_key(self, key: int) -> Head | None: ...
+    def opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None: ...
+    def advance(self, steps: Iterable[Step], row: int) -> set[Head] | None: ...
+    def apply(self, steps: Iterable[Step], due: Iterable[Head], row: int, now_s: float) -> None: ...
+    def running_keys(self) -> list[int]: ...
+    def give_up(self, head: Head, why: str, now_s: float) -> None: ...
+
+
+class Redo:
+    """Brings the heads of a log forward, row by row."""
+
+    def __init__(self, log: Redone, now_s: float) -> None:
+        self._log, self._now_s = log, now_s
+        self._by_key: dict[int, Head | None] = {}
+        self._doubtful: set[Head] = set()
+        self._previous: int | None = None
+
+    def row(self, number: int, row: Row) -> None:
+        """The next one that there is."""
+        if self._previous is not None and number != self._previous + 1:
+            self._doubt(number)
+        self._previous = number
+        good, has_bad = self._apply(number, row)
+        if row.keys is None:
+            if has_bad or not row.is_whole:
+                self._doubt(number)
+            return
+        for key in row.keys - good:
+            self._lose(number, key)
+
+    def end(self) -> None:
+        """After the last one."""
+        for head in self._doubtful:
+            if head.broken is None:
+                why = "a row of the journal that may have been about it is missing or unreadable"
+                self._log.give_up(head, why, self._now_s)
+
+    def _apply(self, number: int, row: Row) -> tuple[Counter[int], bool]:
+        """Keys of the lines that could be read, and whether there was any other."""
+        steps: list[Step] = []
+        due: set[Head] = set()
+        good: Counter[int] = Counter()
+        for line in row.lines:
+            try:
+                step = self._step(line, number)
+            except (Malformed, TypeError):
+                continue
+            good[line.key] += 1
+            if step is None:
+                continue
+            self._doubtful.discard(step[0])
+            steps.append(step)
+            due |= self._log.advance((step,), number) or set()
+            if isinstance(step[1], Deleted):
+                due.discard(step[0])
+        self._log.apply(steps, due, number, self._now_s)
+        return good, good.total() < len(row.lines)
+
+    def _step(self, line: Line, number: int) -> Step | None:
+        """What a line means; None if its session is gone, or has it in its tables.
+
+        Raises `Malformed` and `TypeError` for a line that was altered.
+        """
+        if self._log.is_skipped(line.key):
+            return None
+        head = self._head(line.key)
+        if head is None and line.entry[0] == "opened":
+            _check(line, 0)
+            opened = self._log.opened_again(line.key, line.entry, number, line.rest)
+            self._by_key[line.key] = opened and opened[0]
+            return opened
+        if head is None or number <= head.journal:
+            return None
+        if head.broken is not None and line.entry[0] != "deleted":
+            return None
+        if head.broken is None:
+            _check(line, head.num_entries)
+        if line.entry[0] == "opened":
+            raise Malformed("the session is there already")
+        entry: Entry = unpack_entry(line.entry, head.running)
+        return head, entry, None
+
+    def _head(self, key: int) -> Head | None:
+        if key not in self._by_key:
+            self._by_key[key] = self._log.head_of_key(key)
+        return self._by_key[key]
+
+    def _lose(self, number: int, key: int) -> None:
+        if self._log.is_skipped(key):
+            return
+        head = self._head(key)
+        if head is None:
+            logger.error("row %d of the journal: the beginning of a session is lost", number)
+        elif head.broken is None and number > head.journal:
+            why = f"its entry in row {number} of the journal was altered"
+            self._log.give_up(head, why, self._now_s)
+
+    def _doubt(self, number: int) -> None:
+        """Any session that ran before row ``number`` may miss an entry."""
+        logger.error("rows of the journal before %d, or this one, cannot be read", number)
+        keys = {*self._log.running_keys(), *self._by_key}
+        found = (self._head(key) for key in keys if not self._log.is_skipped(key))
+        self._doubtful |= {head for head in found if head is not None and head.running is not None}
+
+
+def _check(line: Line, number: int) -> None:
+    if not line.is_entry(number):
+        raise Malformed("the line was altered")
