@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.stopping import stop
+
 USER = "everstream"
 #: Whoever kills the tests leaves no server behind.
 DIES_WITH_US = ("setpriv", "--pdeathsig=INT")
@@ -92,7 +94,7 @@ class Postgres:
     def pause(self) -> None:
         """Neither it nor any of its children does anything until `go_on`."""
         for pid in self._pids():
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
 
     def go_on(self) -> None:
         for pid in reversed(self._pids()):

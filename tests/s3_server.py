@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlencode
 
+from tests.stopping import stop
+
 KEY = "everstream-key"
 SECRET = "everstream-secret-of-a-test"  # a real one is never in a repository
 MAX_BUCKETS = 100
@@ -84,7 +86,7 @@ class S3Server:
     def pause(self) -> None:
         """It answers nothing until `go_on`, though connections to it can be made."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process.pid)
 
     def go_on(self) -> None:
         assert self._process is not None

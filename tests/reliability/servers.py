@@ -20,6 +20,8 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.stopping import stop
+
 ROOT = Path(__file__).parent.parent.parent
 LOCAL = "127.0.0.1"
 START_TIMEOUT_S = 60.0
@@ -143,7 +145,7 @@ class ServerProcess:
 
     def pause(self) -> None:
         """SIGSTOP: it keeps its sockets and files and does nothing."""
-        self._running.send_signal(signal.SIGSTOP)
+        stop(self._running.pid)
 
     def go_on(self) -> None:
         """SIGCONT after `pause`."""

@@ -32,6 +32,7 @@ from tests.reliability.streams import (
     socket_of,
     write_tiny_model,
 )
+from tests.stopping import stop
 
 
 @pytest.mark.timeout(240)
@@ -46,7 +47,7 @@ async def test_woken_replica_writes_nothing_sends_nothing_and_leaves(tmp_path: P
         async with socket_of(first.process.stream_url) as bystander:
             await endless(bystander)
             await odometer.reach(400)
-            first.signal(signal.SIGSTOP)
+            stop(first.process.pid)
             # Others go on where the first one stands; its own readers hear nothing yet.
             heirs = [Heir(stream, history) for stream in streams]
             await asyncio.gather(*(heir.read(second.process.stream_url, 200) for heir in heirs))
@@ -76,7 +77,7 @@ async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
         first, second = cluster.replicas
         reading = asyncio.create_task(run_all(streams, first.process.stream_url))
         await odometer.reach(200)
-        first.signal(signal.SIGSTOP)
+        stop(first.process.pid)
         async with socket_of(second.process.stream_url) as rival:
             (stream, *_) = streams
             place = {"session": stream.session, "epoch": stream.epoch, "last_seq": 0}
@@ -102,7 +103,7 @@ async def test_woken_replica_says_nothing_of_sessions_that_it_had(tmp_path: Path
         url = first.process.stream_url
         assert set(await run_all(streams, url)) == {"finished"}
         sockets = [await on.enter_async_context(socket_of(url)) for _ in streams]
-        first.signal(signal.SIGSTOP)
+        stop(first.process.pid)
         for stream in streams:
             more = {"session": stream.session, "type": "generate", **body}
             last = await last_frame(second.process.stream_url, more)

@@ -21,6 +21,7 @@ from server.constraints.child import ROOT, TrialLimits
 from server.constraints.compiler import MAX_WAITING, Constraints
 from server.engine.errors import InvalidRequest, QueueFull
 from tests.server.constraints.drawing import of_schema, tokenizer
+from tests.stopping import stop
 
 FORMAT: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
 CHOICE = {"type": "choice", "choices": ["yes", "no"]}
@@ -127,7 +128,7 @@ async def test_child_that_does_not_answer_is_killed() -> None:
     await made.grammar(format(CHOICE))
     pid = made.child_pid
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     with pytest.raises(InvalidRequest, match="too long"):
         await made.grammar(format({"type": "regex", "regex": "a+"}))
     assert not exists(pid)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from server.distributed.s3 import S3Objects
 from server.store.errors import SnapshotBroken, StoreFailed
 from tests.s3_server import KEY, SECRET, S3Server
 
-#: So short that a test need not wait for long, where nothing is going to answer.
+#: So short that a test need not wait for long, where nothing is going to answer. A call that
+#: does not end fails its test as each hang does, by pytest's timeout.
 SHORT_S = 1.0
-#: Far more than the timeout, and far less than for ever.
-BOUND_S = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -106,20 +104,17 @@ def test_hung_server_fails_in_bounded_time_and_may_go_on(server: S3Server) -> No
     objects.put("before", [b"1"])
     server.pause()
     hurried = S3Objects(server.url(bucket), {}, SHORT_S)
-    start = time.monotonic()
     with pytest.raises(StoreFailed):
         hurried.get("before")
     with pytest.raises(StoreFailed):
         hurried.put("meanwhile", [b"2"])
     with pytest.raises(StoreFailed):
         hurried.delete(["another"])  # may come to pass when it goes on
-    assert time.monotonic() - start < 3 * BOUND_S
     server.go_on()
     assert objects.get("before") == b"1"
 
 
 def test_place_that_nobody_listens_at_fails_in_bounded_time(running: S3Server) -> None:
-    start = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
         port = silent.getsockname()[1]
         url = running.url("bucket", endpoint=f"http://127.0.0.1:{port}")
@@ -127,7 +122,6 @@ def test_place_that_nobody_listens_at_fails_in_bounded_time(running: S3Server) -
             S3Objects(url, {}, SHORT_S).get("a")
     with pytest.raises(StoreFailed):
         S3Objects(url, {}, SHORT_S).get("a")
-    assert time.monotonic() - start < 2 * BOUND_S
 
 
 @pytest.mark.parametrize(

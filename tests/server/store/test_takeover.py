@@ -16,6 +16,7 @@ from server.store.errors import Fenced, StoreError, StoreInUse
 from server.store.lock import Waiting
 from server.store.sqlite_store import open_store
 from tests.server.store.records import IDENTITY, Writer
+from tests.stopping import stop
 
 Start = Callable[[], "Owner"]
 
@@ -40,8 +41,7 @@ class Owner:
 
     def stop(self) -> None:
         """Returns when it is stopped."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(self.process.pid)
 
     def _line(self) -> str:
         assert self.process.stdout is not None

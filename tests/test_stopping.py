@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from tests.stopping import _states, stop
+
+#: Says numbers as fast as it can, from several threads.
+BUSY = """
+import itertools, threading
+def count():
+    for number in itertools.count():
+        print(number, flush=True)
+for _ in range(4):
+    threading.Thread(target=count).start()
+"""
+
+
+def test_stopped_process_does_nothing_more() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        stop(process.pid)
+        assert set(_states(process.pid)) == {"T"}
+        process.send_signal(signal.SIGKILL)
+        process.stdout.read()
+
+
+def test_process_that_has_ended_counts_as_stopped() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        stop(process.pid)
+        process.kill()
