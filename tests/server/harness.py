@@ -101,7 +101,7 @@ class Running:
 
     async def until_disconnected(self) -> None:
         """Returns when the server has no connection left, with or without the client's help."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while self.server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
                 await asyncio.sleep(0.01)
 

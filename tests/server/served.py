@@ -55,7 +55,7 @@ class Served:
 
     async def retired(self) -> None:
         """Returns when no old version is left."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.models.retiring:  # noqa: ASYNC110 - nobody is told
                 await asyncio.sleep(0.01)
 

@@ -30,7 +30,7 @@ async def settled(server: Running) -> EngineStats:
 
 async def until(server: Running, holds: Callable[[EngineStats], bool]) -> EngineStats:
     """The engine's counts as soon as ``holds`` of them."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not holds(stats := await server.stats()):
             pass
     return stats
