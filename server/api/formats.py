@@ -20,6 +20,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from server.api.wire import field_names, known_alone
+
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_REGEX_CHARS = 4096
@@ -99,7 +101,13 @@ class FormatPart(BaseModel):
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, validate_by_name=True
     )
 
-    _few_fields = model_validator(mode="before")(few_fields)
+    @model_validator(mode="before")
+    @classmethod
+    def _known_alone(cls, value: object) -> object:
+        names = field_names(cls) | cls.model_fields.keys()
+        if not isinstance(value, dict) or names.issuperset(value):
+            return value
+        return known_alone(cls, value, {})
 
 
 class TextFormat(FormatPart):

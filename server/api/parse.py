@@ -8,11 +8,9 @@ values; what that calls a list or a dictionary is told to the client as JSON doe
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -21,32 +19,20 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request as HttpRequest
 
 from server.api.errors import invalid
-from server.api.openai.unsupported import Refusal
-from server.api.schemas import (
-    MESSAGE_TYPES,
-    Append,
-    Fork,
-    Generate,
-    Message,
-    Resume,
-)
-from server.api.wire import Wire
+from server.api.schemas import MESSAGE_TYPES, Message
+from server.api.wire import FIELD_ERROR, Wire
 from server.engine.errors import InvalidRequest
 
 MAX_NAME_CHARS = 64
+MAX_PLACE_CHARS = 256
 MAX_IDS = 1 << 17
 # A smaller body is parsed in the event loop: it takes less time than a thread costs.
 MAX_INLINE_BYTES = 1 << 15
-
-NONE: Mapping[str, Refusal] = MappingProxyType({})
 
 Body = TypeVar("Body", bound=Wire)
 T = TypeVar("T")
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
-_MESSAGE_FIELDS = frozenset(
-    name for message in (Generate, Append, Fork, Resume) for name in message.model_fields
-)
 
 _REQUEST_ID = re.compile(r'"request_id"\s*:\s*"([^"\\\x00-\x1f]{1,64})"')
 
@@ -67,14 +53,11 @@ def parse_body(model: type[Body], body: bytes, max_ids: int = MAX_IDS) -> Body:
     """
     value = _loaded(body)
     if isinstance(value, dict):
-        known = _fields_of(model)
-        if not known.issuperset(value):
-            value = _known_alone(value, known, model.refused)
         _check_sizes(value, max_ids)
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise _first_problem(error, value) from None
 
 
 async def body_of(
@@ -97,17 +80,11 @@ def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:
     """A client's frame; like `parse_body`."""
     value = _loaded(text)
     if isinstance(value, dict):
-        _known_alone(value, _MESSAGE_FIELDS)
         _check_sizes(value, max_ids)
     try:
         return _MESSAGE.validate_python(value)
     except ValidationError as error:
-        raise _first_problem(error, tagged=True) from None
-
-
-@functools.cache
-def _fields_of(model: type[Wire]) -> frozenset[str]:
-    return frozenset(model.model_fields)
+        raise _first_problem(error, value) from None
 
 
 def _loaded(text: bytes | str) -> Any:
@@ -124,21 +101,6 @@ def _loaded(text: bytes | str) -> Any:
     except ValueError as error:
         message = f"the message is not a JSON object: invalid JSON: {error}"
         raise InvalidRequest(message) from None
-
-
-def _known_alone(
-    value: dict[str, Any], known: frozenset[str], refused: Mapping[str, Refusal] = NONE
-) -> dict[str, Any]:
-    """``value`` without fields that ask for nothing; raises at the first that nobody knows."""
-    kept: dict[str, Any] = {}
-    for name, item in value.items():
-        if name in known:
-            kept[name] = item
-        elif name not in refused:
-            raise invalid(name[:MAX_NAME_CHARS], "extra inputs are not permitted")
-        elif not refused[name].accepts(item):
-            raise invalid(name, refused[name].message)
-    return kept
 
 
 def _check_sizes(value: dict[str, Any], max_ids: int) -> None:
@@ -176,32 +138,58 @@ def request_id_of(text: str) -> str | None:
     return None
 
 
-def _first_problem(error: ValidationError, *, tagged: bool = False) -> InvalidRequest:
-    """The deepest of the first field's problems: in a union, that of the nearest type.
+def _first_problem(error: ValidationError, value: object) -> InvalidRequest:
+    """The deepest of the first item's problems: in a union, that of the nearest type.
 
     The value is not repeated: it may be long, and it is the client's secret.
     """
-    problems = error.errors(include_url=False, include_input=False)
-    first = _path(problems[0], tagged)[:1]
-    nearest: Any = max(
-        (problem for problem in problems if _path(problem, tagged)[:1] == first),
-        key=lambda problem: len(problem["loc"]),
-    )
+    nearest = _nearest(error.errors(include_url=False, include_input=False), value)
+    place = _text(_place(nearest, value))
     message = nearest["msg"][0].lower() + nearest["msg"][1:]
     message = message.replace("input should be ", "must be ").replace("input should ", "must ")
     message = _IN_JSON.get(nearest["type"], message)
     if nearest["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        if not first:
+        if not place:
             return invalid("type", f"must be one of {', '.join(MESSAGE_TYPES)}")
         context = nearest.get("ctx", {})
         expected, tag = context.get("expected_tags"), context.get("discriminator", "'type'")
         message = f"{tag[1:-1]} must be one of {expected}" if expected else "must have a known type"
-    if not first:
+    if not place:
         return InvalidRequest(f"the message is not a JSON object: {message}")
-    return invalid(str(first[0])[:MAX_NAME_CHARS], message)
+    return invalid(place, message)
 
 
-def _path(problem: Any, tagged: bool) -> tuple[int | str, ...]:
-    """Where a problem is, without the name of the message's type in front."""
-    loc: tuple[int | str, ...] = problem["loc"]
-    return loc[1:] if tagged else loc
+def _nearest(problems: Sequence[Any], value: object) -> Any:
+    """The deepest of those of the first field, and in a list of its first bad item."""
+    placed = [(problem, _place(problem, value)) for problem in problems]
+    field = placed[0][1][:1]
+    own = [(problem, place[1:2]) for problem, place in placed if place[:1] == field]
+    items = (place[0] for _, place in own if place)
+    first = min((item for item in items if isinstance(item, int)), default=None)
+    near = (problem for problem, place in own if first is None or place in ((), (first,)))
+    return max(near, key=lambda problem: len(problem["loc"]))
+
+
+def _place(problem: Any, value: Any) -> tuple[int | str, ...]:
+    """Where in ``value`` a problem is; the names of types are left out."""
+    place: list[int | str] = []
+    for step in problem["loc"]:
+        if isinstance(step, int) and isinstance(value, list):
+            place.append(step)
+            value = value[step] if step < len(value) else None
+        elif isinstance(value, dict) and step in value:
+            place.append(step)
+            value = value[step]
+    if problem["type"] == "missing":
+        place.append(problem["loc"][-1])
+    if problem["type"] == FIELD_ERROR:
+        place.append(problem["ctx"]["field"])
+    return tuple(place)
+
+
+def _text(place: Sequence[int | str]) -> str:
+    """As clients read it: ``messages[2].content``."""
+    steps = (
+        f"[{step}]" if isinstance(step, int) else f".{step[:MAX_NAME_CHARS]}" for step in place
+    )
+    return "".join(steps).removeprefix(".")[:MAX_PLACE_CHARS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from server.api.formats import ResponseFormat
@@ -30,6 +30,19 @@ Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+#: -1 is off, as in vLLM.
+TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda top_k: max(top_k, 0))]
+
+
+def _boolean(value: object) -> object:
+    """To Python 0 is equal to false."""
+    if value is not None and not isinstance(value, bool):
+        raise PydanticCustomError("bool_type", "must be a valid boolean")
+    return value
+
+
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_boolean)]
+OnlyTrue = Annotated[Literal[True], BeforeValidator(_boolean)]
 
 
 def _few(biases: object) -> object:
@@ -47,7 +60,7 @@ class Sampling(Wire):
 
     max_tokens: int | None = Field(None, ge=1, le=2**53)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    top_k: TopK | None = None
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
@@ -82,7 +95,12 @@ class StreamOptions(Wire):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything that only a stream has."""
+        return bool(self.include_usage or self.continuous_usage_stats)
 
 
 class CreateSessionBody(Wire):

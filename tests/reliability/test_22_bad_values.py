@@ -19,6 +19,7 @@ from server.engine.types import Request
 from tests.fakes import FakeEngine
 from tests.reliability.bystander import Bystander, bystander
 from tests.reliability.raw_websocket import TEXT, frame, opened
+from tests.server.api.talk import field_of
 from tests.server.harness import Running, running
 
 BYSTANDERS = 1
@@ -40,7 +41,7 @@ NO_FLAGS = ("0", "1", '"true"', '"false"', "[]", "{}", "NaN")
 RANGES = {
     "max_tokens": ("-1", "9223372036854775808", "18446744073709551616", "1000001"),
     "temperature": ("-0.1", "2.1", "-1e308", "1e308"),
-    "top_k": ("-1", "2147483648", "9223372036854775808"),
+    "top_k": ("-2", "2147483648", "9223372036854775808"),
     "top_p": ("0", "-0.0", "1.1", "-1"),
     "min_p": ("-0.1", "1.1"),
     "repetition_penalty": ("0", "-1", "11"),
@@ -54,7 +55,9 @@ RANGES = {
     "n": ("1000000000", "9223372036854775808", "0", "-1"),
     "idempotency_key": ("5", "true", '""', json.dumps("k" * 129), "[]"),
     "model": ("5", "[]", json.dumps("m" * 257)),
-    "user": ("5", "{}", json.dumps("u" * 257)),
+    **dict.fromkeys(
+        ("user", "safety_identifier", "prompt_cache_key"), ("5", "{}", json.dumps("u" * 257))
+    ),
     "stream_options": ('{"include_usage": 1}', '{"other": true}', '{"include_usage": true}', "1"),
     "best_of": ("1000000000",),
     "logprobs": ("1000000000", "-1", "21"),
@@ -114,7 +117,7 @@ def assert_names(error: dict[str, Any], name: str, value: str) -> None:
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
     assert len(error["message"]) < 500
     if value not in NAMELESS:
-        assert error["param"] == name, (name, value[:50], error)
+        assert field_of(error["param"]) == name, (name, value[:50], error)
         assert name in error["message"]
 
 

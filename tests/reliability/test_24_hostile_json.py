@@ -21,7 +21,7 @@ HOSTILE: dict[str, tuple[bytes, str | None]] = {
     "deep closed object": (b'{"a":' * DEEP + b"1" + b"}" * DEEP, None),
     "deep prompt": (b'{"prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}", None),
     "deep unknown field": (b'{"prompt": "x", "z": ' + b"[" * DEEP + b"]" * DEEP + b"}", None),
-    "not so deep prompt": (b'{"prompt": ' + b"[" * 100 + b"]" * 100 + b"}", "prompt"),
+    "not so deep prompt": (b'{"prompt": ' + b"[" * 100 + b"]" * 100 + b"}", "prompt[0][0]"),
     "5,000 digits": (b'{"prompt": "x", "seed": ' + DIGITS + b"}", None),
     "minus 5,000 digits": (b'{"prompt": "x", "seed": -' + DIGITS + b"}", None),
     "5,000 decimals": (b'{"prompt": "x", "top_p": 1.' + DIGITS + b"}", "top_p"),

@@ -96,11 +96,14 @@ async def test_other_requests_are_answered_while_a_large_body_is_parsed(
         assert (await server.generate(prompt="a", max_tokens=1)).status_code == 200
         answered.set()
         refused = await sent
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (
+        400,
+        "messages[0].content[0].type",
+    )
     assert len(parsers) == 2 and threading.main_thread() in parsers
 
 
 def test_value_of_many_fields_is_refused_by_its_name() -> None:
     body = {"messages": [{"role": "user", "content": "a", **FIELDS}]}
-    with pytest.raises(Exception, match="messages: must have at most 64 fields"):
+    with pytest.raises(Exception, match=r"messages\[0\].k0: extra inputs"):
         parse.parse_body(chat_schemas.ChatBody, json.dumps(body).encode())

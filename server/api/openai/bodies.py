@@ -25,6 +25,15 @@ MAX_PROMPTS = 256
 #: Inputs of one request for embeddings, as many as OpenAI takes.
 MAX_INPUTS = 2048
 
+
+class Labels(Wire):
+    """What a client may note down for itself; nothing here depends on it."""
+
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 IdLists = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 
@@ -73,7 +82,7 @@ OnePrompt = Annotated[
 ]
 
 
-class CompletionBody(Sampling, Once):
+class CompletionBody(Sampling, Once, Labels):
     """`POST /v1/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = COMPLETIONS
@@ -90,7 +99,6 @@ class CompletionBody(Sampling, Once):
     stream_options: StreamOptions | None = None
     session: SessionId | None = None
     keep: bool | None = None
-    user: Label | None = None
 
 
 class EmbeddingsBody(Wire):

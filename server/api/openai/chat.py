@@ -62,9 +62,9 @@ def _num_bytes(body: ChatBody, work: Work) -> int:
 
 def _check(body: ChatBody) -> None:
     """Raises `InvalidRequest` for fields that do not go together."""
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options is not None and body.stream_options.asks and not body.stream:
         raise invalid("stream_options", "needs stream to be true")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     if body.max_completion_tokens is not None and body.max_tokens not in (
         None,

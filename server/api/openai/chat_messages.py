@@ -7,12 +7,22 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from server.api.formats import Schema, few_fields, finite_numbers
 from server.api.names import ItemId as CallId
-from server.api.wire import Wire
+from server.api.openai.unsupported import ASSISTANT
+from server.api.wire import History, Wire
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -28,8 +38,14 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NAM
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
+#: A mark for other servers' caches: the prefix cache finds beginnings by itself.
+CACHE_MARK = frozenset(["cache_control"])
+
+
 class TextPart(Wire):
     """A part of a content; there is none but text."""
+
+    hints = CACHE_MARK
 
     type: Literal["text"]
     text: str
@@ -44,11 +60,40 @@ class TextPart(Wire):
         return value
 
 
+class HeldText(TextPart):
+    """A part of what is sent back."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class HeldRefusal(History):
+    """A refusal that is sent back; it is text to the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _kind_of_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "refusal" if kind == "refusal" else "text"
+
+
+HeldPart = Annotated[
+    Annotated[HeldText, Tag("text")] | Annotated[HeldRefusal, Tag("refusal")],
+    Discriminator(_kind_of_part),
+]
+
 Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+ToolContent = (
+    str | Annotated[list[HeldText], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+)
+Said = str | Annotated[list[HeldPart], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
 class SystemMessage(Wire):
     """What the developer of an application says."""
+
+    hints = CACHE_MARK | {"id"}
 
     role: Literal["system", "developer"]
     content: Content
@@ -58,51 +103,53 @@ class SystemMessage(Wire):
 class UserMessage(Wire):
     """What its user says."""
 
+    hints = CACHE_MARK | {"id"}
+
     role: Literal["user"]
     content: Content
     name: Name | None = None
 
 
-class CalledFunction(Wire):
+class CalledFunction(History):
     """What was called; ``arguments`` is JSON, in a text."""
 
     name: FunctionName
     arguments: str
 
 
-class ToolCall(Wire):
+class ToolCall(History):
     """A call that the model has made."""
 
     id: CallId
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class AssistantMessage(Wire):
-    """What the model has said or called, as `POST /v1/chat/completions` answers it."""
+class AssistantMessage(History):
+    """What the model has said or called, as a client holds the answer to its request."""
+
+    refused = ASSISTANT
 
     role: Literal["assistant"]
-    content: Content | None = None
+    content: Said | None = None
     refusal: str | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
-        if self.content is None and self.refusal is None and not self.tool_calls:
+        if self.content in (None, []) and self.refusal is None and not self.tool_calls:
             raise PydanticCustomError("empty", "an assistant's message needs content or tool_calls")
         return self
 
 
-class ToolMessage(Wire):
+class ToolMessage(History):
     """What a call has given."""
 
     role: Literal["tool"]
-    content: Content
+    content: ToolContent
     tool_call_id: CallId
+    name: Name | None = None
 
 
 ChatMessage = Annotated[
@@ -116,6 +163,8 @@ Messages = Annotated[
 class FunctionDefinition(Wire):
     """A function that the model may call; ``parameters`` is a JSON schema of an object."""
 
+    hints = CACHE_MARK
+
     name: FunctionName
     description: Annotated[str, StringConstraints(max_length=16_384)] | None = None
     parameters: Schema | None = None
@@ -124,6 +173,8 @@ class FunctionDefinition(Wire):
 
 class FunctionTool(Wire):
     """A tool; there is none but functions."""
+
+    hints = CACHE_MARK
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -137,11 +188,13 @@ TemplateKwargs = Annotated[
 ]
 
 
-def text_of(content: Content | None) -> str:
+def text_of(content: Content | ToolContent | Said | None) -> str:
     """The text of a content; parts become lines."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(part.text for part in content)
+    return "\n".join(
+        part.refusal if isinstance(part, HeldRefusal) else part.text for part in content
+    )
 
 
 def arguments_of(call: ToolCall) -> object:

@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from server.api.answers import UsageAnswer
-from server.api.names import Label, ModelName
+from server.api.names import ModelName
+from server.api.openai.bodies import Labels
 from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
 from server.api.openai.tools import ToolChoice
 from server.api.openai.unsupported import CHAT, Refusal
 from server.api.schemas import MAX_CHOICES, Sampling, StreamOptions
 
 
-class ChatBody(Sampling):
+class ChatBody(Sampling, Labels):
     """`POST /v1/chat/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = CHAT
@@ -30,7 +31,6 @@ class ChatBody(Sampling):
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Label | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None

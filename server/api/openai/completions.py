@@ -102,7 +102,7 @@ def _prompts(body: CompletionBody) -> Sequence[OnePrompt | None]:
 
 def _check(body: CompletionBody) -> None:
     """Raises `InvalidRequest` for fields that do not go together."""
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options is not None and body.stream_options.asks and not body.stream:
         raise invalid("stream_options", "needs stream to be true")
     num_shown, num_drawn = body.n or 1, body.best_of or body.n or 1
     if num_drawn < num_shown:

@@ -116,13 +116,12 @@ def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:
     if role == "developer" and not knows_developer:
         role = "system"
     found: dict[str, Any] = {"role": role, "content": text_of(message.content)}
-    if isinstance(message, ToolMessage):
-        found["tool_call_id"] = message.tool_call_id
-        return found
     if message.name is not None:
         found["name"] = message.name
+    if isinstance(message, ToolMessage):
+        found["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantMessage):
-        if message.content is None and message.refusal is not None:
+        if not message.content and message.refusal is not None:
             found["content"] = message.refusal
         if message.tool_calls:
             found["tool_calls"] = [

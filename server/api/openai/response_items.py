@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from server.api.openai.chat_messages import (
     AssistantMessage,
@@ -15,27 +15,40 @@ from server.api.openai.chat_messages import (
 )
 from server.api.openai.response_note import ID_PREFIX, Json
 from server.api.openai.responses_schemas import (
+    InputAnswer,
     InputCall,
     InputCallOutput,
     InputMessage,
+    InputReasoning,
     InputText,
+    ItemReference,
     OutputText,
     Refused,
 )
 
-Given = InputMessage | InputCall | InputCallOutput
+Said = InputMessage | InputAnswer
+Given = Said | InputCall | InputCallOutput | InputReasoning | ItemReference
 
 
-def input_items(given: str | Sequence[Given], response: str) -> list[Json]:
-    """``given`` in the one shape that OpenAI shows it in; an item without a name gets one."""
+def input_items(
+    given: str | Sequence[Given], response: str, found: Mapping[str, Json]
+) -> list[Json]:
+    """``given`` in the one shape that OpenAI shows it in; an item without a name gets one.
+
+    ``found`` has the items that are referred to. What another model has thought is left out.
+    """
     if isinstance(given, str):
         given = [InputMessage(role="user", content=given)]
     name = response.removeprefix(ID_PREFIX)
-    return [_item(item, f"{name}_in_{index}") for index, item in enumerate(given)]
+    return [
+        found[item.id] if isinstance(item, ItemReference) else _item(item, f"{name}_in_{index}")
+        for index, item in enumerate(given)
+        if not isinstance(item, InputReasoning)
+    ]
 
 
-def _item(item: Given, name: str) -> Json:
-    if isinstance(item, InputMessage):
+def _item(item: Said | InputCall | InputCallOutput, name: str) -> Json:
+    if isinstance(item, Said):
         head: Json = {"id": item.id or f"msg_{name}", "type": "message", "role": item.role}
         return {**head, "status": "completed", "content": _content(item)}
     head = {"type": item.type, "status": "completed", "call_id": item.call_id}
@@ -48,7 +61,7 @@ def _item(item: Given, name: str) -> Json:
     return {"id": item.id or f"fco_{name}", **head, "output": text}
 
 
-def _content(message: InputMessage) -> list[Json]:
+def _content(message: Said) -> list[Json]:
     if isinstance(message.content, str):
         return [_part(message.role, message.content)]
     return [_part(message.role, _text(part)) for part in message.content]

@@ -25,16 +25,19 @@ from server.api.openai import responses_answers_schema as answers
 from server.api.openai.response_note import Json
 from server.api.openai.responses_answers import KeptResponse, NewResponse, in_background
 from server.api.openai.responses_reading import Kept, ResponseNotFound, find
-from server.api.openai.responses_schemas import ResponsesBody
-from server.api.openai.responses_work import response_of_key, stored_previous, work_of
+from server.api.openai.responses_schemas import Includes, ResponsesBody
+from server.api.openai.responses_work import (
+    needs_sessions,
+    response_of_key,
+    stored_previous,
+    work_of,
+)
 from server.api.queries import Flag, Seq
 from server.api.queries import Query as StrictQuery
 from server.api.service import Service
 from server.api.translate import body_of
 
 router = APIRouter(prefix="/v1/responses")
-
-Includes = list[Literal["message.output_text.logprobs"]]
 
 
 class RetrieveQuery(StrictQuery):
@@ -66,7 +69,7 @@ async def create_response(request: Request) -> Response:
     body = await body_of(ResponsesBody, request)
     owner = request.state.owner
     service = await _service_for(request, body)
-    if body.store is not False or body.previous_response_id is not None:
+    if needs_sessions(body):
         request.state.caller.require("sessions")
     if (done := await _done_before(service, owner, body)) is not None:
         if body.background and not body.stream:

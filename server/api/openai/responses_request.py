@@ -10,7 +10,12 @@ from server.api.errors import invalid
 from server.api.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
 from server.api.openai.chat_messages import FunctionDefinition, FunctionTool
 from server.api.openai.response_note import Json
-from server.api.openai.responses_schemas import NamedSchema, ResponsesBody, ResponseToolChoice
+from server.api.openai.responses_schemas import (
+    LOGPROBS,
+    NamedSchema,
+    ResponsesBody,
+    ResponseToolChoice,
+)
 from server.api.openai.tools import (
     ChosenFunction,
     NamedToolChoice,
@@ -38,15 +43,13 @@ def check(body: ResponsesBody) -> None:
         raise invalid("background", "needs store to be true")
     if body.idempotency_key is not None and body.store is False:
         raise invalid("idempotency_key", "needs store to be true")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "needs stream to be true")
     if body.top_logprobs and not wants_logprobs(body):
         raise invalid("top_logprobs", "needs include to have message.output_text.logprobs")
 
 
 def wants_logprobs(body: ResponsesBody) -> bool:
     """Whether the output is to show them."""
-    return "message.output_text.logprobs" in (body.include or ())
+    return LOGPROBS in (body.include or ())
 
 
 def _chat_tools(body: ResponsesBody) -> list[FunctionTool]:

@@ -19,8 +19,9 @@ from server.api.formats import (
     few_fields,
 )
 from server.api.names import ItemId, Label, ModelName
+from server.api.openai.chat_messages import CACHE_MARK
 from server.api.openai.unsupported import RESPONSES, Refusal
-from server.api.wire import Wire
+from server.api.wire import History, Wire
 
 MAX_ITEMS = 10_000
 MAX_PARTS = 1024
@@ -43,20 +44,20 @@ Metadata = Annotated[
 class InputText(Wire):
     """Text of the user's, the developer's or a tool's."""
 
+    hints = CACHE_MARK
+
     type: Literal["input_text"]
     text: str
 
 
-class OutputText(Wire):
+class OutputText(History):
     """Text of the assistant's, as an earlier answer had it."""
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
 
 
-class Refused(Wire):
+class Refused(History):
     """An assistant's refusal; it is text to the model."""
 
     type: Literal["refusal"]
@@ -69,17 +70,25 @@ TextParts = Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PART
 
 
 class InputMessage(Wire):
-    """What somebody has said."""
+    """What the user or the developer of an application has said."""
 
     type: Literal["message"] | None = None
-    role: Literal["user", "assistant", "system", "developer"]
+    role: Literal["user", "system", "developer"]
     content: str | Parts
     id: ItemId | None = None
     status: ItemStatus | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
 
 
-class InputCall(Wire):
+class InputAnswer(History):
+    """What the assistant has said, as a client holds it."""
+
+    type: Literal["message"] | None = None
+    role: Literal["assistant"]
+    content: str | Parts
+    id: ItemId | None = None
+
+
+class InputCall(History):
     """A call that the assistant has made."""
 
     type: Literal["function_call"]
@@ -87,33 +96,56 @@ class InputCall(Wire):
     name: Name
     arguments: str
     id: ItemId | None = None
-    status: ItemStatus | None = None
 
 
-class InputCallOutput(Wire):
+class InputCallOutput(History):
     """What a call gave."""
 
     type: Literal["function_call_output"]
     call_id: ItemId
     output: str | TextParts
     id: ItemId | None = None
-    status: ItemStatus | None = None
+
+
+class InputReasoning(History):
+    """What another model has thought; this one does not read it."""
+
+    type: Literal["reasoning"]
+
+
+class ItemReference(Wire):
+    """An item of a stored response, of its input or its output, by its name."""
+
+    type: Literal["item_reference"] | None = None
+    id: ItemId
 
 
 def _kind(item: Any) -> str:
-    """A message may come without its type."""
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return "message" if kind is None else str(kind)
+    """A message may come without its type, and so may a reference."""
+
+    def field(name: str) -> Any:
+        return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+
+    kind = field("type")
+    if kind is None and field("role") is None and field("id") is not None:
+        return "item_reference"
+    if kind in (None, "message"):
+        return "answer" if field("role") == "assistant" else "message"
+    return str(kind)
 
 
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
+    | Annotated[InputAnswer, Tag("answer")]
     | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(
         _kind,
         custom_error_type="input_item",
-        custom_error_message="items must be message, function_call or function_call_output",
+        custom_error_message="items must be message, function_call, function_call_output, "
+        "reasoning or item_reference",
     ),
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -169,7 +201,23 @@ ToolChoice = Literal["none", "auto", "required"] | ResponseToolChoice
 class ResponseStreamOptions(Wire):
     """OpenAI's options of a stream; random padding is not among what this server does."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: schemas.OnlyFalse | None = None
+
+
+LOGPROBS = "message.output_text.logprobs"
+
+#: What else OpenAI's clients ask for belongs to items that this server never makes.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Includes = Annotated[list[Included], Field(fail_fast=True, max_length=16)]
 
 
 class ResponsesBody(schemas.Once):
@@ -185,12 +233,7 @@ class ResponsesBody(schemas.Once):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    include: (
-        Annotated[
-            list[Literal["message.output_text.logprobs"]], Field(fail_fast=True, max_length=8)
-        ]
-        | None
-    ) = None
+    include: Includes | None = None
     text: TextConfig | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -207,7 +250,7 @@ class ResponsesBody(schemas.Once):
     top_logprobs: schemas.TopLogprobs | None = None
 
     # Ours, as everywhere else
-    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    top_k: schemas.TopK | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
@@ -235,7 +278,7 @@ class ResponseCreate(ResponsesBody):
     }
 
     type: Literal["response.create"]
-    stream: Literal[True] | None = None
-    background: Literal[False] | None = None
+    stream: schemas.OnlyTrue | None = None
+    background: schemas.OnlyFalse | None = None
     idempotency_key: None = None
     stream_id: Label | None = None

@@ -30,6 +30,7 @@ from server.api.openai.responses_work import (
     FindPrevious,
     Previous,
     Work,
+    needs_sessions,
     stored_previous,
     work_of,
 )
@@ -212,7 +213,7 @@ class ResponsesSocket:
         finally:
             self._num_waiting_bytes -= len(body)
         self._caller.require("generate")
-        if message.store is not False or message.previous_response_id is not None:
+        if needs_sessions(message):
             self._caller.require("sessions")
         name = message.model
         service = self._models.default if name is None else self._models.service(name)

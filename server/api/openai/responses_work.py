@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from server.api.errors import invalid
 from server.api.openai.chat_messages import tool_object
 from server.api.openai.response_items import input_items
-from server.api.openai.response_note import Note, id_under_key, new_id
+from server.api.openai.response_note import Json, Note, id_under_key, new_id
+from server.api.openai.response_references import has_references, referred
 from server.api.openai.response_turns import (
     Ask,
     PreviousNotFound,
@@ -122,6 +123,12 @@ class Work:
             await self.service.sessions.delete(self.request.session, self.request.owner)
 
 
+def needs_sessions(body: ResponsesBody) -> bool:
+    """Whether ``body`` reads or writes what is stored: its key needs the scope for that."""
+    goes_on = body.previous_response_id is not None
+    return body.store is not False or goes_on or has_references(body.input)
+
+
 async def work_of(
     service: Service, owner: str, body: ResponsesBody, find_previous: FindPrevious
 ) -> Work:
@@ -133,7 +140,8 @@ async def work_of(
         id = response_of_key(service, owner, body.idempotency_key)
     try:
         use = tools_of(service, body)
-        ask = Ask(input_items(body.input, id), body.instructions, use.shown)
+        items = await _items(body, id, find_previous)
+        ask = Ask(items, body.instructions, use.shown)
         prompt, source = await _prompt(service, ask, body.previous_response_id, find_previous)
         sampling = sampling_of(service, body, use)
         wanted = Continuation.model_construct(prompt=prompt, keep=is_stored)
@@ -171,6 +179,18 @@ def stored_previous(service: Service, owner: str) -> FindPrevious:
         return Previous(Turn(kept.note, kept.output), kept)
 
     return find_previous
+
+
+async def _items(body: ResponsesBody, id: str, find_previous: FindPrevious) -> list[Json]:
+    """The items of the body, with those that it refers to."""
+
+    async def find_turn(id: str) -> Turn:
+        return (await find_previous(id)).turn
+
+    items = input_items(body.input, id, await referred(find_turn, body.input))
+    if not items:
+        raise invalid("input", "has nothing that the model reads")
+    return items
 
 
 async def _prompt(

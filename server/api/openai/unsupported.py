@@ -24,6 +24,8 @@ class Refusal:
 
     def accepts(self, value: object) -> bool:
         """Whether ``value``, out of JSON, asks for nothing."""
+        if isinstance(value, dict):
+            value = {name: item for name, item in value.items() if item is not None}
         return value is None or any(_same(value, default) for default in self.accepted)
 
 
@@ -44,10 +46,15 @@ _STORED = {
 _HOSTED = {
     **_refused(["service_tier"], "this server has one tier", "auto", "default"),
     **_refused(
-        ["prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_salt"],
+        ["prompt_cache_options", "cache_salt"],
         "the prefix cache needs no key: it knows each tenant's own prefixes at any token",
     ),
-    **_refused(["safety_identifier"], "nothing is reported to anybody; use user"),
+    **_refused(
+        ["prompt_cache_retention"],
+        "the prefix cache keeps what is used and has no times",
+        "in_memory",
+        "in-memory",
+    ),
     **_refused(["moderation"], "this server moderates nothing"),
 }
 
@@ -104,10 +111,11 @@ CHAT = {
     **_refused(["modalities"], _NO_MEDIA, ["text"]),
     **_refused(["prediction"], "there is no speculative decoding"),
     **_refused(["web_search_options"], "the server reaches no network"),
-    **_refused(["reasoning_effort", "verbosity"], "the model does not know it"),
-    **_refused(
-        ["functions", "function_call"], "is what tools and tool_choice were called before", []
-    ),
+    **_refused(["reasoning_effort"], "the model does not reason apart", "none"),
+    **_refused(["reasoning"], "the model does not reason apart", {}, {"effort": "none"}),
+    **_refused(["verbosity"], "the model does not know it", "medium"),
+    **_refused(["functions"], "is what tools were called before", []),
+    **_refused(["function_call"], "is what tool_choice was called before", "none"),
     **_refused(["prompt_logprobs", "echo"], "is for /v1/completions", False),
     **_refused(["chat_template"], "the template comes from the model alone"),
     **_refused(["documents"], "is not supported; chat_template_kwargs may have them", []),
@@ -128,10 +136,16 @@ RESPONSES = {
     **_refused(["conversation"], "is not supported; use previous_response_id"),
     **_refused(["max_tool_calls"], "there are no built-in tools"),
     **_refused(["prompt"], "there are no stored prompts"),
-    **_refused(["reasoning"], "the model does not reason apart", {}),
+    **_refused(["reasoning"], "the model does not reason apart", {}, {"effort": "none"}),
     **_refused(["context_management"], "the state has a constant size: nothing needs to be cut"),
     **_refused(["messages"], "is for /v1/chat/completions; give input"),
     **_refused(["max_tokens", "max_completion_tokens"], "is called max_output_tokens here"),
+}
+
+#: A message of the assistant's that is sent back.
+ASSISTANT = {
+    **_refused(["audio"], _NO_MEDIA),
+    **_refused(["function_call"], "is what tool_calls was called before"),
 }
 
 #: `POST /v1/embeddings`.

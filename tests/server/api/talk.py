@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,11 @@ from tests.fakes import STORY
 from tests.server.harness import Running, receive, receive_until, send
 
 Message = dict[str, Any]
+
+
+def field_of(param: str | None) -> str | None:
+    """The field of a body that a ``param`` is in: that of ``messages[0].content`` is messages."""
+    return param and re.split(r"[.\[]", param, maxsplit=1)[0]
 
 
 def story(start: int, length: int, seed: int = 0) -> str:

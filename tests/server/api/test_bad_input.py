@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from server.config import ServerConfig
+from tests.server.api.talk import field_of
 from tests.server.harness import Running, receive, running
 
 SAMPLING = (
@@ -23,7 +24,7 @@ BAD_VALUES = [
     *((name, value) for name in NUMBERS for value in NOT_NUMBERS),
     *(("max_tokens", value) for value in ("-1", "9223372036854775808", "1.5", "1000001")),
     *(("temperature", value) for value in ("-0.1", "2.1")),
-    *(("top_k", value) for value in ("-1", "1.5", "99999999999")),
+    *(("top_k", value) for value in ("-2", "1.5", "99999999999")),
     *(("top_p", value) for value in ("0", "1.1", "-1")),
     *(("min_p", value) for value in ("-0.1", "1.1")),
     *(("typical_p", value) for value in ("0", "1.1")),
@@ -64,8 +65,8 @@ BAD_VALUES = [
     ("logprobs", "21"),
     ("echo", "1"),
     ("suffix", '"x"'),
-    ("unknown", "null"),
-    ("k" * 100_000, "null"),
+    ("unknown", "0"),
+    ("k" * 100_000, "0"),
 ]
 
 BAD_PROMPTS = (
@@ -171,14 +172,17 @@ async def test_bad_value_is_a_400_that_names_its_field(server: Running) -> None:
         error = problem(await post(server, f'{{"prompt": "hi", "{name}": {value}}}'))
         too_long = value == "9" * 5000  # not JSON to the parser, which does not say where
         name = name[:64]
-        assert too_long or (error["param"] == name and name in error["message"]), (name, value)
+        assert too_long or (error["param"].startswith(name) and name in error["message"]), (
+            name,
+            value,
+        )
     await assert_unharmed(server)
 
 
 async def test_bad_prompt_is_a_400_that_names_the_prompt(server: Running) -> None:
     for value in BAD_PROMPTS:
         error = problem(await post(server, f'{{"prompt": {value}}}'))
-        assert error["param"] == "prompt" or "9" * 5000 in value, (value[:50], error)
+        assert field_of(error["param"]) == "prompt" or "9" * 5000 in value, (value[:50], error)
     assert problem(await post(server, "{}"))["param"] == "prompt"
     await assert_unharmed(server)
 
@@ -298,7 +302,9 @@ async def test_bad_frame_gets_an_error_and_the_socket_lives_on(server: Running) 
             await socket.send(frame)
             answer = await receive(socket)
             assert answer["type"] == "error", frame[:80]
-            assert (answer["status"], answer["error"]["param"]) == (400, param), frame[:80]
+            given = answer["error"]["param"]
+            assert answer["status"] == 400, frame[:80]
+            assert given == param or field_of(given) == param, frame[:80]
             if "1e999" not in str(frame) and "-Infinity" not in str(frame):
                 assert answer["request_id"] == request_id, frame[:80]
     await assert_unharmed(server)

@@ -11,7 +11,7 @@ import pytest
 from model.chat_template import ChatTemplate
 from server.engine.types import SamplingParams
 from tests.fakes import EOS
-from tests.server.api.talk import story
+from tests.server.api.talk import field_of, story
 from tests.server.harness import Recorder, Running, running
 
 ROLES = ChatTemplate(
@@ -215,7 +215,14 @@ async def test_null_and_defaults_ask_for_nothing(server: Running) -> None:
     assert (await ask(server, max_completion_tokens=1, **dict.fromkeys(names))).status_code == 200
     defaults = {"modalities": ["text"], "store": False, "service_tier": "auto", "keep": False}
     defaults |= {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"}
-    assert (await ask(server, max_tokens=1, **defaults)).status_code == 200
+    defaults |= {"verbosity": "medium", "reasoning_effort": "none", "top_k": -1}
+    defaults |= {"reasoning": {"effort": "none", "summary": None}, "never_heard_of": None}
+    defaults |= {"logprobs": False, "top_logprobs": 0, "function_call": "none", "functions": []}
+    defaults |= {"stream_options": {"include_usage": False}, "parallel_tool_calls": True}
+    defaults |= {"prompt_cache_key": "k", "safety_identifier": "s", "metadata": {}}
+    defaults |= {"prompt_cache_retention": "in_memory", "top_logprobs": 0}
+    answer = await ask(server, max_tokens=1, **defaults)
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(
@@ -238,6 +245,9 @@ async def test_null_and_defaults_ask_for_nothing(server: Running) -> None:
         ("nonsense", 1),
         ("logprobs", 3),
         ("top_logprobs", 3),
+        ("top_k", -2),
+        ("reasoning", {"effort": "low"}),
+        ("reasoning", {"effort": "none", "mood": "glad"}),
         ("stream_options", {"include_usage": True}),
         ("max_tokens", 0),
         ("max_tokens", 3),
@@ -269,7 +279,7 @@ async def test_what_is_not_supported_is_refused_by_name(
     response = await ask(server, **body)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    assert error["param"] == param, error
+    assert field_of(error["param"]) == param, error
     assert error["type"] == "invalid_request_error"
     if param == "messages" and "image_url" in json.dumps(value):
         assert "'image_url'" in error["message"]

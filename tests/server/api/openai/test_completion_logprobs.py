@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import most_likely, score_of
-from tests.server.api.talk import kept, settled, story
+from tests.server.api.talk import field_of, kept, settled, story
 from tests.server.api.test_completions import sse_values
 from tests.server.harness import Running
 
@@ -208,5 +208,5 @@ async def test_what_cannot_be_is_refused_by_name(
 ) -> None:
     response = await server.generate(prompt="hi", **fields)
     error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param), response.text
+    assert (response.status_code, field_of(error["param"])) == (400, param), response.text
     assert error["type"] == "invalid_request_error"

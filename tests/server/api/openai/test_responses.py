@@ -18,7 +18,7 @@ from tests.server.api.openai.responding import (
     streamed_text,
     text_of,
 )
-from tests.server.api.talk import at_rest, info, story, until
+from tests.server.api.talk import at_rest, field_of, info, story, until
 from tests.server.harness import Running, running
 
 ANSWER = story(len(PROMPT), 6)
@@ -128,7 +128,7 @@ async def test_logprobs_come_where_they_are_included(server: Running) -> None:
         ("messages", []),
         ("service_tier", "flex"),
         ("moderation", {"model": "m"}),
-        ("include", ["reasoning.encrypted_content"]),
+        ("include", ["nonsense"]),
         ("tools", [{"type": "web_search"}]),
         ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": []}),
         ("input", [{"type": "item_reference", "id": "i"}]),
@@ -137,6 +137,7 @@ async def test_logprobs_come_where_they_are_included(server: Running) -> None:
         ("input", []),
         ("text", {"verbosity": "low"}),
         ("stream_options", {"include_obfuscation": True}),
+        ("stream_options", {"include_obfuscation": 0}),
         ("top_logprobs", 21),
         ("max_output_tokens", 0),
         ("temperature", 3),
@@ -149,7 +150,8 @@ async def test_what_is_not_supported_is_refused_by_its_name(
 ) -> None:
     more = {"stream": True} if field == "stream_options" else {}
     answer = await ask(server, **{field: value}, **more)
-    assert await error_of(answer) == (400, "invalid_value", field)
+    status, code, param = await error_of(answer)
+    assert (status, code, field_of(param)) == (400, "invalid_value", field)
     assert field in answer.json()["error"]["message"]
 
 
@@ -158,7 +160,6 @@ async def test_what_is_not_supported_is_refused_by_its_name(
     [
         {"background": True, "store": False},
         {"idempotency_key": "k", "store": False},
-        {"stream_options": {"include_obfuscation": False}},
         {"top_logprobs": 2},
     ],
 )
@@ -173,12 +174,14 @@ async def test_what_asks_for_nothing_is_accepted(server: Running) -> None:
         conversation=None,
         service_tier="auto",
         truncation="auto",
-        reasoning={},
-        include=[],
+        reasoning={"effort": "none", "summary": None},
+        include=["reasoning.encrypted_content", "file_search_call.results"],
+        stream_options={"include_obfuscation": False},
+        never_heard_of=None,
         text={"format": {"type": "text"}, "verbosity": "medium"},
         tools=[],
         parallel_tool_calls=False,
-        top_k=3,
+        top_k=-1,
         min_p=0.1,
         prompt_cache_key="k",
         safety_identifier="s",

@@ -29,6 +29,8 @@ async def test_key_that_may_only_generate_cannot_store(tmp_path: Path) -> None:
         assert await error_of(await post(server)) == (403, "scope_missing", None)
         answer = await post(server, store=False, previous_response_id="resp_none")
         assert answer.status_code == 403
+        named = [{"type": "item_reference", "id": "msg_1"}]
+        assert (await post(server, store=False, input=named)).status_code == 403
         assert (await post(server, store=False)).status_code == 200
         answer = await server.http.get("/v1/responses/resp_none", headers=bearer(KEY))
         assert answer.status_code == 403
