@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
+import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,31 @@ async def test_unkept_stream_is_cancelled_when_the_time_is_over(tmp_path: Path) 
             await unkept.wait_closed()
             assert unkept.close_code == 1012
             assert await stopping == 0
+
+
+async def test_second_signal_cancels_what_nobody_keeps_and_saves_the_rest(tmp_path: Path) -> None:
+    odometer = Odometer()
+    stream = KeptStream("kept", History(), odometer, prompt=PROMPT, max_tokens=10**6, **SAMPLING)
+    with server_at(tmp_path, drain_timeout_s=600) as server:
+        async with socket_of(server.stream_url) as unkept, client_of(server.url) as client:
+            await begin_unkept(unkept)
+            reading = asyncio.create_task(stream.run(server.stream_url))
+            await odometer.reach(10)
+            body = {"prompt": PROMPT, "max_tokens": 10**6, "stream": True, **SAMPLING}
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                os.kill(server.pid, signal.SIGTERM)
+                await eventually(lambda: server.get("/ready")[0] == 503)
+                os.kill(server.pid, signal.SIGTERM)
+                over_http = [line async for line in lines if line.startswith("data: {")]
+            assert (await answer_of(unkept, "finished"))["finish_reason"] == "cancelled"
+            assert json.loads(over_http[-1][6:])["choices"][0]["finish_reason"] == "cancelled"
+            await unkept.wait_closed()
+            assert unkept.close_code == 1012
+            assert await reading == "migrate"
+            assert await asyncio.to_thread(server.wait) == 0
+        assert "did not end its requests" not in server.log()
 
 
 async def test_kept_stream_over_http_says_where_it_is_and_is_read_on_from_there(

@@ -150,8 +150,12 @@ async def test_second_signal_does_not_wait() -> None:
         await receive_until(client, "token")
         server.server.stop()
         server.server.stop()
-        async with asyncio.timeout(20):
-            await server.done
+        finished = (await receive_until(client, "finished"))[-1]
+        assert finished["finish_reason"] == "cancelled"
+        await client.wait_closed()
+        assert client.close_code == 1012
+        await server.done
+        assert server.server.exit_code == 0
 
 
 async def test_storm_of_disconnects_leaves_nothing_behind() -> None:
