@@ -20,7 +20,8 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from model.checkpoint import load_checkpoint, save_checkpoint
 from server.backend import open_backend
 from server.engine.engine import EngineConfig
-from server.engine.types import Request, SamplingParams
+from server.engine.types import Request
+from server.sampling_defaults import with_defaults
 from server.storage import identity_of
 from server.store.base import Store
 from server.store.sqlite_store import open_store
@@ -287,7 +288,7 @@ class Soloist:
     def tokens(self, prompt: str, **sampling: Any) -> list[int]:
         """What a ``generate`` message with the same fields must give."""
         ids = tuple(self._tokenizer.encode(prompt))
-        request = Request("solo", "nobody", ids, SamplingParams(**sampling))
+        request = Request("solo", "nobody", ids, with_defaults(**sampling))
         return tokens_of(solo(self._engine, request))
 
     def text(self, ids: Sequence[int]) -> str:
