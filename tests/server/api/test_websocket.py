@@ -6,7 +6,7 @@ import json
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from server.engine.types import SamplingParams
+from server.sampling_defaults import with_defaults
 from tests.fakes import STATE_BYTES, FakeEngine
 from tests.server.api.talk import settled
 from tests.server.harness import Gate, Recorder, Running, receive, receive_until, running, send
@@ -57,7 +57,7 @@ async def test_penalties_reach_the_engine() -> None:
             socket, type="generate", request_id="a", prompt="hi", max_tokens=1, seed=0, **penalties
         )
         await receive_until(socket, "finished")
-    assert engine.sampling == [SamplingParams(max_tokens=1, seed=0, **penalties)]
+    assert engine.sampling == [with_defaults(max_tokens=1, seed=0, **penalties)]
 
 
 async def test_unkept_session_ends_with_its_request(server: Running) -> None:
