@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
+
+from uvicorn.protocols.utils import ClientDisconnected
 
 from server.api.connections import EXTENSION as CONNECTION
 from server.api.connections import OpenConnection
-from server.api.errors import error_body
+from server.api.errors import error_body, error_headers, outcome
+from server.api.refuse import answer_with_error
 from server.api.shortcut import EXTENSION as SHORTCUT
 from server.api.shortcut import Write
-from server.engine.errors import InvalidRequest
+from server.driver import Draining
+from server.engine.errors import EngineError, InternalFailure, InvalidRequest
+
+logger = logging.getLogger("everstream.serving")
+
+FAILED = "the server failed; it has logged why"
 
 # Of one connection in one turn of the event loop: hundreds of tiny frames, ten milliseconds.
 READ_BYTES = 4 * 1024
@@ -71,14 +82,46 @@ class RunsApp(CountedProtocol):
     async def _run_app(self, scope: Any, receive: Any, send: Any) -> None:
         offered = {SHORTCUT: self._shortcut(scope), CONNECTION: self.connection}
         extensions = {**scope.get("extensions", {}), **offered}
-        await self._app({**scope, "extensions": extensions}, receive, send)
+        has_answered = self._watch_answer()
+        try:
+            await self._app({**scope, "extensions": extensions}, receive, send)
+        except ClientDisconnected:
+            raise
+        except BaseException as error:  # uvicorn would answer in plain text
+            if has_answered():
+                raise
+            await answer_with_error(scope, send, _failure(error))
+        else:
+            if not has_answered():
+                logger.error("the application gave no answer to %s", scope["path"])
+                await answer_with_error(scope, send, InternalFailure(FAILED))
+
+    def _watch_answer(self) -> Callable[[], bool]:
+        """Says of the present request if an answer has begun, or nobody is there to get one."""
+        raise NotImplementedError
 
     def _shortcut(self, scope: Any) -> Write:
         raise NotImplementedError
 
 
+def _failure(error: BaseException) -> EngineError:
+    """What a client hears of an application that has ended by ``error``."""
+    if isinstance(error, asyncio.CancelledError):  # the server ends, whatever its reason
+        return Draining()
+    logger.error("the application failed", exc_info=error)
+    return InternalFailure(FAILED)
+
+
 def refusal(message: str) -> bytes:
     """A whole answer with status 400, after which the connection ends."""
-    body = error_body(InvalidRequest(message))
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
-    return b"HTTP/1.1 400 Bad Request\r\n%b\r\n\r\n%b" % (head.encode(), body)
+    return whole_answer(InvalidRequest(message))
+
+
+def whole_answer(error: EngineError, status: int | None = None, more: str = "") -> bytes:
+    """A whole answer, after which the connection ends. ``more`` are lines of its head."""
+    status = outcome(error).status if status is None else status
+    body, headers = error_body(error), error_headers(error)
+    headers |= {"content-length": str(len(body)), "connection": "close"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+    return f"{first}{lines}{more}\r\n".encode() + body

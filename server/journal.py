@@ -77,6 +77,7 @@ class Journal:
         self._store, self._clock = store, clock
         self._pass_on, self._forget, self._died = pass_on, forget, died
         self._items: deque[Any] = deque()
+        self._taken: list[Any] = []
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
@@ -136,6 +137,10 @@ class Journal:
             self.error = StoreError("the store's thread has died")
             with self._changed:
                 self._closed = True  # nobody would answer
+                unanswered = [*self._taken, *self._items]
+            for item in unanswered:
+                if isinstance(item, _Call) and not item.future.done():
+                    item.future.set_exception(self.error)
             self._died()
 
     def _take(self) -> list[Any] | None:
@@ -146,7 +151,7 @@ class Journal:
                 self._changed.wait(self._pause_s)
             if self._closed and not self._items:
                 return None
-            items = list(self._items)
+            items = self._taken = list(self._items)
             self._items.clear()
             self._busy = True
             self.working_since = self._clock()

@@ -8,7 +8,7 @@ an answer are framed and written without h11's event objects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import h11
@@ -112,6 +112,10 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
         self._disarm()
         self._forget_drain()
         super().connection_lost(exc)
+
+    def _watch_answer(self) -> Callable[[], bool]:
+        cycle: RequestResponseCycle = self.cycle  # another one when this is answered
+        return lambda: cycle.response_started or cycle.disconnected
 
     def _shortcut(self, scope: Any) -> Write:
         cycle: RequestResponseCycle = self.cycle

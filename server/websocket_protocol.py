@@ -7,19 +7,38 @@ without the libraries' event objects, which are most of a token's cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
+from websockets.http11 import Response
 from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import StatusLike
 
+from server.api.errors import MethodNotAllowed, error_body
 from server.api.shortcut import Write
-from server.connection import ReadsLittle, RunsApp, refusal
+from server.connection import ReadsLittle, RunsApp, refusal, whole_answer
+from server.driver import Draining
+from server.engine.errors import InternalFailure, InvalidRequest
 
 # Of one message. An empty one costs as much time as a full one.
 MAX_FRAGMENTS = 4096
+
+
+class Handshake(ServerProtocol):
+    """Refuses handshakes with the body that all errors have; the library's is plain text."""
+
+    def reject(self, status: StatusLike, text: str) -> Response:
+        message = text.partition("\n")[0] or "no socket is taken here"
+        known = {405: MethodNotAllowed(), 500: InternalFailure(message)}
+        error = known.get(int(status), InvalidRequest(message))
+        response = super().reject(status, error_body(error).decode())
+        del response.headers["Content-Type"]
+        response.headers["Content-Type"] = "application/json"
+        return response
 
 
 class WebSocketProtocol(RunsApp, WebSocketsSansIOProtocol, ReadsLittle):
@@ -122,6 +141,23 @@ class WebSocketProtocol(RunsApp, WebSocketsSansIOProtocol, ReadsLittle):
             and not self.transport.is_closing()
             and self.conn.state is State.OPEN
         )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = Handshake(max_size=self.config.ws_max_size, logger=self.logger)
+
+    def send_500_response(self) -> None:
+        """For a handshake that the server's end cuts short."""
+        if not self.handshake_complete and self.initial_response is None:
+            self.transport.write(whole_answer(Draining()))
+            self.handshake_complete = self.close_sent = True
+
+    def _watch_answer(self) -> Callable[[], bool]:
+        return self._has_answered
+
+    def _has_answered(self) -> bool:
+        answered = self.handshake_complete or self.initial_response is not None
+        return answered or self.disconnected
 
     def _shortcut(self, scope: Any) -> Write:
         return self._write_texts

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from server.api import admin, admin_models, asyncapi, http, model_routes, pages, session_routes
 from server.api.auth import AuthMiddleware
@@ -23,7 +24,7 @@ from server.api.limits import BodyLimit, ConnectionLimit
 from server.api.openai import chat, completions, embeddings, responses, score, tokens
 from server.api.openai.responses_socket import ResponsesEndpoint
 from server.api.openapi import openapi
-from server.api.refuse import error_response
+from server.api.refuse import error_response, refuse
 from server.api.route_table import RouteTable
 from server.api.sockets import Sockets
 from server.api.traced import traced
@@ -90,6 +91,7 @@ def create_app(
     app.router.routes.append(WebSocketRoute("/v1/stream", stream))
     responses_socket = ResponsesEndpoint(models, app.state.sockets)
     app.router.routes.append(WebSocketRoute("/v1/responses", responses_socket))
+    app.router.default = _no_route
     app.mount("/static", pages.PageFiles(directory=pages.STATIC))
     _add_error_handlers(app)
     _add_middleware(app, config, models)
@@ -109,6 +111,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if changes is not None:
             await changes.close()
         await models.stop()
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """The framework's own refuses a WebSocket with 403 and no body."""
+    if scope["type"] == "websocket":
+        await refuse(scope, receive, send, RouteNotFound())
+    else:
+        raise HTTPException(404)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

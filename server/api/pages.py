@@ -8,9 +8,10 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from server.api.errors import RouteNotFound
+from server.api.refuse import refuse
 
 STATIC = Path(__file__).parent.parent / "static"
 #: The JavaScript client, which the page uses as any other page would.
@@ -24,6 +25,7 @@ PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
+    "accept-ranges": "none",
 }
 
 router = APIRouter(include_in_schema=False)
@@ -44,6 +46,12 @@ async def docs() -> Response:
 class PageFiles(StaticFiles):
     """Static files under the page's policy, and the client's modules below ``client/``."""
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await refuse(scope, receive, send, RouteNotFound())
+        else:
+            await super().__call__(_whole(scope), receive, send)
+
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         if not path.startswith(CLIENT_PREFIX):
             return super().lookup_path(path)
@@ -63,4 +71,17 @@ def _page(name: str) -> Response:
     path = STATIC / name
     if not path.is_file():
         raise RouteNotFound
-    return FileResponse(path, headers=PAGE_HEADERS)
+    return Page(path, headers=PAGE_HEADERS)
+
+
+class Page(FileResponse):
+    """A file as a whole."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(_whole(scope), receive, send)
+
+
+def _whole(scope: Scope) -> Scope:
+    """Without a range: it need not be honoured, and a bad one is refused in plain text."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
+    return {**scope, "headers": headers}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.api.errors import error_body, error_headers, outcome
 from server.engine.errors import EngineError
@@ -16,14 +16,24 @@ def error_response(error: EngineError) -> Response:
 
 async def refuse(scope: Scope, receive: Receive, send: Send, error: EngineError) -> None:
     """Answers with ``error``; a WebSocket's handshake is refused by the same HTTP answer."""
+    if scope["type"] == "websocket":
+        await receive()
+    await answer_with_error(scope, send, error)
+
+
+async def answer_with_error(scope: Scope, send: Send, error: EngineError) -> None:
+    """Answers with ``error`` where nothing more is read."""
     if scope["type"] == "http":
-        await error_response(error)(scope, receive, send)
+        await error_response(error)(scope, _nothing, send)
         return
-    await receive()
     headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
     start = {"type": "websocket.http.response.start", "status": outcome(error).status}
     await send({**start, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": error_body(error)})
+
+
+async def _nothing() -> Message:
+    raise AssertionError("an error's answer reads nothing")
 
 
 async def close_websocket(

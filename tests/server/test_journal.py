@@ -11,7 +11,9 @@ from server.engine.errors import EngineError, SessionNotFound
 from server.engine.types import TokenEvent
 from server.engine.value import Opened, Record, SessionValue
 from server.journal import MAINTENANCE_S, SOON_S, Journal
+from server.store.base import Store
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull, StoreLost
+from server.store.memory_store import MemoryStore
 from tests.server.failing_store import FailingStore
 
 OPENED: Record = ("s", Opened(SessionValue("s", "me")))
@@ -313,3 +315,27 @@ def test_error_of_our_own_is_the_end() -> None:
     assert desk.journal.close(10)
     assert isinstance(desk.journal.error, StoreError)
     assert desk.passed == []
+
+
+def test_questions_are_answered_where_the_thread_dies() -> None:
+    """With an error; whoever waits for one of them would wait until the process ends."""
+    reached, go_on, died = threading.Event(), threading.Event(), threading.Event()
+
+    def crash(store: Store) -> None:
+        reached.set()
+        go_on.wait()
+        raise SystemExit
+
+    journal = Journal(
+        MemoryStore(), lambda: 0.0, lambda step: None, lambda generation, error: None, died.set
+    )
+    journal.start()
+    first = journal.ask(crash)
+    assert reached.wait(10)
+    second = journal.ask(lambda store: store.store_id)
+    go_on.set()
+    for question in (first, second):
+        with pytest.raises(StoreError, match="thread has died"):
+            question.result(10)
+    assert died.wait(10)
+    assert journal.close(10)

@@ -1,0 +1,154 @@
+"""Every error has a JSON body in the shape of the API, also below the application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from dataclasses import dataclass
+
+import pytest
+
+from tests.reliability.raw_websocket import handshake
+from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
+from tests.server.harness import Running, running
+
+HEAD = b"host: x\r\nconnection: close\r\n"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back, read by hand: a client library would hide half of it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> Answer:
+        head, _, body = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        if headers.get("transfer-encoding") == "chunked":
+            body = body.partition(b"\r\n")[2].rpartition(b"\r\n0\r\n")[0]
+        return cls(int(first.split()[1]), headers, body)
+
+    def check(self, status: int, code: str) -> None:
+        """It is an error with this status and code, in the shape of the API."""
+        assert (self.status, self.headers.get("content-type")) == (status, "application/json"), self
+        error = json.loads(self.body)["error"]
+        assert set(error) >= {"message", "type", "param", "code"}
+        assert error["code"] == code
+        assert error["message"]
+
+
+def get(path: str, more: bytes = b"") -> bytes:
+    return f"GET {path} HTTP/1.1\r\n".encode() + HEAD + more + b"\r\n"
+
+
+def post(path: str, body: bytes, more: bytes = b"") -> bytes:
+    length = f"content-length: {len(body)}\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\n".encode() + HEAD + length + more + b"\r\n" + body
+
+
+REFUSED = {
+    "not HTTP": (b"nonsense\r\n\r\n", 400, "invalid_value"),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_value"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400, "invalid_value"),
+    "long head": (get("/", b"x: " + b"y" * 40_000 + b"\r\n"), 400, "invalid_value"),
+    "unknown transfer encoding": (
+        get("/v1/models", b"transfer-encoding: gzip\r\n"),
+        400,
+        "invalid_value",
+    ),
+    "no length": (get("/v1/models", b"content-length: a\r\n"), 400, "invalid_value"),
+    "no route": (get("/v2/models"), 404, "not_found"),
+    "no static file": (get("/static/none.js"), 404, "not_found"),
+    "static folder": (get("/static/"), 404, "not_found"),
+    "target of OPTIONS": (b"OPTIONS * HTTP/1.1\r\n" + HEAD + b"\r\n", 404, "not_found"),
+    "method": (b"DELETE /v1/models HTTP/1.1\r\n" + HEAD + b"\r\n", 405, "method_not_allowed"),
+    "unknown method": (b"FOO /v1/models HTTP/1.1\r\n" + HEAD + b"\r\n", 405, "method_not_allowed"),
+    "method of static files": (post("/static/app.js", b""), 405, "method_not_allowed"),
+    "large body": (
+        post("/v1/completions", b"", b"")[:-2].replace(b"th: 0", b"th: 9999999") + b"\r\n",
+        413,
+        "body_too_large",
+    ),
+    "failure of the engine": (post("/v1/completions", b'{"prompt": "<fail>"}'), 500, None),
+    "socket to no route": (handshake("/v2/stream"), 404, "not_found"),
+    "socket to an HTTP route": (handshake("/v1/completions"), 404, "not_found"),
+    "socket to a file": (handshake("/static/app.js"), 404, "not_found"),
+    "socket of an old version": (handshake(sec_websocket_version="8"), 400, "invalid_value"),
+    "socket without a version": (handshake(sec_websocket_version=None), 400, "invalid_value"),
+    "socket without a key": (handshake(sec_websocket_key=None), 400, "invalid_value"),
+    "socket with a bad key": (handshake(sec_websocket_key="x"), 400, "invalid_value"),
+    "socket by POST": (handshake().replace(b"GET", b"POST"), 405, "method_not_allowed"),
+    "socket with a body": (handshake(content_length="3"), 400, "invalid_value"),
+    "socket with a long header": (handshake(x="y" * 9000), 400, "invalid_value"),
+    "socket with many headers": (
+        handshake(**{f"x{number}": "y" for number in range(300)}),
+        400,
+        "invalid_value",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_refusal_has_the_shape_of_an_error(name: str, server: Running) -> None:
+    sent, status, code = REFUSED[name]
+    answer = Answer.of(await server.exchange(sent))
+    answer.check(status, code or "internal_error")
+
+
+@pytest.mark.parametrize("range", ["bytes=9999999-", "bytes=b-a", "lines=1-2", "bytes=0-1"])
+@pytest.mark.parametrize("path", ["/", "/static/app.js"])
+async def test_range_of_a_page_is_not_honoured(path: str, range: str, server: Running) -> None:
+    whole = await server.http.get(path)
+    response = await server.http.get(path, headers={"range": range})
+    assert (response.status_code, response.content) == (200, whole.content)
+    assert response.headers["accept-ranges"] == "none"
+
+
+class Panic(BaseException):
+    """What an extension module raises that has failed: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [Panic("secret"), ValueError("secret"), RecursionError("secret")])
+async def test_failure_of_the_application_has_the_shape_of_an_error(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as server:
+
+        def fail(text: str) -> list[int]:
+            raise error
+
+        server.server.config.app.state.models.default.translator._tokenizer.encode = fail
+        data = await server.exchange(post("/v1/completions", b'{"prompt": "a"}'))
+        answer = Answer.of(data)
+        answer.check(500, "internal_error")
+        assert b"secret" not in data
+        assert "secret" in caplog.text  # the operator sees what it was
+        assert (await server.http.get("/health")).status_code == 200
+
+
+async def test_request_that_the_end_of_the_server_cuts_short_gets_503() -> None:
+    """Its body never comes; the drain does not wait for it."""
+    async with asyncio.timeout(60):
+        with ServerProcess(program=FAKE) as server:
+            reader, writer = await asyncio.open_connection(LOCAL, server.port)
+            writer.write(post("/v1/completions", b"0123456789")[:-3])
+            gone, other = await asyncio.open_connection(LOCAL, server.port)
+            other.write(handshake("/v1/stream")[:-2])
+            await eventually(lambda: server.get("/health")[0] == 200)
+            await asyncio.to_thread(_terminate, server)
+            Answer.of(await reader.read()).check(503, "draining")
+            await gone.read()
+            writer.close()
+            other.close()
+            assert await asyncio.to_thread(server.wait) == 0
+            assert "Traceback" not in server.log()
+
+
+def _terminate(server: ServerProcess) -> None:
+    server._running.send_signal(signal.SIGTERM)
