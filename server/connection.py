@@ -18,6 +18,7 @@ from server.api.shortcut import EXTENSION as SHORTCUT
 from server.api.shortcut import Write
 from server.driver import Draining
 from server.engine.errors import EngineError, InternalFailure, InvalidRequest
+from server.request_target import in_origin_form
 
 logger = logging.getLogger("everstream.serving")
 
@@ -84,7 +85,7 @@ class RunsApp(CountedProtocol):
         extensions = {**scope.get("extensions", {}), **offered}
         has_answered = self._watch_answer()
         try:
-            await self._app({**scope, "extensions": extensions}, receive, send)
+            await self._app({**in_origin_form(scope), "extensions": extensions}, receive, send)
         except ClientDisconnected:
             raise
         except BaseException as error:  # uvicorn would answer in plain text

@@ -152,3 +152,38 @@ async def test_request_that_the_end_of_the_server_cuts_short_gets_503() -> None:
 
 def _terminate(server: ServerProcess) -> None:
     server._running.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("scheme", ["http", "HTTPS"])
+async def test_absolute_form_of_the_target_means_its_path(scheme: str, server: Running) -> None:
+    models = (await server.http.get("/v1/models")).json()
+    answer = Answer.of(await server.exchange(get(f"{scheme}://x:80/v1/models")))
+    assert (answer.status, json.loads(answer.body)) == (200, models)
+    for target in ("http://x", "http://x?a=b", "http://x/"):
+        answer = Answer.of(await server.exchange(get(target)))
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith("text/html")
+    answer = Answer.of(await server.exchange(get("http://x/v1/sessions/a%20b?x=1")))
+    answer.check(404, "session_not_found")
+    data = await server.exchange(handshake("http://x/v2/stream"))
+    Answer.of(data).check(404, "not_found")
+
+
+async def test_host_of_an_absolute_target_counts_and_is_checked(server: Running) -> None:
+    for target in ("http://user@x/v1/models", "http:///v1/models", "http://a b/", "ftp://x/"):
+        answer = Answer.of(await server.exchange(get(target)))
+        assert answer.status in (400, 404), target
+    origin = b"origin: http://evil\r\n"
+    body = b'{"prompt": "a"}'
+    own = Answer.of(await server.exchange(post("http://x/v1/completions", body, origin)))
+    own.check(403, "foreign_origin")
+
+
+async def test_key_is_asked_for_by_an_absolute_target_too() -> None:
+    async with running(api_keys=("key",)) as server:
+        for path in ("http://x/v1/models", "/v1/models"):
+            Answer.of(await server.exchange(get(path))).check(401, "invalid_api_key")
+        answer = Answer.of(
+            await server.exchange(get("http://x/v1/models", b"authorization: Bearer key\r\n"))
+        )
+        assert answer.status == 200
