@@ -115,9 +115,7 @@ class Driver:
             raise InvalidRequest("request_id: is in use by a live request", "request_id")
 
         def start(engine: EngineLike, now: float) -> None:
-            if tenant is not None:
-                number = engine.num_running(request.owner) + len(ids)
-                tenant.check_room("max_running", number)
+            self.check_running(engine, request.owner, len(ids))
             engine.submit(request, now)
 
         for id in ids:
@@ -129,6 +127,11 @@ class Driver:
             for id in ids:
                 self._readers.refuse(id, error)
             raise
+
+    def check_running(self, engine: EngineLike, owner: str, num_more: int) -> None:
+        """In the engine's thread: raises `EngineError` where the owner may not run so many more."""
+        if num_more and (tenant := self.tenants.get(owner)) is not None:
+            tenant.check_room("max_running", engine.num_running(owner) + num_more)
 
     def cancel(self, request_id: str) -> None:
         """Asks for the end of a request; its `Finished` event comes through the sink."""
@@ -175,12 +178,12 @@ class Driver:
             if info.busy:
                 self._readers.add(request_id, sink, self._clock(), behind=True)
 
+        def attach(engine: EngineLike, now: float) -> SessionInfo:
+            self.check_running(engine, owner, engine.num_starting(session, owner))
+            return engine.attach(session, owner, request_id, take_over)
+
         try:
-            return await self.call(
-                lambda engine, now: engine.attach(session, owner, request_id, take_over),
-                arrived=add_reader,
-                work=True,
-            )
+            return await self.call(attach, arrived=add_reader, work=True)
         except asyncio.CancelledError:  # the client has left, and `release` knew nothing of it yet
             self.detach(request_id)
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -83,7 +83,12 @@ class Sessions:
     async def submit(self, request: Request, sink: Sink) -> None:
         """See `Driver.submit`; the session may be asleep."""
         if request.keep or request.session is not None:
-            await self._check_quota(request.owner, int(request.session is None))
+            num_new = int(request.session is None)
+            await self._within_quota(request.owner, num_new, lambda: self._submit(request, sink))
+        else:
+            await self._submit(request, sink)
+
+    async def _submit(self, request: Request, sink: Sink) -> None:
         if request.session is None:
             if self._prefixes is not None:
                 await self._prefixes.fetch(request)
@@ -100,9 +105,12 @@ class Sessions:
 
     async def create(self, owner: str) -> SessionInfo:
         self._driver.check_store()
-        await self._check_quota(owner, 1)
-        return await self._driver.call(
-            lambda engine, now: engine.create_session(owner, now), work=True
+        return await self._within_quota(
+            owner,
+            1,
+            lambda: self._driver.call(
+                lambda engine, now: engine.create_session(owner, now), work=True
+            ),
         )
 
     async def continue_unfinished(self) -> None:
@@ -121,6 +129,7 @@ class Sessions:
         """Lets what a session runs go on, without a reader."""
 
         def go_on(engine: EngineLike, now: float) -> None:
+            self._driver.check_running(engine, owner, engine.num_starting(session, owner))
             engine.go_on(session, owner)
 
         await self.fetching.use(session, owner, lambda: self._driver.call(go_on), how)
@@ -159,15 +168,18 @@ class Sessions:
     async def fork(self, session: str, owner: str, num: int, at: int | None) -> list[SessionInfo]:
         """``num`` copies, as the session is, or as it was when its text had ``at`` tokens."""
         self._driver.check_store()
-        await self._check_quota(owner, num)
-        self._driver.check_retirement()
-        past = None if at is None else await self._past(session, owner, at)
-        return await self._call(
-            session,
-            owner,
-            lambda engine, now: engine.fork(session, owner, num, now, past),
-            work=True,
-        )
+
+        async def fork() -> list[SessionInfo]:
+            self._driver.check_retirement()
+            past = None if at is None else await self._past(session, owner, at)
+            return await self._call(
+                session,
+                owner,
+                lambda engine, now: engine.fork(session, owner, num, now, past),
+                work=True,
+            )
+
+        return await self._within_quota(owner, num, fork)
 
     async def rewind(self, session: str, owner: str, at: int) -> SessionInfo:
         """Cuts the session's text back to ``at`` tokens."""
@@ -186,10 +198,34 @@ class Sessions:
     async def adopt(self, value: SessionValue, owner: str) -> SessionInfo:
         """A new session that goes on from ``value``."""
         self._driver.check_store()
-        await self._check_quota(owner, 1)
-        return await self._driver.call(
-            lambda engine, now: engine.adopt(value, owner, now), work=True
+        return await self._within_quota(
+            owner,
+            1,
+            lambda: self._driver.call(
+                lambda engine, now: engine.adopt(value, owner, now), work=True
+            ),
         )
+
+    async def _within_quota(self, owner: str, num_new: int, act: Callable[[], Awaitable[R]]) -> R:
+        """The result of ``act``, which keeps ``num_new`` sessions more.
+
+        Of an owner with a bound, one at a time: the next check sees what this one has made.
+        So ``act`` goes on to its end where its caller leaves meanwhile.
+        """
+        tenant = self._driver.tenants.get(owner)
+        if tenant is None or tenant.limits.max_sessions is None or not num_new:
+            await self._check_quota(owner, num_new)
+            return await act()
+        async with tenant.keeping:
+            await self._check_quota(owner, num_new)
+            acting: asyncio.Future[R] = asyncio.ensure_future(act())
+            try:
+                return await asyncio.shield(acting)
+            except asyncio.CancelledError:
+                await asyncio.wait({acting})
+                if not acting.cancelled():
+                    acting.exception()  # nobody is left to be told
+                raise
 
     async def _check_quota(self, owner: str, num_new: int) -> None:
         """Raises `RateLimited` where the owner keeps as much as it may."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal, Protocol
 
 Room = Literal["max_running", "max_sessions", "max_stored_bytes"]
@@ -21,6 +22,8 @@ class Tenant(Protocol):
 
     @property
     def limits(self) -> TenantLimits: ...
+    @property
+    def keeping(self) -> asyncio.Lock: ...
 
     def check_tokens(self) -> None: ...
     def check_room(self, limit: Room, number: int, /) -> None: ...

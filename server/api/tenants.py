@@ -5,6 +5,7 @@ All but `Tenant.check_room` belongs to the event loop. Time is passed in as a cl
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Tenant:
     requests_total: int = 0
     refused_total: int = 0
     tokens_total: int = 0
+    #: Held from a look at how many sessions there are until there is one more.
+    keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
     _requests: Bucket = field(default_factory=Bucket)
     _tokens: Bucket = field(default_factory=Bucket)
 

@@ -121,12 +121,20 @@ class Engine(Host):
         return usage
 
     def num_running(self, owner: str) -> int:
-        """Requests of an owner that compute or wait to; parked ones do not count."""
+        """Requests of an owner that compute or wait to; those that are parked for a reader count.
+
+        What is parked because nobody reads it does not: it takes `num_starting` to go on.
+        """
         return sum(
             live.request.num_branches
             for live in self._live.values()
-            if live.owner == owner and not live.parked
+            if live.owner == owner and not (live.parked and live.detached)
         )
+
+    def num_starting(self, session: str, owner: str) -> int:
+        """By how many `num_running` grows when what the session runs goes on."""
+        live = self._sessions.find(session, owner).live
+        return int(live is not None and live.parked and live.detached)
 
     def cancel_session(self, session: str, owner: str) -> None:
         """Ends what the session runs, if anything. Raises `SessionNotFound`."""
