@@ -5,6 +5,7 @@ It is read here and nowhere else.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -91,7 +92,8 @@ class ServerConfig(BaseModel):
     ways to fix the size of the state pool. ``threads`` None leaves the number to
     the backend. ``max_waiting`` bounds the requests
     that are admitted and not yet running, ``outbox_events`` the events that wait
-    for one slow reader, ``allowed_origins`` the foreign pages that may call in.
+    for one slow reader, ``allowed_origins`` the foreign pages that may call in,
+    ``allowed_hosts`` the names that a server without keys answers to.
     ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
     that many replicas share, or "memory"; `load` puts a folder of the user's in the
     place of None. ``served_model_name`` is what clients call the one model.
@@ -152,6 +154,7 @@ class ServerConfig(BaseModel):
     admin_keys: tuple[str, ...] = Field(default=(), repr=False)
     keys_file: Path | None = None
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
     retire_timeout_s: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
 
@@ -196,7 +199,7 @@ class ServerConfig(BaseModel):
             raise ValueError("of several models all but one must be given as NAME=PATH")
         return value
 
-    @field_validator("api_keys", "admin_keys", "allowed_origins", mode="before")
+    @field_validator("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", mode="before")
     @classmethod
     def _commas(cls, value: object) -> object:
         """A variable holds several values with commas between them."""
@@ -216,6 +219,13 @@ class ServerConfig(BaseModel):
     def _bare_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not re.fullmatch(r"\*|https?://[^/\s]+", origin) for origin in value):
             raise ValueError("an origin is scheme://host[:port] without a path, or *")
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _bare_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not re.fullmatch(r"\*|[A-Za-z0-9._-]+", host, re.ASCII) for host in value):
+            raise ValueError("a host is a name without a port, or *")
         return value
 
     @field_validator("replicas")
@@ -261,6 +271,11 @@ class ServerConfig(BaseModel):
         """Whether a caller must show a key."""
         return bool(self.api_keys or self.admin_keys or self.keys_file)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether whoever reaches it from other machines may use it."""
+        return not self.wants_key and not is_loopback(self.host)
+
     @classmethod
     def load(cls, environment: Mapping[str, str] = os.environ, **flags: Any) -> ServerConfig:
         """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``, then a file.
@@ -269,6 +284,7 @@ class ServerConfig(BaseModel):
         repeated in the message: it may be a key.
         """
         variables = {name: environment.get(PREFIX + name.upper()) for name in cls.model_fields}
+        variables |= {name: _keys_of(name, environment) for name in ("api_keys", "admin_keys")}
         given = {name: value for name, value in flags.items() if value is not None}
         given = {name: value for name, value in variables.items() if value is not None} | given
         filed = _filed(given.get("config"), cls.model_fields.keys() - {"config"})
@@ -286,6 +302,27 @@ class ServerConfig(BaseModel):
             store = "/".join([state, "everstream", *unnamed])
             config = config.model_copy(update={"store": store})
         return config._renamed()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens at ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _keys_of(name: str, environment: Mapping[str, str]) -> str | None:
+    """The variable of ``name`` and its singular, which the clients read, together.
+
+    Raises `ConfigError` where one is set and has no key: it would open the server.
+    """
+    plural = PREFIX + name.upper()
+    given = {each: environment[each] for each in (plural, plural[:-1]) if each in environment}
+    for variable, value in given.items():
+        if not value.replace(",", "").strip():
+            raise ConfigError(f"{variable}: is set and has no key; unset it to serve without keys")
+    return ",".join(given.values()) or None
 
 
 def object_storage_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -311,7 +348,12 @@ def model_source(text: str) -> ModelSource:
 
 def flag_of(field: str) -> str:
     """The command line flag of a field: ``session_ttl_s`` is ``--session-ttl``."""
-    names = {"api_keys": "api_key", "admin_keys": "admin_key", "allowed_origins": "allow_origin"}
+    names = {
+        "api_keys": "api_key",
+        "admin_keys": "admin_key",
+        "allowed_origins": "allow_origin",
+        "allowed_hosts": "allow_host",
+    }
     name = names.get(field, field)
     return "--" + name.removesuffix("_s").replace("_", "-")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import secrets
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,17 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+
+
+#: The last thing that is printed before the server answers, so that it stays on the screen.
+OPEN_WARNING = """\
+****************************************************************************
+WARNING: this server has no API key and listens on {host}.
+Whoever reaches this address may use it, and read and delete every session.
+Give it a key:       EVERSTREAM_API_KEY=... (or --api-key, --keys-file)
+Or keep it private:  --host 127.0.0.1, or a container port published there
+****************************************************************************
+"""
 
 
 def main() -> None:
@@ -114,6 +126,10 @@ def serve(
     ] = None,
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Foreign page that may call in; repeat for more.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name by which clients reach it, where it has no keys; repeat for more."),
     ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get at the end [10].")
@@ -200,6 +216,7 @@ def serve(
             admin_keys=tuple(admin_key) if admin_key else None,
             keys_file=keys_file,
             allowed_origins=tuple(allow_origin) if allow_origin else None,
+            allowed_hosts=tuple(allow_host) if allow_host else None,
             drain_timeout_s=drain_timeout,
             retire_timeout_s=retire_timeout,
             ray=ray,
@@ -384,6 +401,9 @@ def _invite(config: ServerConfig, port: int) -> None:
         f"  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json'"
         f" -d '{json.dumps(body)}'\n"
     )
+    if config.is_open:
+        typer.echo(OPEN_WARNING.format(host=config.host), err=True)
+        logging.getLogger("everstream").warning("no API key, and listening on %s", config.host)
 
 
 def _version() -> str:

@@ -20,6 +20,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from clients.api_key import ApiKey
 from clients.bench.figures import Limits, Summary, errors_of, summarize
 from clients.bench.load import PROMPT, Load, Timed, run, unreachable
 from clients.python.errors import EverstreamError
@@ -69,10 +70,7 @@ def bench(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON, too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them (extra train).")] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="EVERSTREAM_API_KEY", help="Key, if the server wants one."),
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Load a running server and measure it.
 

@@ -10,16 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from clients.api_key import ApiKey
 from clients.chat.conversation import Conversation
 from clients.python import Client, EverstreamError
 
 
 def chat(
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="EVERSTREAM_API_KEY", help="Key, if the server wants one."),
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Write together with a running server.
 

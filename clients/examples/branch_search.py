@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from clients.api_key import ApiKey
 from clients.python import AsyncClient, AsyncSession, EverstreamError, Token
 
 #: What runs at once, below what the server lets one socket do.
@@ -151,7 +152,7 @@ def main(
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same search.")] = 1,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Search for the best continuation of a text on a running server."""
     console = Console(highlight=False)

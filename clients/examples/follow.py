@@ -20,6 +20,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from clients.api_key import ApiKey
 from clients.examples.tail import Line, Place, Tail
 from clients.python import (
     CapacityExhausted,
@@ -174,7 +175,7 @@ def main(
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between looks.")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Stop where the file ends now.")] = False,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Print the lines of a growing file that surprise the model of a running server."""
     file = memory or path.with_name(f"{path.name}.everstream")

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from clients.api_key import ApiKey
 from clients.python import Client, EverstreamError
 
 try:
@@ -75,7 +76,7 @@ def main(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the table there [the terminal].")] = None,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Add the bits per byte of a column of texts, oddest first."""
     table = pd.read_csv(path)

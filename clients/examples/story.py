@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from clients.api_key import ApiKey
 from clients.python import Client, EverstreamError, Sampling
 
 
@@ -22,7 +23,7 @@ def main(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes it.", show_default=False)] = None,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="EVERSTREAM_API_KEY")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Write a story by a running server, and say how to go on with it."""
     sampling: Sampling = {"max_tokens": tokens}

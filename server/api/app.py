@@ -19,6 +19,7 @@ from server.api.auth import AuthMiddleware
 from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.describe import KEY_ERRORS
 from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
+from server.api.hosts import HostCheck
 from server.api.keyring import Keyring
 from server.api.limits import BodyLimit, ConnectionLimit
 from server.api.openai import chat, completions, embeddings, responses, score, tokens
@@ -191,4 +192,6 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type"],
         )
+    if not config.wants_key:  # a page of a rebound name has no key
+        app.add_middleware(HostCheck, allowed=(config.host, *config.allowed_hosts))
     app.add_middleware(WellFormed)

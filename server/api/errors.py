@@ -17,7 +17,7 @@ class InvalidApiKey(EngineError):
     code = "invalid_api_key"
 
     def __init__(self) -> None:
-        super().__init__("this server wants an API key: Authorization: Bearer KEY")
+        super().__init__("this server wants an API key: Authorization: Bearer KEY, or api-key: KEY")
 
 
 class ForeignOrigin(EngineError):
@@ -27,6 +27,17 @@ class ForeignOrigin(EngineError):
 
     def __init__(self) -> None:
         super().__init__("pages of this origin may not call this server")
+
+
+class ForeignHost(EngineError):
+    """Asked by a name that the operator has not given."""
+
+    code = "foreign_host"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server answers to localhost, to IP addresses and to the names of --allow-host"
+        )
 
 
 class ModelNotFound(EngineError):
@@ -83,6 +94,15 @@ class BodyTooLarge(EngineError):
         super().__init__(f"the body is larger than {max_bytes} bytes")
 
 
+class UnsupportedEncoding(EngineError):
+    """A body that is compressed: its size is known when it is too late."""
+
+    code = "unsupported_encoding"
+
+    def __init__(self) -> None:
+        super().__init__("Content-Encoding: send the body as it is, without compression")
+
+
 class HeadTooLarge(EngineError):
     """More bytes of headers than any client needs."""
 
@@ -121,6 +141,7 @@ OUTCOMES = {
     "model_broken": Outcome(400, "invalid_request_error"),
     "invalid_api_key": Outcome(401, "authentication_error"),
     "foreign_origin": Outcome(403, "permission_error"),
+    "foreign_host": Outcome(403, "permission_error"),
     "loading_refused": Outcome(403, "permission_error"),
     "scope_missing": Outcome(403, "permission_error"),
     "session_not_found": Outcome(404, "invalid_request_error"),
@@ -143,6 +164,7 @@ OUTCOMES = {
     "history_gone": Outcome(410, "invalid_request_error"),
     "session_broken": Outcome(410, "invalid_request_error"),
     "body_too_large": Outcome(413, "invalid_request_error"),
+    "unsupported_encoding": Outcome(415, "invalid_request_error"),
     "record_refused": Outcome(422, "invalid_request_error"),
     "queue_full": Outcome(429, "rate_limit_error", retry_after_s=1),
     "rate_limited": Outcome(429, "rate_limit_error"),
@@ -192,4 +214,6 @@ def error_headers(error: EngineError) -> dict[str, str]:
         headers["retry-after"] = str(math.ceil(retry_after_s))  # the header has whole seconds
     if outcome(error).status == 401:
         headers["www-authenticate"] = "Bearer"
+    if outcome(error).status == 415:
+        headers["accept-encoding"] = "identity"
     return headers
