@@ -17,5 +17,7 @@ def first_key(value: str | None) -> str | None:
 
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", envvar=VARIABLES, callback=first_key, help="Key, if the server wants one."),
+    typer.Option(
+        "--api-key", envvar=VARIABLES, callback=first_key, help="Key, if the server wants one."
+    ),
 ]

@@ -14,6 +14,7 @@ from server.api.connections import EXTENSION as CONNECTION
 from server.api.connections import OpenConnection
 from server.api.errors import error_body, error_headers, outcome
 from server.api.refuse import answer_with_error
+from server.api.request_ids import HEADER, new_request_id, with_id
 from server.api.shortcut import EXTENSION as SHORTCUT
 from server.api.shortcut import Write
 from server.driver import Draining
@@ -91,11 +92,11 @@ class RunsApp(CountedProtocol):
         except BaseException as error:  # uvicorn would answer in plain text
             if has_answered():
                 raise
-            await answer_with_error(scope, send, _failure(error))
+            await answer_with_error(scope, with_id(scope, send), _failure(error))
         else:
             if not has_answered():
                 logger.error("the application gave no answer to %s", scope["path"])
-                await answer_with_error(scope, send, InternalFailure(FAILED))
+                await answer_with_error(scope, with_id(scope, send), InternalFailure(FAILED))
 
     def _watch_answer(self) -> Callable[[], bool]:
         """Says of the present request if an answer has begun, or nobody is there to get one."""
@@ -123,6 +124,7 @@ def whole_answer(error: EngineError, status: int | None = None, more: str = "") 
     status = outcome(error).status if status is None else status
     body, headers = error_body(error), error_headers(error)
     headers |= {"content-length": str(len(body)), "connection": "close"}
+    headers[HEADER] = new_request_id()
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
     return f"{first}{lines}{more}\r\n".encode() + body

@@ -24,11 +24,11 @@ REDACTED = "[redacted]"
 
 #: ``extra`` under these names is never shown.
 _SECRET_FIELDS = frozenset(
-    {"prompt", "prompts", "messages", "text", "api_key", "key", "authorization"}
+    {"prompt", "prompts", "messages", "text", "api_key", "api-key", "key", "authorization"}
 )
 #: The value of the header as text, as a dict's and as ASGI's pairs show it; and the subprotocol.
 _HEADER = re.compile(
-    r"""(authorization["'\\]*\s*[:=,]\s*(?:b(?=["']))?["'\\]*)"""
+    r"""((?:authorization|api[-_]key)["'\\]*\s*[:=,]\s*(?:b(?=["']))?["'\\]*)"""
     r"""(?:[a-z]+\s+)?(?:\[redacted\]|[^\s"'\\,;)}\]]+)""",
     re.IGNORECASE,
 )

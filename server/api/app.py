@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -17,8 +17,10 @@ from starlette.types import Receive, Scope, Send
 from server.api import admin, admin_models, asyncapi, http, model_routes, pages, session_routes
 from server.api.auth import AuthMiddleware
 from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
+from server.api.cors import Cors
 from server.api.describe import KEY_ERRORS
 from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
+from server.api.head import HeadAsGet
 from server.api.hosts import HostCheck
 from server.api.keyring import Keyring
 from server.api.limits import BodyLimit, ConnectionLimit
@@ -26,6 +28,7 @@ from server.api.openai import chat, completions, embeddings, responses, score, t
 from server.api.openai.responses_socket import ResponsesEndpoint
 from server.api.openapi import openapi
 from server.api.refuse import error_response, refuse
+from server.api.request_ids import RequestIds
 from server.api.route_table import RouteTable
 from server.api.sockets import Sockets
 from server.api.traced import traced
@@ -37,6 +40,8 @@ from server.engine.errors import EngineError, InternalFailure
 from server.model_changes import Builder, ModelChanges
 from server.models import Models
 from server.tracing import OFF, Tracer
+
+logger = logging.getLogger("everstream.api")
 
 ROUTERS = (
     http.router,
@@ -152,18 +157,21 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected_error(request: Request, error: Exception) -> Response:
+        # uvicorn logs the traceback; this says which request it is of.
+        logger.error("a request failed", extra={"request_id": request.state.http_request_id})
         return error_response(InternalFailure("the server failed; it has logged why"))
 
 
 def _methods_of(path: str) -> set[str]:
     """Those of every route with this path; the framework knows only the first one's."""
     routes = (route for router in ROUTERS for route in router.routes)
-    return {
+    methods = {
         method
         for route in routes
         if isinstance(route, APIRoute) and route.path_regex.match(path)
         for method in route.methods or ()
     }
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
@@ -173,6 +181,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
         """A session's file has its state, and a text that the state may still be owed."""
         return config.max_body_bytes + models.max_state_bytes
 
+    app.add_middleware(HeadAsGet)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
@@ -186,12 +195,8 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
     )
     app.add_middleware(ConnectionLimit, table=app.state.connections)
     if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type"],
-        )
+        app.add_middleware(Cors, allowed=config.allowed_origins)
     if not config.wants_key:  # a page of a rebound name has no key
         app.add_middleware(HostCheck, allowed=(config.host, *config.allowed_hosts))
     app.add_middleware(WellFormed)
+    app.add_middleware(RequestIds)

@@ -95,7 +95,7 @@ def _key(headers: Headers) -> str | None:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
-    return _subprotocol_key(headers)
+    return headers.get("api-key") or _subprotocol_key(headers)
 
 
 def _subprotocol_key(headers: Headers) -> str | None:

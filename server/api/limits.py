@@ -10,7 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.auth import OPEN_PATHS, SUBPROTOCOL
 from server.api.connections import EXTENSION, ConnectionTable, address_of
-from server.api.errors import BodyTooLarge, RequestTimeout, TooManyConnections
+from server.api.errors import (
+    BodyTooLarge,
+    RequestTimeout,
+    TooManyConnections,
+    UnsupportedEncoding,
+)
 from server.api.refuse import close_websocket, refuse
 
 BODY_TIMEOUT_S = 8.0
@@ -63,7 +68,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            await refuse(scope, receive, send, UnsupportedEncoding())
+            return
+        declared = headers.get("content-length", "0")
         of_path = self._of_paths.get(scope["path"])
         max_bytes = self._max_bytes if of_path is None else of_path()
         if int(declared) > max_bytes:
