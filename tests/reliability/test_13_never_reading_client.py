@@ -15,7 +15,7 @@ from tests.server.harness import running
 
 ENDLESS = {"prompt": "hi", "max_tokens": 1_000_000}
 BODY = json.dumps({**ENDLESS, "stream": True}).encode()
-STREAM = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
+STREAM = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (
     len(BODY),
     BODY,
 )

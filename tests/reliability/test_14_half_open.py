@@ -67,6 +67,6 @@ async def test_vanished_http_client_is_dropped_between_requests(long: bool) -> N
     with ServerProcess(program=FAKE) as server:
         num_descriptors = server.num_descriptors()
         async with proxied(server.port) as proxy, connected(proxy.port) as client:
-            await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await client.shake_hands(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             proxy.links[0].swallow()
             await eventually(lambda: server.num_descriptors() <= num_descriptors)

@@ -66,6 +66,7 @@ async def test_claims_cost_no_memory_and_disturb_nobody() -> None:
 async def test_http_body_that_claims_a_gigabyte_is_refused_by_its_header() -> None:
     async with running() as server, connected(server.port) as client:
         await client.shake_hands(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1073741824\r\n\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-length: 1073741824\r\n\r\n"
         )
         assert client.status == 413

@@ -64,7 +64,7 @@ async def all_floods(server: ServerProcess, other: Bystander, num_tokens: int) -
                     await client.send(frame(TEXT, fin=False))
                 await flood_beside(client, data, other, num_tokens)
     async with connected(server.port) as client:
-        await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
         await client.send(b"transfer-encoding: chunked\r\n\r\n")
         await flood_beside(client, b"1\r\n \r\n" * PIECE, other, num_tokens)
 

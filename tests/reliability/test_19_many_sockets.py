@@ -114,7 +114,7 @@ async def test_excess_is_refused_clearly_and_room_comes_back() -> None:
                     await client.shake_hands(handshake())
                     assert await client.close_code() == 1013
             async with connected(server.port) as client:
-                await client.shake_hands(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+                await client.shake_hands(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 assert client.status == 503
                 assert int(client.headers["retry-after"]) > 0
             assert "too_many_connections" in server.get("/v1/models")[1]

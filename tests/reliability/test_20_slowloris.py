@@ -18,9 +18,9 @@ CRITERION_S = 10.0
 PATIENCE_S = 3 * CRITERION_S
 DRIP_S = 0.2
 
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-FONT = b"GET /static/fonts/newsreader.woff2 HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+FONT = b"GET /static/fonts/newsreader.woff2 HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def begins(sent: bytes) -> Callable[[RawWebSocket], Awaitable[None]]:
@@ -57,7 +57,7 @@ async def never_takes_its_answers(connection: RawWebSocket) -> None:
 
 KINDS = {
     "says nothing": begins(b""),
-    "half a head": begins(b"GET /health HTTP/1.1\r\nhost: x\r\nx-slow: "),
+    "half a head": begins(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-slow: "),
     "half a second head": begins(GET + b"GET /hea"),
     "dripping head": drips(b"GET /health HTTP/1.1\r\n", b"x: y\r\n"),
     "dripping request line": drips(b"GET /", b"a"),

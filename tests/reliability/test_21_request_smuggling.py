@@ -9,10 +9,10 @@ import pytest
 from tests.reliability.raw_websocket import handshake
 from tests.server.harness import Running, running
 
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 #: What an attacker would have the server take for the next client's request.
-SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
-LAST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LAST = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 EMPTY_CHUNKED = b"0\r\n\r\n"
 
 
@@ -61,10 +61,10 @@ AMBIGUOUS = {
     "chunk longer than it says": chunked(b"1\r\nabc\r\n0\r\n\r\n"),
     "line feed in a chunk's extension": chunked(b"1;a\nb\r\na\r\n0\r\n\r\n"),
     "endless extension": chunked(b"1;" + b"a" * 100_000 + b"\r\na\r\n0\r\n\r\n"),
-    "two hosts": b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n" + SMUGGLED,
-    "list of hosts": b"GET /health HTTP/1.1\r\nhost: x, y\r\n\r\n" + SMUGGLED,
+    "two hosts": b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: y\r\n\r\n" + SMUGGLED,
+    "list of hosts": b"GET /health HTTP/1.1\r\nhost: localhost, y\r\n\r\n" + SMUGGLED,
     "no host": b"GET /health HTTP/1.1\r\n\r\n" + SMUGGLED,
-    "space in the method": b"GE T /health HTTP/1.1\r\nhost: x\r\n\r\n" + SMUGGLED,
+    "space in the method": b"GE T /health HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED,
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SMUGGLED,
     "handshake with a length": handshake(content_length="38") + SMUGGLED,
     "handshake with chunks": handshake(transfer_encoding="chunked") + SMUGGLED,
@@ -89,7 +89,7 @@ async def test_ambiguous_request_gets_400_and_ends_the_connection(data: bytes) -
 
 
 async def test_request_in_a_body_is_body() -> None:
-    head = b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(SMUGGLED)
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n" % len(SMUGGLED)
     async with running() as server:
         answer = await server.exchange(head + b"connection: close\r\n\r\n" + SMUGGLED)
         assert answer.count(b"HTTP/1.1 ") == 1

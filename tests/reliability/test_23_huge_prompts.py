@@ -40,7 +40,7 @@ async def test_prompt_of_ten_million_tokens_is_refused_by_its_bytes(long: bool) 
             await other.more(200)
             first = len(other.times_s)
             for body in (TEN_MILLION_IDS, TEN_MILLION_WORDS):
-                head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+                head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
                 async with connected(server.port) as client:
                     await client.shake_hands(head + b"content-length: %d\r\n\r\n" % len(body))
                     assert client.status == 413

@@ -192,11 +192,14 @@ def send_garbage(server: ServerProcess) -> None:
     """What no client library sends."""
     upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 99"
     for line in (
-        f"GET /{SECRETS.prompt} HTTP/1.1\r\nHost: a\r\nAuthorization Bearer {SECRETS.key}",
+        f"GET /{SECRETS.prompt} HTTP/1.1\r\nHost: localhost\r\nAuthorization Bearer {SECRETS.key}",
         f"{SECRETS.prompt}\r\nAuthorization: Bearer {SECRETS.key}",
         f"GET / HTTP/9.{SECRETS.key}",
-        f"GET /v1/stream HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {SECRETS.key}\r\n{upgrade}",
-        f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {SECRETS.prompt}",
+        (
+            "GET /v1/stream HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: Bearer {SECRETS.key}\r\n{upgrade}"
+        ),
+        f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SECRETS.prompt}",
     ):
         with socket.create_connection((LOCAL, server.port)) as peer:
             peer.settimeout(30)

@@ -91,7 +91,7 @@ async def silent(port: int, number: int, address: str = LOCAL) -> AsyncIterator[
 async def status(port: int, path: str, address: str = LOCAL) -> int:
     """The status of a GET on a connection of its own."""
     reader, writer = await asyncio.open_connection(LOCAL, port, local_addr=(address, 0))
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     head = await reader.readline()
     writer.close()
     return int(head.split()[1])

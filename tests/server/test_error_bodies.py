@@ -13,7 +13,7 @@ from tests.reliability.raw_websocket import handshake
 from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
 from tests.server.harness import Running, running
 
-HEAD = b"host: x\r\nconnection: close\r\n"
+HEAD = b"host: localhost\r\nconnection: close\r\n"
 
 
 @dataclass(frozen=True)

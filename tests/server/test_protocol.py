@@ -16,7 +16,7 @@ from tests.fakes import FakeEngine
 from tests.server.harness import Running, running
 
 HANDSHAKE = (
-    b"GET /v1/stream HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"GET /v1/stream HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
 )
 ENDLESS = {"prompt": "hi", "max_tokens": 1_000_000}
@@ -33,7 +33,8 @@ class ImpatientForHeads(Impatient):
 
 def post(body: bytes, more: str = "") -> bytes:
     return (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{more}\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-length: {len(body)}\r\n{more}\r\n"
     ).encode() + body
 
 
@@ -91,8 +92,8 @@ async def talk(server: Running, frames: bytes) -> bytes:
     "sent",
     [
         b"",
-        b"GET /health HTTP/1.1\r\nhost: x\r\nx-slow: ",
-        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-slow: ",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea",
     ],
     ids=["nothing", "half a head", "half a second head"],
 )
@@ -128,7 +129,7 @@ async def test_slow_request_is_not_cut_off_while_it_is_answered() -> None:
 
 
 async def test_rest_of_a_refused_body_is_not_awaited_for_ever(server: Running) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n{"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n{"
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(head)
     assert (await reader.readline()).startswith(b"HTTP/1.1 413")
@@ -141,12 +142,15 @@ async def test_rest_of_a_refused_body_is_not_awaited_for_ever(server: Running) -
 @pytest.mark.parametrize(
     "data",
     [
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -3\r\n\r\nabc",
+        (
+            b"POST / HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n"
+        ),
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: -3\r\n\r\nabc",
         b"GET / HTTP/1.1\r\n\r\n",
         b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 40_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 40_000 + b"\r\n\r\n",
     ],
     ids=["CL and TE", "two lengths", "negative", "no host", "no HTTP", "huge head"],
 )

@@ -236,7 +236,8 @@ async def test_client_that_leaves_frees_its_slot_at_once(stream: bool) -> None:
     gate = Gate()
     async with running(FakeEngine(before_step=gate)) as server:
         body = json.dumps({"prompt": "hi", "max_tokens": 1_000_000, "stream": stream})
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write((head + body).encode())
         await gate.reached()

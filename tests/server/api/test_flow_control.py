@@ -109,7 +109,7 @@ async def test_stream_over_http_that_is_not_read_is_parked_and_then_whole() -> N
     async with running() as server:
         body = {"prompt": "hi", "max_tokens": NUM_TOKENS, "seed": 0, "stream": True}
         data = json.dumps(body)
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         head += f"content-length: {len(data)}\r\n\r\n"
         reader, writer = await asyncio.open_connection(sock=narrow(server), limit=1 << 14)
         writer.write((head + data).encode())

@@ -200,7 +200,8 @@ async def test_client_that_leaves_within_its_body_is_no_failure(
     async with running() as server:
         with socket.create_connection(("127.0.0.1", server.port)) as peer:
             peer.sendall(
-                b'POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"prompt":'
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b'Content-Length: 100\r\n\r\n{"prompt":'
             )
         assert (await server.generate(prompt="a", max_tokens=1)).status_code == 200
     assert "Traceback" not in caplog.text

@@ -108,7 +108,8 @@ async def test_client_that_leaves_takes_its_whole_batch_with_it(stream: bool) ->
     gate = Gate()
     async with running(FakeEngine(before_step=gate, max_running=2, max_waiting=4)) as server:
         body = json.dumps({"prompt": ["hi"] * 100, "max_tokens": 10**4, "stream": stream})
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write((head + body).encode())
         await gate.reached()
