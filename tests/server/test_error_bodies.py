@@ -118,7 +118,7 @@ class Panic(BaseException):
 async def test_failure_of_the_application_has_the_shape_of_an_error(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running() as server:
+    async with running(allowed_hosts=("x",)) as server:
 
         def fail(text: str) -> list[int]:
             raise error
