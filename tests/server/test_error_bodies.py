@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,13 @@ from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
 from tests.server.harness import Running, running
 
 HEAD = b"host: localhost\r\nconnection: close\r\n"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Running]:
+    """It answers to the name that absolute targets have here."""
+    async with running(allowed_hosts=("x",)) as started:
+        yield started
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ class Panic(BaseException):
 async def test_failure_of_the_application_has_the_shape_of_an_error(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(allowed_hosts=("x",)) as server:
+    async with running() as server:
 
         def fail(text: str) -> list[int]:
             raise error
