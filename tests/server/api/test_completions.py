@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.engine.types import SamplingParams
+from server.sampling_defaults import with_defaults
 from tests.fakes import FakeEngine
 from tests.server.api.talk import kept, settled, story
 from tests.server.failing_store import FailingStore
@@ -56,7 +56,7 @@ async def test_penalties_reach_the_engine() -> None:
             prompt="hi", max_tokens=1, seed=0, presence_penalty=-2, frequency_penalty=1.5
         )
     assert engine.sampling == [
-        SamplingParams(max_tokens=1, seed=0, presence_penalty=-2, frequency_penalty=1.5)
+        with_defaults(max_tokens=1, seed=0, presence_penalty=-2, frequency_penalty=1.5)
     ]
 
 
