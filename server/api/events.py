@@ -14,7 +14,7 @@ from server.api.refuse import error_response
 from server.api.service import Service
 from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.errors import EngineError
-from server.engine.types import Event, Finished, Started, TokenEvent
+from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.sessions import Cursor, Resumed
 
 
@@ -72,7 +72,7 @@ class EventsAnswer(WatchedAnswer):
         while True:
             events = await self._outbox.take()
             await send_part(send, b"".join(self._event(event, resumed) for event in events))
-            if not isinstance(events[-1], Started | TokenEvent):
+            if isinstance(events[-1], Finished | Migrated | Failed):
                 return
 
     def _event(self, event: Event, resumed: Resumed) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -257,3 +259,49 @@ async def test_drain_migrates_the_readers_of_sessions_that_a_store_keeps() -> No
     async with running(store=store) as server:
         rest = seqs(await events(server, session, f"{migrate['epoch']}:{migrate['seq']}"))
         assert rest == list(range(migrate["seq"] + 1, 102))
+
+
+class Steps:
+    """Holds an engine before each step; `one` lets it take one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._allowed = threading.Semaphore(0)
+        self._open = False
+        self.reached = asyncio.Event()
+
+    def __call__(self) -> None:
+        self._loop.call_soon_threadsafe(self.reached.set)
+        if not self._open:
+            self._allowed.acquire()
+
+    async def one(self) -> None:
+        """Returns when the engine stands before the next one."""
+        self.reached.clear()
+        self._allowed.release()
+        await self.reached.wait()
+
+    def all(self) -> None:
+        self._open = True
+        self._allowed.release()
+
+
+async def test_reader_that_takes_over_a_prompt_that_is_scored_gets_what_is_generated() -> None:
+    """Its scores are an event of their own, and not the last one."""
+    steps = Steps()
+    async with running(FakeEngine(before_step=steps)) as server:
+        session = await create(server)
+        body = {"prompt": "a" * 30_000, "max_tokens": 5, "session": session, "seed": 1}
+        body |= {"echo": True, "logprobs": 1, "ignore_eos": True}
+        first = asyncio.create_task(server.generate(**body))
+        await steps.reached.wait()
+        second = asyncio.create_task(events(server, session, take_over="true"))
+        while len(server.server.server_state.tasks) < 2:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(0.01)
+        while not first.done():  # the prompt is fed in some hundred steps
+            step = asyncio.create_task(steps.one())
+            await asyncio.wait({step, first}, return_when=asyncio.FIRST_COMPLETED)
+        steps.all()
+        found = [event for _, event in sse(await second)]
+    assert (await first).json()["error"]["code"] == "session_attached"
+    assert [event["type"] for event in found] == ["resumed", *["token"] * 5, "finished"]
