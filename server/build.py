@@ -19,7 +19,7 @@ from model.weights import num_parameters
 from server.api.model_info import ModelInfo
 from server.api.service import make_service
 from server.backend import Backend, BackendError, open_backend
-from server.config import ModelSource, ServerConfig
+from server.config import ModelSource, ServerConfig, set_environment
 from server.constraints.compiler import Constraints
 from server.driver import Driver
 from server.engine.config import EngineConfig
@@ -127,6 +127,8 @@ def build_models(
 
     ``shared`` opens the stores where ``config.is_shared``.
     """
+    # It would start threads at the first text, and never work again where memory is short then.
+    set_environment({"TOKENIZERS_PARALLELISM": "false"})
     assert (shared is not None) == config.is_shared, config.store and "a shared store"
     builder = ModelBuilder(config, tracer, shared)
     versions: list[Version] = []
