@@ -26,6 +26,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "bench": ("clients.bench.cli", "bench"),
     "key": ("server.api.keys_cli", "key_command"),
     "store check": ("server.store.cli", "check_command"),
+    "store salvage": ("server.store.cli", "salvage_command"),
     "store compact": ("server.store.cli", "compact_command"),
     "store export": ("server.store.cli", "export_command"),
 }

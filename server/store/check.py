@@ -128,7 +128,9 @@ def _broken_log(execute: Execute, head: Head) -> Iterator[str]:
             if not _follows(entry, seq):
                 yield f"session {id}: its log has a gap after event {seq}"
             seq = _seq_after(entry, seq)
-    if place not in (None, head.num_stored) or (place is None and head.num_stored):
+    if place is None and seq == head.seq:
+        return  # a snapshot has it all
+    if place != head.num_stored:
         yield f"session {id}: its log has {place or 0} of {head.num_stored} entries"
     elif seq != head.seq:
         yield f"session {id}: its log ends at event {seq} of {head.seq}"

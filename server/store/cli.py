@@ -1,7 +1,8 @@
-"""``everstream store``: check, compact and export what a server has stored."""
+"""``everstream store``: check, salvage, compact and export what a server has stored."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +12,12 @@ import typer
 
 from server.store.base import Identity, Loaded
 from server.store.check import identity_of, open_for_reading, problems
-from server.store.database import failure
+from server.store.database import FILE_NAME, failure
 from server.store.errors import StoreError
 from server.store.lock import Waiting
+from server.store.lock import owner as owner_of_lock
 from server.store.portable import export_session
+from server.store.salvage import salvage
 from server.store.saving import Limits
 from server.store.signing import signing_key
 from server.store.sqlite_store import SqliteStore, open_store
@@ -42,6 +45,35 @@ def check_command(path: Store) -> None:
         typer.echo(f"everstream: {found} problem{'s' if found > 1 else ''} in {path}", err=True)
         raise typer.Exit(1)
     typer.echo(f"{path}: whole")
+
+
+def salvage_command(
+    path: Store,
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A folder that does not exist yet.")],
+) -> None:
+    """Makes a new store of what can be read of a damaged one, and says what was lost.
+
+    The damaged one does not change; its server must not run.
+    """
+    if not (path / FILE_NAME).is_file():
+        raise _fail(f"{path} has no {FILE_NAME}: without it nothing is known of any session")
+    if (process := owner_of_lock(path)) is not None:
+        raise _fail(f"process {process} has the store {path}: stop it first")
+    if new.exists():
+        raise _fail(f"{new} exists: name a folder that does not")
+    num_lost = 0
+    try:
+        for line in salvage(path, new):
+            typer.echo(line)
+            num_lost += 1
+        connection = open_for_reading(new)
+        ((num_kept,),) = connection.execute("SELECT count(*) FROM session")
+        connection.close(True)
+    except (apsw.Error, OSError, StoreError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise _fail(f"nothing can be read of {path / FILE_NAME}: {error}") from error
+    typer.echo(f"{new}: {num_kept} sessions; start the server with --store {new}")
+    raise typer.Exit(1 if num_lost else 0)
 
 
 def compact_command(
@@ -153,8 +185,10 @@ def _ask(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
 def _must_exist(path: Path) -> None:
     if str(path).startswith(("postgresql:", "postgres:")):
         raise _fail("this command is for the store of one machine, a folder; see docs/scale.md")
-    if not (path / "sessions.sqlite3").is_file():
-        raise _fail(f"{path} has no store")
+    if path.is_file():
+        raise _fail(f"{path} is a file: give the folder that it lies in")
+    if not (path / FILE_NAME).is_file():
+        raise _fail(f"{path} has no store: there is no {FILE_NAME}")
 
 
 def _num_bytes(path: Path) -> int:

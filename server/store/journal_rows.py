@@ -96,7 +96,7 @@ def unpack_row(data: bytes, keys: str | None) -> Row:
     """Of what `pack_row` has made, all that can still be read."""
     if keys is None:
         return _older_row(data)
-    found = [_line(line) for line in data[1:-1].split(BETWEEN)]
+    found = [_line(line) for line in data[1:-1].split(BETWEEN)] if data != b"[]" else []
     lines = [line for line in found if line is not None]
     text = unsealed(keys)
     known = None if text is None else Counter[int](decode_json(text))

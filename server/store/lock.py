@@ -98,6 +98,21 @@ class Lock:
         return os.pread(self._file, 64, 0)
 
 
+def owner(path: Path) -> str | None:
+    """The process that has the store at ``path``, if there is one."""
+    try:
+        file = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid(os.pread(file, 64, 0))
+    finally:
+        os.close(file)
+    return None
+
+
 def _pid(content: bytes) -> str:
     return content[:12].decode(errors="replace").strip()
 

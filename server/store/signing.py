@@ -36,3 +36,21 @@ def _make(path: Path) -> None:
         file.flush()
         os.fsync(descriptor)
     new.rename(path)
+
+
+def is_key(path: Path) -> bool:
+    """Whether the store in a directory has a key that can be used."""
+    try:
+        return len((path / FILE_NAME).read_bytes()) == _KEY_BYTES
+    except OSError:
+        return False
+
+
+def copy_key(store: Path, new: Path) -> bool:
+    """Gives another directory the key of ``store``; False where there is none that can be used."""
+    if not is_key(store):
+        return False
+    descriptor = os.open(new / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write((store / FILE_NAME).read_bytes())
+    return True

@@ -21,7 +21,7 @@ from server.store.base import Events, Found, Identity, Keyed, Loaded, Numbered
 from server.store.clock import StoreClock
 from server.store.connection import Connection, Known, Place
 from server.store.database import ERRORS, REFUSALS, failure
-from server.store.errors import Fenced, RecordRefused, StoreError, StoreFull
+from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.files import DiskFiles, Files
 from server.store.heads import Head
 from server.store.lock import Lock, Waiting
@@ -248,6 +248,8 @@ class SqliteStore:
 
     def _connect(self) -> Connection:
         path = self._place.path
+        if path.is_file():
+            raise StoreFailed(f"{path} is a file, and a store is a folder: give another path")
         if (
             self._known is None
         ):  # later a folder that is gone may come back: nothing takes its place

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from server.store.cli import check_command, compact_command, export_command
+from server.store.cli import check_command, compact_command, export_command, salvage_command
 from server.store.database import FILE_NAME
 from server.store.portable import import_session
 from server.store.signing import signing_key
@@ -21,6 +21,7 @@ app = typer.Typer()
 app.command("check")(check_command)
 app.command("compact")(compact_command)
 app.command("export")(export_command)
+app.command("salvage")(salvage_command)
 
 
 def run(*arguments: object) -> Result:
