@@ -166,6 +166,11 @@ def num_parameters(config: ModelConfig) -> int:
 
 def check_weights(config: ModelConfig, weights: Weights) -> None:
     """Raises `CheckpointError` where a key is missing, unknown, or of another shape or kind."""
+    # Before anything is made for each layer: the number is the config's word alone.
+    if config.num_hidden_layers > len(weights):
+        raise CheckpointError(
+            f"{WEIGHTS} has {len(weights)} keys, too few for {config.num_hidden_layers} layers"
+        )
     wanted = weight_shapes(config)
     for kind, names in (
         ("lacks", wanted.keys() - weights.keys()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,15 @@ from safetensors.torch import save_file
 
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.weights import CheckpointError, num_parameters, read_weights, weight_shapes
+from model.weights import (
+    CheckpointError,
+    check_weights,
+    num_parameters,
+    read_weights,
+    weight_shapes,
+)
 from tests.model.attention.test_contract import CASES, Case, case_id
+from tests.tiny import tiny_checkpoint
 
 NAME = "model.safetensors"
 
@@ -92,3 +101,15 @@ def assert_shapes(**settings: object) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert weight_shapes(config) == wanted
     assert num_parameters(config) == model.num_parameters()
+
+
+def test_layers_that_the_weights_cannot_have_take_no_memory() -> None:
+    checkpoint = tiny_checkpoint()
+    config = replace(checkpoint.config, num_hidden_layers=5_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="too few for 5000000 layers"):
+            check_weights(config, checkpoint.weights)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
