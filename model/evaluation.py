@@ -6,8 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from model.tokenizer import END_OF_TEXT
+
+#: What a token may look back on; see `model.training.evaluate.evaluate`.
+Mode = Literal["windows", "stream", "sliding"]
 
 
 class DataError(ValueError):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.ops.cpu.runtime import NativeError, Runtime, built
+from model.ops.cpu.runtime import NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from model.weights import is_quantized
@@ -62,7 +61,7 @@ def open_backend(
     reason = "it was asked for"
     if name != "torch":
         try:
-            return _native(checkpoint, dtype, threads or _num_cores())
+            return _native(checkpoint, dtype, threads or num_cores())
         except BackendError as error:
             if name == "native":
                 raise BackendError(f"--backend native: {error}") from error
@@ -115,10 +114,3 @@ def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Bac
     return Backend(
         "torch", dtype, config, tokenizer, lambda pool: TorchRunner(model, pool, num_ids)
     )
-
-
-def _num_cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,8 +1,6 @@
 """Bits per byte of a text on the native runtime, without torch.
 
-The figure and the protocol are those of ``everstream eval`` with ``--mode
-windows`` (`model.training.evaluate`): pieces of ``window`` tokens, each from
-the empty state.
+The figure and the modes are those of `model.training.evaluate`, many times faster.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from model.evaluation import DataError, Evaluation, documents
+from model.evaluation import DataError, Evaluation, Mode, documents
 from model.ops.cpu.runtime import Runtime
 from model.tokenizer import Tokenizer
 
@@ -19,6 +17,7 @@ def evaluate(
     runtime: Runtime,
     tokenizer: Tokenizer,
     path: Path,
+    mode: Mode = "windows",
     window: int = 512,
     max_bytes: int | None = None,
 ) -> Evaluation:
@@ -33,9 +32,11 @@ def evaluate(
     for document in documents(path):
         text = document.encode()[:max_bytes].decode("utf-8", "ignore")
         ids = tokenizer.encode(text)
-        for part in _windows([tokenizer.eos_token_id, *ids], window):
-            pool[:] = 0
-            nats -= sum(runtime.score(pool, 0, 0, part))
+        for part, position, num_scored in _pieces([tokenizer.eos_token_id, *ids], mode, window):
+            if position == 0:
+                pool[:] = 0
+            scores = runtime.score(pool, 0, position, part[:-1], part[-1])
+            nats -= sum(scores[-num_scored:])
         num_tokens += len(ids)
         num_bytes += len(text.encode())
     if not num_bytes:
@@ -43,7 +44,14 @@ def evaluate(
     return Evaluation(nats, num_tokens, num_bytes)
 
 
-def _windows(tokens: list[int], window: int) -> Iterator[list[int]]:
-    """Pieces of ``window`` tokens to score, each after the one token before them."""
-    for start in range(0, len(tokens) - 1, window):
-        yield tokens[start : start + window + 1]
+def _pieces(tokens: list[int], mode: Mode, window: int) -> Iterator[tuple[list[int], int, int]]:
+    """What is read at once, in order.
+
+    The tokens, the last of which is not fed; how many the state has seen, 0 for the empty
+    state; and how many of the last tokens are scored.
+    """
+    num_tokens, step = len(tokens) - 1, window // 2 if mode == "sliding" else window
+    for start in range(0, num_tokens, step):
+        first = max(0, start - step) if mode == "sliding" else start
+        end = min(start + step, num_tokens)
+        yield tokens[first : end + 1], start if mode == "stream" else 0, end - start

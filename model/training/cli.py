@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from model.config import ConfigError, ModelConfig
+from model.evaluation import Evaluation, Mode
+
+if TYPE_CHECKING:
+    from model.checkpoint import Checkpoint
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +30,7 @@ def register(app: typer.Typer) -> None:
 def errors_as_lines() -> Iterator[None]:
     """What the user can mend becomes one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
+    from model.ops.cpu.runtime import NativeError
     from model.tokenizer import TokenizerError
     from model.training.data import DataError
     from model.training.loop import TrainingError
@@ -35,6 +41,7 @@ def errors_as_lines() -> Iterator[None]:
         CheckpointError,
         ConfigError,
         DataError,
+        NativeError,
         TokenizerError,
         TrainingError,
         UnicodeDecodeError,
@@ -155,34 +162,33 @@ def eval_command(
     model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
     data: Texts,
     mode: Annotated[
-        Literal["windows", "stream", "sliding"],
+        Mode,
         typer.Option(help="What a token may look back on; see model/training/evaluate.py."),
     ] = "windows",
     window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_bytes: Annotated[int | None, typer.Option(help="Of each document.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights and activations.")] = "float32",
+    threads: Annotated[int | None, typer.Option(help="Threads.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of weights; on torch of activations too.")] = (
+        "float32"
+    ),
+    backend: Annotated[
+        Literal["auto", "native", "torch"],
+        typer.Option(help="What runs the model; auto is native where that is built and can."),
+    ] = "auto",
 ) -> None:
     """Bits per byte and perplexity of a checkpoint."""
-    import torch
-
     from model.checkpoint import load_checkpoint
-    from model.training.evaluate import evaluate
 
-    if threads:
-        torch.set_num_threads(threads)
     with errors_as_lines():
         checkpoint = load_checkpoint(model)
-        network = checkpoint.model.to(getattr(torch, dtype))
-        results = [
-            (path, evaluate(network, checkpoint.tokenizer, path, mode, window, max_bytes))
-            for path in data
-        ]
+        ran_on, evaluate = _evaluator(checkpoint, backend, dtype, threads)
+        results = [(path, evaluate(path, mode, window, max_bytes)) for path in data]
     for path, result in results:
         values: dict[str, Any] = {
             "data": path.name,
             "mode": mode,
             "window": window,
+            "backend": ran_on,
             "dtype": dtype,
             "bits_per_byte": round(result.bits_per_byte, 4),
             "perplexity": round(result.perplexity, 3),
@@ -190,6 +196,34 @@ def eval_command(
             "bytes": result.num_bytes,
         }
         typer.echo(json.dumps(values))
+
+
+def _evaluator(
+    checkpoint: Checkpoint, backend: str, dtype: Dtype, threads: int | None
+) -> tuple[str, Callable[[Path, Mode, int, int | None], Evaluation]]:
+    """What runs the model, by name, and how it scores a text.
+
+    Raises `NativeError` where the native runtime is asked for and cannot run it.
+    """
+    if backend != "torch":
+        from model.ops.cpu.runtime import NativeError, Runtime, num_cores
+        from model.quantization import evaluate as native
+
+        try:
+            weights, cores = checkpoint.weights, threads or num_cores()
+            runtime = Runtime(checkpoint.config, weights, dtype, cores)
+            return "native", partial(native.evaluate, runtime, checkpoint.tokenizer)
+        except NativeError:
+            if backend == "native":
+                raise
+    import torch
+
+    from model.training import evaluate as on_torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    network = checkpoint.model.to(getattr(torch, dtype))
+    return "torch", partial(on_torch.evaluate, network, checkpoint.tokenizer)
 
 
 def export_command(

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from model.evaluation import DataError, Evaluation, documents
+from model.evaluation import DataError, Evaluation, Mode, documents
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 
 __all__ = ["Evaluation", "Mode", "evaluate"]
-
-Mode = Literal["windows", "stream", "sliding"]
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ describes it.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -295,3 +296,10 @@ def _built() -> Any:
     if _module is None:
         raise NativeError(f"the native runtime was not built: {_reason}")
     return _module
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

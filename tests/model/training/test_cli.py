@@ -9,7 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from model.checkpoint import save_checkpoint
 from model.training.cli import register
+from tests.tiny import tiny_checkpoint
 
 TINY = "--hidden-size 16 --layers 1 --heads 2 --head-dim 8 --intermediate-size 24"
 RUN = "--steps 3 --batch-size 2 --window 32 --threads 1 --vocab-size 280"
@@ -38,6 +40,35 @@ def test_train_then_eval(app: typer.Typer, corpus: Path, tmp_path: Path) -> None
         values = json.loads(result.stdout)
         assert values["mode"] == mode
         assert 0 < values["bits_per_byte"] < 9
+
+
+def test_eval_says_the_same_on_either_backend(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, tiny_checkpoint().model, tiny_checkpoint().tokenizer)
+    found = {}
+    for backend in ("auto", "native", "torch"):
+        options = ["--data", str(corpus), "--mode", "stream", "--backend", backend]
+        result = CliRunner().invoke(app, ["eval", str(tmp_path), *options])
+        assert result.exit_code == 0, result.output
+        found[backend] = json.loads(result.stdout)
+    assert found["auto"] == found["native"]
+    assert [each["backend"] for each in found.values()] == ["native", "native", "torch"]
+    bits = [each["bits_per_byte"] for each in found.values()]
+    assert bits == pytest.approx([bits[0]] * 3, rel=1e-4)
+
+
+def test_eval_takes_torch_where_the_native_runtime_does_not_cover_the_model(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint("softmax")
+    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
+    command = ["eval", str(tmp_path), "--data", str(corpus)]
+    result = CliRunner().invoke(app, command)
+    assert json.loads(result.stdout)["backend"] == "torch"
+    refused = CliRunner().invoke(app, [*command, "--backend", "native"])
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("everstream: ")
 
 
 def test_tokenizer_is_written(app: typer.Typer, corpus: Path, tmp_path: Path) -> None:
