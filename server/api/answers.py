@@ -32,6 +32,18 @@ class UsageAnswer(BaseModel):
     total_tokens: int
 
 
+class PromptDetails(BaseModel):
+    """Of the prompt's tokens, those that were not computed again."""
+
+    cached_tokens: int
+
+
+class PromptUsage(UsageAnswer):
+    """Tokens of one request that generates."""
+
+    prompt_tokens_details: PromptDetails
+
+
 class LegacyLogprobsAnswer(BaseModel):
     """OpenAI's: of each token its text, its log-probability, those of others, and its place."""
 
@@ -70,7 +82,7 @@ class Completion(BaseModel):
     created: int
     model: str
     choices: list[Choice]
-    usage: UsageAnswer
+    usage: PromptUsage
     session: str | None
     seed: int | None
     position: int | None

@@ -79,4 +79,5 @@ def total_usage(ends: Sequence[Finished]) -> Usage:
     return Usage(
         sum(end.usage.prompt_tokens for end in ends),
         sum(end.usage.completion_tokens for end in ends),
+        sum(end.usage.cached_tokens for end in ends),
     )

@@ -192,6 +192,12 @@ def drawn_seed() -> int:
     return secrets.randbits(32)
 
 
+def whole_usage(usage: Usage) -> dict[str, Any]:
+    """OpenAI's ``usage`` at the end of an answer: what the prefix cache had is known then."""
+    details = {"cached_tokens": usage.cached_tokens}
+    return {**usage_object(usage), "prompt_tokens_details": details}
+
+
 def usage_object(usage: Usage) -> dict[str, int]:
     """OpenAI's ``usage``."""
     return {

@@ -71,7 +71,8 @@ class Endings:
             session.cut(session.position + 1 if begun else live.length)
         if grammar_ended:
             session.constraint = None
-        usage = Usage(session.length - live.length - live.num_generated, live.num_generated)
+        num_prompt = session.length - live.length - live.num_generated
+        usage = Usage(num_prompt, live.num_generated, live.num_cached)
         self.num_prompt += usage.prompt_tokens
         finished = Finished(
             request.request_id,

@@ -53,6 +53,7 @@ class Live:
     top: Top = ()
     phase: Phase = Phase.WAITING
     num_generated: int = 0
+    num_cached: int = 0  # tokens of the prompt that the prefix cache had
     num_in_turn: int = 0  # generated since it got its slot
     max_generated: int = sys.maxsize
     started: bool = False
@@ -68,7 +69,7 @@ class Live:
         """The request of ``progress`` on ``session``; ``draw`` None only feeds."""
         request, params = progress.request, progress.request.sampling
         live = cls(request, session, progress.length, whole, draw)
-        live.num_generated = progress.num_generated
+        live.num_generated, live.num_cached = progress.num_generated, progress.num_cached
         if request.score:
             live.start_scoring()
         else:
@@ -93,7 +94,7 @@ class Live:
     def progress(self) -> Progress:
         """What a continuation of it needs beside its session."""
         withheld = self.stop_strings.withheld if self.stop_strings else ""
-        return Progress(self.request, self.length, self.num_generated, withheld)
+        return Progress(self.request, self.length, self.num_generated, withheld, self.num_cached)
 
     @property
     def parked(self) -> bool:

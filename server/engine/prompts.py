@@ -44,6 +44,7 @@ class Prompts:
         session = live.session
         self._sessions.put(session, hit.block)
         session.advance(live.prompt[: hit.num_tokens])
+        live.num_cached = hit.num_tokens
         while live.boundaries and live.boundaries[0] <= session.position:
             live.boundaries.popleft()
         self._let_go(live)

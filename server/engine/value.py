@@ -53,13 +53,14 @@ class Progress:
     """A request that has not finished.
 
     ``length`` is that of the session's text before it, ``withheld`` what its stop
-    strings hold back.
+    strings hold back. ``num_cached`` tokens of its prompt came from the prefix cache.
     """
 
     request: Request
     length: int
     num_generated: int = 0
     withheld: str = ""
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

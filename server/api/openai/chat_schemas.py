@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from server.api.answers import UsageAnswer
+from server.api.answers import PromptUsage
 from server.api.names import ModelName
 from server.api.openai.bodies import Labels
 from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
@@ -99,5 +99,5 @@ class ChatCompletion(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    usage: UsageAnswer
+    usage: PromptUsage
     seed: int

@@ -13,7 +13,7 @@ from server.api.completion import DONE, around_list, ended, sse, total_usage
 from server.api.errors import error_object
 from server.api.openai.logprobs import JsonList, TokenNames, finite
 from server.api.openai.tools import Arguments, CallBegins, CallReader, Piece, Text
-from server.api.translate import usage_object
+from server.api.translate import usage_object, whole_usage
 from server.engine.errors import EngineError
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 
@@ -132,7 +132,7 @@ class ChatWriter:
         for choice in self._choices.values():
             assert choice.last is not None
             choice.keep(choice.finish(ended([choice.last])))
-        usage = usage_object(total_usage(self._ends()))
+        usage = whole_usage(total_usage(self._ends()))
         before, after = around_list({**self._head, "choices": [], "usage": usage}, "choices")
         yield before
         for choice in self._choices.values():
@@ -173,7 +173,7 @@ class ChatWriter:
         ends = self._ends()
         if not self._wanted.usage or len(ends) < len(self._choices):
             return DONE
-        usage = usage_object(total_usage(ends))
+        usage = whole_usage(total_usage(ends))
         return sse({**self._chunk_head, "choices": [], "usage": usage}) + DONE
 
     def _ends(self) -> list[Finished]:

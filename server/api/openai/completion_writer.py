@@ -13,7 +13,7 @@ from server.api.errors import error_object
 from server.api.frames import EpochName
 from server.api.openai.completion_parts import Generated, PromptJson, Shown, write_prompt
 from server.api.openai.logprobs import LegacyLogprobs, ScoredPrompt
-from server.api.translate import usage_object
+from server.api.translate import usage_object, whole_usage
 from server.engine.errors import EngineError
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 
@@ -73,7 +73,7 @@ class CompletionWriter:
         ends = [ended([self._lasts[index]]) for index in range(len(self._index))]
         position = ends[0].position if len(self.requests) == 1 else None
         answer = self._object([], position, ends[0].session)
-        usage = usage_object(total_usage(ends))
+        usage = whole_usage(total_usage(ends))
         before, after = around_list({**answer, "usage": usage}, "choices")
         yield before
         num_written = 0
@@ -146,7 +146,7 @@ class CompletionWriter:
         ends = [self._ended[index] for index in sorted(self._ended)]
         position = ends[0].position if len(self.requests) == 1 else None
         chunk = self._object([], position, ends[0].session)
-        return sse({**chunk, "usage": usage_object(total_usage(ends))}) + DONE
+        return sse({**chunk, "usage": whole_usage(total_usage(ends))}) + DONE
 
     def _started(self, event: Started) -> bytes:
         """The prompt's text; for a kept session a chunk that names it, with text or without."""

@@ -148,7 +148,10 @@ def _usage(length: int, end: Finished) -> Json:
     num_input, num_output = length + end.usage.prompt_tokens, end.usage.completion_tokens
     return {
         "input_tokens": num_input,
-        "input_tokens_details": {"cached_tokens": length, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": length + end.usage.cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": num_output,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": num_input + num_output,

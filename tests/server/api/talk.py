@@ -18,6 +18,16 @@ from tests.server.harness import Running, receive, receive_until, send
 Message = dict[str, Any]
 
 
+def usage_of(num_prompt: int, num_generated: int, num_cached: int = 0) -> dict[str, Any]:
+    """OpenAI's ``usage`` of a whole answer."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
 def field_of(param: str | None) -> str | None:
     """The field of a body that a ``param`` is in: that of ``messages[0].content`` is messages."""
     return param and re.split(r"[.\[]", param, maxsplit=1)[0]

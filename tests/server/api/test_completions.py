@@ -9,7 +9,7 @@ import pytest
 
 from server.sampling_defaults import with_defaults
 from tests.fakes import FakeEngine
-from tests.server.api.talk import kept, settled, story
+from tests.server.api.talk import kept, settled, story, usage_of
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Gate, Recorder, Running, running
 
@@ -31,7 +31,7 @@ async def test_json_answer_has_openai_shape(server: Running) -> None:
     assert answer["choices"] == [
         {"index": 0, "text": story(2, 20, 0), "logprobs": None, "finish_reason": "length"}
     ]
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22}
+    assert answer["usage"] == usage_of(2, 20)
     assert (answer["session"], answer["seed"], answer["position"]) == (None, 0, 22)
 
 
@@ -99,7 +99,7 @@ async def test_stream_with_usage_ends_with_a_chunk_without_choices(server: Runni
     *chunks, last = sse_values(response)
     assert [chunk["usage"] for chunk in chunks] == [None] * 3
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    assert last["usage"] == usage_of(2, 2)
 
 
 async def test_kept_session_goes_on_where_it_was(server: Running) -> None:
@@ -139,7 +139,7 @@ async def test_choices_have_seeds_that_count_up_and_one_prompt(server: Running) 
         {"index": n, "text": story(2, 9, 5 + n), "logprobs": None, "finish_reason": "length"}
         for n in range(3)
     ]
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 27, "total_tokens": 29}
+    assert answer["usage"] == usage_of(2, 27)
     assert (answer["seed"], answer["session"]) == (5, None)
     assert (await settled(server)).held_slots == 0
 

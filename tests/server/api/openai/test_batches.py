@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.server.api.talk import field_of, settled, story
+from tests.server.api.talk import field_of, settled, story, usage_of
 from tests.server.api.test_completions import sse_values
 from tests.server.harness import Gate, Running, running
 
@@ -25,7 +25,7 @@ async def test_each_prompt_is_answered_as_if_alone(server: Running, prompt: Any)
     answer = (await server.generate(prompt=prompt, max_tokens=9, seed=0)).json()
     assert [choice["text"] for choice in answer["choices"]] == EXPECTED
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert answer["usage"] == {"prompt_tokens": 11, "completion_tokens": 27, "total_tokens": 38}
+    assert answer["usage"] == usage_of(11, 27)
     assert (answer["seed"], answer["session"], answer["position"]) == (0, None, None)
     assert (await settled(server)).held_slots == 0
 
@@ -62,7 +62,7 @@ async def test_stream_of_a_batch_comes_mixed_under_the_right_numbers(server: Run
         2 * i + n: story(size, 9, n) for i, size in enumerate((2, 3, 6)) for n in (0, 1)
     }
     assert order != sorted(order)
-    assert last["usage"] == {"prompt_tokens": 11, "completion_tokens": 54, "total_tokens": 65}
+    assert last["usage"] == usage_of(11, 54)
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from model.chat_template import ChatTemplate
 from server.engine.types import SamplingParams
 from tests.fakes import EOS
-from tests.server.api.talk import field_of, story
+from tests.server.api.talk import field_of, story, usage_of
 from tests.server.harness import Recorder, Running, running
 
 ROLES = ChatTemplate(
@@ -59,7 +59,7 @@ async def test_json_answer_has_openai_shape(server: Running) -> None:
                 "finish_reason": "length",
             }
         ],
-        "usage": {"prompt_tokens": NUM_HI, "completion_tokens": 20, "total_tokens": NUM_HI + 20},
+        "usage": usage_of(NUM_HI, 20),
     }
 
 
@@ -87,7 +87,7 @@ async def test_usage_comes_last_or_all_along(server: Running) -> None:
     *others, last = chunks(await ask(server, **body, stream_options=options))
     assert [chunk["usage"] for chunk in others] == [None] * 4
     assert last["choices"] == []
-    total = {"prompt_tokens": NUM_HI, "completion_tokens": 2, "total_tokens": NUM_HI + 2}
+    total = usage_of(NUM_HI, 2)
     assert last["usage"] == total
     options["continuous_usage_stats"] = True
     *others, last = chunks(await ask(server, **body, stream_options=options))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import most_likely, score_of
-from tests.server.api.talk import field_of, kept, settled, story
+from tests.server.api.talk import field_of, kept, settled, story, usage_of
 from tests.server.api.test_completions import sse_values
 from tests.server.harness import Running
 
@@ -104,7 +104,7 @@ async def test_text_that_is_only_scored_is_not_gone_on_with(server: Running) -> 
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"], answer["seed"]) == ("hi", "length", None)
     assert choice["logprobs"]["token_logprobs"] == [None, score_of(105)]
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
+    assert answer["usage"] == usage_of(2, 0)
     assert (await settled(server)).held_slots == 0
 
 
@@ -155,7 +155,7 @@ async def test_benchmark_reads_a_chunk_for_each_token_and_usage_at_the_end(serve
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [*range(1, 9), 8]
     assert all(chunk["usage"]["prompt_tokens"] == 2 for chunk in chunks)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}
+    assert last["usage"] == usage_of(2, 8)
 
 
 async def test_session_that_goes_on_has_no_token_without_a_logprob(server: Running) -> None:
