@@ -26,7 +26,7 @@ MAX_INLINE_CHARS = 2048
 class Constraints(Protocol):
     """What is needed of `server.constraints`."""
 
-    async def grammar(self, wanted: ResponseFormat | None, /) -> str | None: ...
+    async def grammar(self, wanted: ResponseFormat | None, owner: str, /) -> str | None: ...
 
 
 class TokenizerLike(Protocol):
@@ -98,7 +98,7 @@ class Translator:
             raise invalid("prompt", "must not be empty unless it continues a session")
         params = None
         if sampling.max_tokens != 0:
-            params = await self._sampling(sampling, choices.ranked)
+            params = await self._sampling(sampling, choices.ranked, owner)
         return Request(
             request_id=request_id,
             owner=owner,
@@ -153,14 +153,14 @@ class Translator:
             return self._tokenizer.encode(text)
         return await asyncio.to_thread(self._tokenizer.encode, text)
 
-    async def _grammar(self, wanted: ResponseFormat | None) -> str | None:
+    async def _grammar(self, wanted: ResponseFormat | None, owner: str) -> str | None:
         if wanted is None or wanted.type == "text":
             return None
         if self._constraints is None:
             raise invalid("response_format", "this server keeps to no format")
-        return await self._constraints.grammar(wanted)
+        return await self._constraints.grammar(wanted, owner)
 
-    async def _sampling(self, wire: Sampling, logprob: bool) -> SamplingParams:
+    async def _sampling(self, wire: Sampling, logprob: bool, owner: str) -> SamplingParams:
         if wire.max_tokens is not None and wire.max_tokens > self._limits.max_tokens:
             raise invalid("max_tokens", f"must be at most {self._limits.max_tokens}")
         self.check_ids(wire.stop_token_ids or (), "stop_token_ids")
@@ -176,7 +176,7 @@ class Translator:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(wire.stop_token_ids or ()),
             logit_bias=tuple(biases.items()),
-            grammar=await self._grammar(wire.response_format),
+            grammar=await self._grammar(wire.response_format, owner),
             logprob=logprob,
         )
 

@@ -19,11 +19,13 @@ from server.constraints.errors import NotTried, Refused
 from server.constraints.free_text import FreeText
 from server.constraints.grammar import costs_of, marker_of
 from server.constraints.matcher import GrammarMatcher
+from server.constraints.turns import TooManyWait, Turns
 from server.constraints.vocabulary import Vocabulary
 from server.engine.errors import InvalidRequest, QueueFull
 
 PARAM = "response_format"
 
+#: Formats of one tenant that wait to be compiled; tenants take turns.
 MAX_WAITING = 16
 MAX_VERDICTS = 256
 MAX_MATCHERS = 64
@@ -50,8 +52,7 @@ class Constraints:
         self._vocabulary = Vocabulary(tokens, tokenizer.eos_token_id, tokenizer.encode)
         self._endings = Endings(self._vocabulary)
         self._child = Child(self._vocabulary, limits or TrialLimits())
-        self._turn = asyncio.Lock()
-        self._num_waiting, self._closed = 0, asyncio.Event()
+        self._turns, self._closed = Turns(MAX_WAITING), asyncio.Event()
         self._verdicts: OrderedDict[bytes, str | Refused] = OrderedDict()
         self._beginnings: OrderedDict[str, GrammarMatcher] = OrderedDict()
         self._beginnings_lock = threading.Lock()
@@ -61,10 +62,10 @@ class Constraints:
         """Of the process that formats are tried in, while there is one."""
         return self._child.pid
 
-    async def grammar(self, format: FormatPart | None) -> str | None:
-        """The grammar text of ``format``; None where any text will do.
+    async def grammar(self, format: FormatPart | None, owner: str = "") -> str | None:
+        """The grammar text of ``format``, which ``owner`` asks for; None where any text will do.
 
-        Raises `InvalidRequest` where it is refused, `QueueFull` where too many wait.
+        Raises `InvalidRequest` where it is refused, `QueueFull` where too many of the owner's wait.
         """
         wanted: dict[str, Any] = {"type": "text"}
         if format is not None:
@@ -74,7 +75,7 @@ class Constraints:
         if wanted["type"] == "json_schema":
             wanted["json_schema"] = {"schema": wanted["json_schema"]["schema"]}
         key = hashlib.sha256(orjson.dumps(wanted)).digest()
-        verdict = self._verdicts.get(key) or await self._tried(key, wanted)
+        verdict = self._verdicts.get(key) or await self._tried(key, wanted, owner)
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
         if isinstance(verdict, Refused):
@@ -93,16 +94,13 @@ class Constraints:
         self._closed.set()
         await self._child.close()
 
-    async def _tried(self, key: bytes, wanted: Mapping[str, Any]) -> str | Refused:
+    async def _tried(self, key: bytes, wanted: Mapping[str, Any], owner: str) -> str | Refused:
         """The verdict, remembered: what is refused today is refused tomorrow."""
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFull("too many formats wait to be compiled", PARAM)
-        self._num_waiting += 1
         try:
-            async with self._turn:
+            async with self._turns.turn(owner):
                 verdict = self._verdicts.get(key) or await self._verdict(wanted)
-        finally:
-            self._num_waiting -= 1
+        except TooManyWait:
+            raise QueueFull("too many formats wait to be compiled", PARAM) from None
         if not isinstance(verdict, NotTried):
             self._verdicts[key] = verdict
             if len(self._verdicts) > MAX_VERDICTS:

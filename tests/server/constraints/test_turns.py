@@ -1,0 +1,71 @@
+"""One at a time: owners in turn, whoever has asked most often."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from server.constraints.turns import TooManyWait, Turns
+
+
+async def asked(turns: Turns, owner: str, order: list[str], go: asyncio.Event) -> None:
+    async with turns.turn(owner):
+        order.append(owner)
+        await go.wait()
+
+
+def start(
+    turns: Turns, owners: str, order: list[str], go: asyncio.Event
+) -> list[asyncio.Task[None]]:
+    return [asyncio.create_task(asked(turns, owner, order, go)) for owner in owners]
+
+
+async def test_owners_take_turns() -> None:
+    order: list[str] = []
+    go, turns = asyncio.Event(), Turns(8)
+    tasks = start(turns, "aaaaabbc", order, go)
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "aabcabaa"
+
+
+async def test_one_owner_that_has_too_many_does_not_fill_the_others_place() -> None:
+    order: list[str] = []
+    go, turns = asyncio.Event(), Turns(2)
+    tasks = start(turns, "aaaabb", order, go)
+    await asyncio.sleep(0)
+    go.set()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(end) for end in ends[2:4]] == [TooManyWait, TooManyWait]
+    assert sorted(order) == ["a", "a", "b", "b"]
+    async with turns.turn("a"):
+        pass
+
+
+@pytest.mark.parametrize("leaving", range(4))
+async def test_one_that_leaves_gives_its_turn_to_the_next(leaving: int) -> None:
+    order: list[str] = []
+    go, turns = asyncio.Event(), Turns(8)
+    tasks = start(turns, "abcd", order, go)
+    await asyncio.sleep(0)
+    tasks[leaving].cancel()
+    go.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert set("abcd") - set(order) <= {"abcd"[leaving]}
+    async with turns.turn("e"):
+        order.append("e")
+    assert order[-1] == "e"
+
+
+async def test_one_that_leaves_as_its_turn_comes_passes_it_on() -> None:
+    order: list[str] = []
+    go, turns = asyncio.Event(), Turns(8)
+    async with turns.turn("a"):
+        second, third = start(turns, "bc", order, go)
+        await asyncio.sleep(0)
+    second.cancel()  # its turn has come, and it has not heard of it yet
+    go.set()
+    await asyncio.gather(second, third, return_exceptions=True)
+    assert order == ["c"]
