@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import apsw
@@ -14,10 +15,12 @@ from server.engine.value import Entry
 from server.store.base import Identity
 from server.store.codec import Malformed, decode_json, decode_value, running_after, unpack_entry
 from server.store.database import FILE_NAME
-from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch
+from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch, StoreError
 from server.store.heads import COLUMNS, Head
 from server.store.journal_rows import COUNTED, Line, unpack_row
-from server.store.migrations import MIGRATIONS
+from server.store.migrations import MIGRATIONS, format_of, migrate
+from server.store.signing import FILE_NAME as KEY_NAME
+from server.store.signing import is_key
 from server.store.state_file import decode_state
 from server.store.state_files import DIR_NAME
 from server.store.sums import is_altered
@@ -44,16 +47,35 @@ def problems(path: Path) -> Iterator[str]:
     connection = open_for_reading(path)
     try:
         connection.execute("BEGIN")  # all of it as it is at one moment
-        yield from _problems(connection.execute, path)
+        if format_of(connection) == len(MIGRATIONS):
+            yield from _problems(connection.execute, path)
+        else:
+            yield from _problems_migrated(connection, path)
+    except StoreError as error:
+        yield error.message
     finally:
         connection.close(True)
+    if (path / KEY_NAME).exists() and not is_key(path):
+        yield (
+            f"{KEY_NAME} is not a key: the server does not start with it. Put it back, or remove "
+            "it; without it, what was exported before has no valid signature"
+        )
+
+
+def _problems_migrated(connection: apsw.Connection, path: Path) -> Iterator[str]:
+    """Those of a store of an older format, in a copy that is brought to this one."""
+    with TemporaryDirectory() as work:
+        copy = apsw.Connection(str(Path(work) / FILE_NAME))
+        try:
+            with copy.backup("main", connection, "main") as backup:
+                backup.step()
+            migrate(copy)
+            yield from _problems(copy.execute, path)
+        finally:
+            copy.close(True)
 
 
 def _problems(execute: Execute, path: Path) -> Iterator[str]:
-    (version,) = execute("PRAGMA user_version").fetchone()
-    if version != len(MIGRATIONS):
-        yield f"the store has format {version}, and this version of everstream {len(MIGRATIONS)}"
-        return
     for (line,) in execute("PRAGMA integrity_check"):
         if line != "ok":
             yield f"{FILE_NAME}: {line}"

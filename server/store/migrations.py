@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import apsw
 
-from server.store.errors import StoreTooNew
+from server.store.errors import StoreFailed, StoreTooNew
 from server.store.stamping import add_sums
 
 #: ``MIGRATIONS[i]`` leads from version i to version i + 1. Those of a release never change.
@@ -101,20 +101,43 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
-def migrate(connection: apsw.Connection) -> None:
-    """Brings the tables to this version, each step whole or not at all.
+#: The format from which on rows have checksums.
+WITH_SUMS = 4
+#: A column that each format has brought.
+_SIGNS = (("meta", "name"), ("request_key", "note"), ("session", "broken"), ("session", "sum"))
 
-    Raises `StoreTooNew` where a newer version of everstream has written them.
+
+def format_of(connection: apsw.Connection) -> int:
+    """The format of the tables.
+
+    Raises `StoreTooNew` where a newer version of everstream has written them, and `StoreFailed`
+    where the number in the file is not that of its tables.
     """
-    version = connection.pragma("user_version")
+    version = int(connection.pragma("user_version"))
     if version > len(MIGRATIONS):
         raise StoreTooNew(
             f"the store has format {version}, and this version of everstream knows "
             f"{len(MIGRATIONS)}: use a newer one, or another directory"
         )
-    for step in range(version, len(MIGRATIONS)):
+    has = [name in _columns(connection, table) for table, name in _SIGNS]
+    tables = has.index(False) if False in has else len(has)
+    if version != tables:
+        raise StoreFailed(
+            f"the database says format {version} (PRAGMA user_version), and its tables are of "
+            f"format {tables}: the number was edited. Set it back: PRAGMA user_version = {tables}"
+        )
+    return version
+
+
+def _columns(connection: apsw.Connection, table: str) -> set[str]:
+    return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}
+
+
+def migrate(connection: apsw.Connection) -> None:
+    """Brings the tables to this version, each step whole or not at all. Raises as `format_of`."""
+    for step in range(format_of(connection), len(MIGRATIONS)):
         with connection:
             connection.execute(MIGRATIONS[step])
-            if step + 1 == len(MIGRATIONS):
+            if step + 1 == WITH_SUMS:
                 add_sums(connection.execute)
             connection.pragma("user_version", step + 1)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from server.store.cli import check_command, compact_command, export_command, salvage_command
 from server.store.database import FILE_NAME
+from server.store.migrations import MIGRATIONS
 from server.store.portable import import_session
 from server.store.signing import signing_key
 from server.store.sqlite_store import open_store
@@ -37,6 +38,12 @@ def path(tmp_path: Path) -> Path:
     store.commit([two.opened(block(3), (1, 2, 3)), *two.turn(3)])
     store.close()
     return tmp_path / "store"
+
+
+def set_format(path: Path, version: int) -> None:
+    connection = apsw.Connection(str(path / FILE_NAME))
+    connection.pragma("user_version", version)
+    connection.close()
 
 
 class TestCheck:
@@ -90,6 +97,18 @@ class TestCheck:
     def test_a_broken_database_is_a_problem(self, path: Path) -> None:
         (path / "sessions.sqlite3").write_bytes(b"not a database" * 100)
         assert run("check", path).exit_code == 1
+
+    def test_a_broken_signing_key_is_found(self, path: Path) -> None:
+        (path / "signing.key").write_bytes(b"short")
+        result = run("check", path)
+        assert (result.exit_code, "signing.key is not a key" in result.output) == (1, True)
+
+    def test_a_format_that_was_edited_is_found(self, path: Path) -> None:
+        set_format(path, 2)
+        result = run("check", path)
+        assert result.exit_code == 1
+        assert f"PRAGMA user_version = {len(MIGRATIONS)}" in result.output
+        assert "1 problem" in result.output
 
     def test_no_store_is_an_error(self, tmp_path: Path) -> None:
         assert run("check", tmp_path).exit_code == 2

@@ -89,6 +89,25 @@ def test_store_is_whole_and_of_this_version_afterwards(path: Path) -> None:
     connection.close()
 
 
+def test_a_format_that_migrates_is_no_problem(path: Path) -> None:
+    before = (path / "sessions.sqlite3").read_bytes()
+    assert list(problems(path)) == []
+    assert (path / "sessions.sqlite3").read_bytes() == before
+    (file,) = sorted(path.glob("snapshots/*/*"))[:1]
+    file.write_bytes(b"")
+    assert list(problems(path)) != []
+
+
+def test_rows_get_checksums(path: Path) -> None:
+    open_store(path, IDENTITY).close()
+    connection = apsw.Connection(str(path / "sessions.sqlite3"))
+    for table in ("session", "segment", "snapshot", "request_key"):
+        query = f"SELECT count(*), count(sum) FROM {table}"
+        ((count, num_sums),) = connection.execute(query)
+        assert count == num_sums > 0, table
+    connection.close()
+
+
 def test_exported_session_can_be_imported() -> None:
     value = import_session(bytes.fromhex(OLD["export"]), IDENTITY, b"key")
     assert (value.position, value.pending, value.constraint) == (3, 6, None)

@@ -339,6 +339,19 @@ class TestMigrations:
         with pytest.raises(StoreTooNew, match="newer"):
             open_store(path, IDENTITY)
 
+    @pytest.mark.parametrize("version", [-1, *range(len(MIGRATIONS))])
+    def test_a_format_that_was_edited_is_refused(self, path: Path, version: int) -> None:
+        open_store(path, IDENTITY).close()
+        connection = apsw.Connection(str(path / "sessions.sqlite3"))
+        connection.pragma("user_version", version)
+        with pytest.raises(
+            StoreFailed, match=f"Set it back: PRAGMA user_version = {len(MIGRATIONS)}"
+        ):
+            open_store(path, IDENTITY)
+        connection.pragma("user_version", len(MIGRATIONS))
+        connection.close()
+        open_store(path, IDENTITY).close()
+
     def test_a_database_without_tables_gets_them(self, path: Path) -> None:
         path.mkdir()
         connection = apsw.Connection(str(path / "sessions.sqlite3"))
