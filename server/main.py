@@ -261,7 +261,12 @@ def serve(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to go on with.")] = "",
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="Text to go on with; - or none reads standard input.", show_default=False
+        ),
+    ] = None,
     model: Model = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULTS.temperature,
@@ -274,7 +279,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
+        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].", min=1)
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
 ) -> None:
@@ -302,7 +307,10 @@ def generate(
     try:
         with _clear_errors():
             opened = open_backend(load_model(model), backend, dtype, threads)
-        summary = run(opened, prompt, sampling, write)
+        summary = run(opened, _prompt(prompt), sampling, write)
+    except KeyboardInterrupt:
+        typer.echo()
+        raise
     except EngineError as error:
         raise _fail(error) from error
     typer.echo(f"\n\n{summary}", err=True)
@@ -323,6 +331,17 @@ def inspect(
 
     with _clear_errors():
         inspection.inspect(model or str(BUNDLED_MODEL), Console())
+
+
+def _prompt(given: str | None) -> str:
+    """The argument, or what standard input has where nobody types; a last line end is no part."""
+    try:
+        if given == "-" or (given is None and not sys.stdin.isatty()):
+            return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        (given or "").encode("utf-8")
+    except UnicodeError as error:
+        raise _fail("the prompt is not UTF-8") from error
+    return given or ""
 
 
 def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:

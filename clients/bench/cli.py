@@ -24,6 +24,7 @@ from clients.api_key import ApiKey
 from clients.bench.figures import Limits, Summary, errors_of, summarize
 from clients.bench.load import PROMPT, Load, Timed, run, unreachable
 from clients.python.errors import EverstreamError
+from clients.python.protocol import Protocol
 
 #: Ids below it exist in every byte-level vocabulary.
 NUM_SAFE_IDS = 256
@@ -31,6 +32,9 @@ NUM_SAFE_IDS = 256
 MAX_SOCKET_REQUESTS = 64
 #: Sockets that the requests of a rate are spread over.
 NUM_SOCKETS = 16
+
+#: No table is as wide.
+MAX_WIDTH = 1000
 
 Number = TypeVar("Number", int, float)
 
@@ -76,12 +80,17 @@ def bench(
 
     A level after another: latencies, throughput and goodput.
     """
+    try:
+        Protocol(url, api_key)
+        prompts = _prompts(prompt, prompt_file, prompt_tokens, seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     load = Load(
         url=url,
         num_requests=requests,
         streams_per_socket=per_socket,
         max_tokens=max_tokens,
-        prompts=_prompts(prompt, prompt_file, prompt_tokens, seed),
+        prompts=prompts,
         temperature=temperature,
         seed=seed,
         keep=keep,
@@ -117,15 +126,23 @@ def _measure(
         asyncio.run(run(replace(load, num_streams=1, num_requests=warm_up, keep=False)))
     table = _table(levels[0].rate is None)
     failed: list[Timed] = []
-    for level in levels:
+    for number, level in enumerate(levels, start=1):
+        typer.echo(f"level {number} of {len(levels)}: {_described(level)} ...", err=True)
         timed, seconds = asyncio.run(run(level))
         failed += [one for one in timed if one.error is not None]
         summary = summarize(level, timed, seconds, limits)
         table.add_row(*_cells(summary))
         yield summary
-    console.print(table)
+    width = Console(width=MAX_WIDTH).measure(table).maximum
+    Console(highlight=False, width=width).print(table)
     for code, count in errors_of(failed).most_common():
         console.print(f"{count:,} requests ended by {code}", style="red")
+
+
+def _described(level: Load) -> str:
+    if level.rate is not None:
+        return f"{level.num_requests:,} requests, {level.rate:g} due in a second"
+    return f"{level.num_streams:,} streams of {level.num_requests:,} requests"
 
 
 def _arriving(load: Load, rate: float, duration_s: float) -> Load:
@@ -136,11 +153,11 @@ def _arriving(load: Load, rate: float, duration_s: float) -> Load:
 
 
 def _table(concurrent: bool) -> Table:
-    """Narrow enough for 80 columns."""
-    table = Table(caption="p50/p90/p99 in ms", box=SIMPLE, padding=(0, 1, 0, 0))
+    """Narrow enough for 80 columns; a terminal that is narrower does not fold its numbers."""
+    table = Table(caption="p50/p99 in ms", box=SIMPLE, padding=(0, 1, 0, 0))
     first = "streams" if concurrent else "due/s"
     for name in (first, "tokens/s", "req/s", "good/s", "TTFT", "ITL", "request", "failed"):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -150,7 +167,7 @@ def _cells(summary: Summary) -> Iterator[str]:
     yield f"{summary.requests_per_s:.1f}"
     yield f"{summary.goodput_per_s:.1f}"
     for name in ("ttft", "itl", "latency"):
-        yield "/".join(_ms(getattr(summary, f"{name}_p{percent}_ms")) for percent in (50, 90, 99))
+        yield "/".join(_ms(getattr(summary, f"{name}_p{percent}_ms")) for percent in (50, 99))
     yield f"{summary.errors:,}"
 
 

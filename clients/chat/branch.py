@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from clients.python import Session
+from clients.python import Client, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +45,14 @@ class Branch:
         at = None if len(turns) == len(self.turns) else self.turns[len(turns)].begins
         (session,) = self.session.fork(at=at)
         return Branch(session, list(turns))
+
+
+def reread(client: Client, turns: Sequence[Turn]) -> Branch:
+    """A new session that reads what was said in ``turns``."""
+    branch = Branch(client.create_session())
+    for turn in turns:
+        begins = branch.position
+        text = turn.prompt + turn.answer
+        ends = branch.session.append(text).position if text else begins
+        branch.turns.append(replace(turn, begins=begins, ends=ends))
+    return branch

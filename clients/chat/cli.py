@@ -24,12 +24,19 @@ def chat(
     What was said can be taken back, branched off, saved and loaded.
     """
     console = Console(highlight=False)
-    with Client(url, api_key) as client:
+    with _client(url, api_key) as client:
         try:
             Conversation(client, console).run(_lines(console))
         except EverstreamError as error:
-            console.print(f"everstream: {error}", style="red", markup=False)
+            typer.echo(f"everstream: {error}", err=True)
             raise typer.Exit(1) from error
+
+
+def _client(url: str, api_key: str | None) -> Client:
+    try:
+        return Client(url, api_key)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _lines(console: Console) -> Iterator[str]:

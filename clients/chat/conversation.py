@@ -6,13 +6,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 
 from clients.chat import archive
 from clients.chat.archive import NotAnArchive
-from clients.chat.branch import Branch, Turn
+from clients.chat.branch import Branch, Turn, reread
 from clients.python import (
     Client,
     ConnectionLost,
@@ -42,12 +43,21 @@ Write, and the model goes on from there; an empty line lets it go on by itself. 
 MAIN = "main"
 MAX_SHOWN_CHARS = 60
 
-#: command -> the sampling option that it sets, and how its argument is read.
-_SETTINGS: dict[str, tuple[str, Callable[[str], float]]] = {
-    "/temp": ("temperature", float),
-    "/top-p": ("top_p", float),
-    "/tokens": ("max_tokens", int),
-    "/seed": ("seed", int),
+
+class Setting(NamedTuple):
+    """A sampling option that a command sets: how its argument is read, and from where to where."""
+
+    option: str
+    read: Callable[[str], float]
+    least: float
+    most: float
+
+
+_SETTINGS = {
+    "/temp": Setting("temperature", float, 0.0, 2.0),
+    "/top-p": Setting("top_p", float, 0.01, 1.0),
+    "/tokens": Setting("max_tokens", int, 1, 1_000_000),
+    "/seed": Setting("seed", int, 0, 2**63 - 1),
 }
 
 
@@ -95,10 +105,6 @@ class Conversation:
                     self._talk(line)
             except SessionNotFound:
                 self._complain("the session has expired; /new begins another")
-            except HistoryGone:
-                self._complain(
-                    "that lies before what the server keeps: a copy goes back to where it was made"
-                )
             except ConnectionLost:
                 raise
             except (EverstreamError, Mistaken, NotAnArchive, OSError) as error:
@@ -149,15 +155,18 @@ class Conversation:
             self._say(HELP)
 
     def _set(self, name: str, arguments: Sequence[str]) -> None:
-        option, read = _SETTINGS[name]
+        option, read, least, most = _SETTINGS[name]
         if name == "/seed" and not arguments:
             self._sampling.pop("seed", None)
             return
         try:
             (text,) = arguments
-            self._sampling[option] = read(text)  # type: ignore[literal-required]
+            value = read(text)
         except ValueError as error:
             raise Mistaken(f"{name} wants a number") from error
+        if not least <= value <= most:
+            raise Mistaken(f"{name} must be {least:g} to {most:,}")
+        self._sampling[option] = value  # type: ignore[literal-required]
 
     def _history(self, arguments: Sequence[str]) -> None:
         for number, turn in enumerate(self.branch.turns, start=1):
@@ -173,15 +182,26 @@ class Conversation:
             raise Mistaken("/rewind wants the number of turns that stay")
         self._back_to(_count(arguments[0]))
 
+    def _rewind_to(self, num_turns: int) -> None:
+        """A copy, and what was loaded, is read again where its session cannot go back so far."""
+        try:
+            self.branch.rewind(num_turns)
+        except HistoryGone:
+            past, self._branches[self._name] = (
+                self.branch,
+                reread(self._client, self.branch.turns[:num_turns]),
+            )
+            self._forget(past)
+
     def _back_to(self, num_turns: int) -> None:
-        self.branch.rewind(num_turns)
+        self._rewind_to(num_turns)
         self._say(f"back after turn {len(self.branch.turns)}, position {self.branch.position}")
 
     def _again(self, arguments: Sequence[str]) -> None:
         if not self.branch.turns:
             raise Mistaken("nothing was said yet")
         prompt = self.branch.turns[-1].prompt
-        self.branch.rewind(len(self.branch.turns) - 1)
+        self._rewind_to(len(self.branch.turns) - 1)
         self._talk(prompt)
 
     def _fork(self, arguments: Sequence[str]) -> None:
@@ -189,7 +209,11 @@ class Conversation:
             raise Mistaken("/fork wants a name for the copy, and perhaps a number of turns")
         self._check_new(arguments[0])
         num_turns = _count(arguments[1]) if arguments[1:] else None
-        self._add(arguments[0], self.branch.fork(num_turns))
+        try:
+            copy = self.branch.fork(num_turns)
+        except HistoryGone:
+            copy = reread(self._client, self.branch.turns[:num_turns])
+        self._add(arguments[0], copy)
 
     def _list(self, arguments: Sequence[str]) -> None:
         for name, branch in self._branches.items():

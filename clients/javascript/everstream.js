@@ -83,7 +83,7 @@ export class Client {
     const { timeoutS = 60, maxTries = 8, maxUnread = MAX_UNREAD } = options;
     const socketClass = options.WebSocket ?? globalThis.WebSocket;
     if (socketClass === undefined) {
-      throw new TypeError('there is no WebSocket here: give one, as of the package "ws"');
+      throw new TypeError('there is no WebSocket here: give that of the package "ws", new Client(url, { WebSocket })');
     }
     const base = new URL(url);
     if (base.protocol !== "http:" && base.protocol !== "https:") {

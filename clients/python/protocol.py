@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
@@ -61,13 +61,14 @@ class Sampling(TypedDict, total=False):
 class Protocol:
     """Builds messages and reads what comes back.
 
-    ``url`` is the server's HTTP address, such as ``http://127.0.0.1:8000``.
+    ``url`` is the server's HTTP address, such as ``http://127.0.0.1:8000``. Raises ValueError
+    for another kind of address, and for an ``api_key`` that no header can carry.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"url must be http://host[:port] or https://..., not {url!r}")
+        parts = _address(url)
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("api_key must be printable ASCII")
         path = parts.path.rstrip("/")
         self.base_url = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         scheme = "wss" if parts.scheme == "https" else "ws"
@@ -126,6 +127,16 @@ class Protocol:
         if isinstance(event, Finished):
             raise Cancelled("the request was cancelled")
         raise ProtocolError(f"{event} is no answer to this request")
+
+
+def _address(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # brackets without an end, a port out of range
+        pass
+    raise ValueError(f"url must be http://host[:port] or https://..., not {url!r}")
 
 
 def handshake_error(error: InvalidHandshake) -> EverstreamError:

@@ -37,7 +37,7 @@ def convert_command(
     seed: Annotated[int, typer.Option(help="Of new weights and of the order of the data.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
     eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = 100,
 ) -> None:
     """Give a trained model an attention with a constant state."""

@@ -69,6 +69,7 @@ def tokenizer_command(
 
     with errors_as_lines():
         tokenizer = train_tokenizer(data, vocab_size)
+    out.open("ab").close()  # the library's error does not name the file
     tokenizer.save(out)
     typer.echo(f"{out}: {tokenizer.vocab_size} ids")
 
@@ -104,7 +105,7 @@ def train_command(
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the data.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
     eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = 250,
     save_every_s: Annotated[float, typer.Option(help="Seconds between resumable saves.")] = 120.0,
     sample_every: Annotated[int, typer.Option(help="Steps between samples.")] = 1000,
@@ -155,7 +156,17 @@ def train_command(
             stop_at_step=stop_at_step,
         )
         folder = train(config, model_config, ids)
-    typer.echo(f"the model is in {folder}")
+    typer.echo(_outcome(out, folder, steps))
+
+
+def _outcome(out: Path, model: Path, num_steps: int) -> str:
+    """What there is now; an interrupted run may not have exported a model yet."""
+    step = json.loads((out / "progress" / "progress.json").read_text(encoding="utf-8"))["step"]
+    exported = model.is_dir()
+    if step >= num_steps and exported:
+        return f"the model is in {model}"
+    best = f"the best model so far is in {model}" if exported else "no model is exported yet"
+    return f"stopped at step {step} of {num_steps}; {best}; the same command again goes on"
 
 
 def eval_command(
@@ -167,7 +178,7 @@ def eval_command(
     ] = "windows",
     window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_bytes: Annotated[int | None, typer.Option(help="Of each document.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads.", min=1)] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of weights; on torch of activations too.")] = (
         "float32"
     ),
@@ -234,10 +245,13 @@ def export_command(
     """Write a checkpoint again with its weights in another dtype."""
     import torch
 
-    from model.checkpoint import load_checkpoint, save_checkpoint
+    from model.checkpoint import load_checkpoint, locate, save_checkpoint
 
     with errors_as_lines():
-        checkpoint = load_checkpoint(model)
+        folder = locate(model)
+        if out.resolve() == folder.resolve():
+            raise typer.BadParameter("is the model's own folder", param_hint="OUT")
+        checkpoint = load_checkpoint(folder)
     save_checkpoint(out, checkpoint.model, checkpoint.tokenizer, getattr(torch, dtype))
     typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()):,} bytes")
 

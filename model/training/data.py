@@ -42,6 +42,8 @@ def tokenize_files(files: Sequence[Path], tokenizer: Tokenizer, cache: Path) -> 
                 ids = [*tokenizer.encode(document), tokenizer.eos_token_id]
                 out.write(np.asarray(ids, dtype=np.uint16).tobytes())
         partial.rename(path)
+    if path.stat().st_size == 0:
+        raise DataError(f"{', '.join(map(str, files))}: no text to train on")
     return np.memmap(path, dtype=np.uint16, mode="r")
 
 

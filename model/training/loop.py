@@ -77,6 +77,12 @@ class TrainConfig:
                 raise TrainingError(
                     f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}"
                 )
+        for name in ("learning_rate", "clip"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise TrainingError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("weight_decay", "warmup_steps", "save_every_s", "seed"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise TrainingError(f"{name} must be at least 0, not {getattr(self, name)}")
         if not 0.0 <= self.reset_probability <= 1.0:
             raise TrainingError(
                 f"reset_probability must be in [0, 1], not {self.reset_probability}"
@@ -276,6 +282,8 @@ def _masked(state: ModelState, keep: Tensor) -> ModelState:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("device cuda: this torch finds no CUDA device; use --device cpu")
     return torch.device(name)
 
 

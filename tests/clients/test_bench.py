@@ -146,3 +146,23 @@ def test_goodput_counts_what_kept_every_limit() -> None:
     assert summary.requests_per_s == 2.0
     assert summary.errors == 1
     assert summarize(load, requests, 2.0, Limits()).goodput_per_s == 2.0
+
+
+def test_numbers_are_whole_on_a_narrow_terminal_and_levels_are_announced(
+    server_url: str,
+) -> None:
+    from typer.testing import CliRunner
+
+    from server.main import app
+
+    words = ["bench", "--url", server_url, "--concurrency", "1,2", "--max-tokens", "4"]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "30", "TERMINAL_WIDTH": "30"})
+    assert done.exit_code == 0, done.output
+    *table, line = done.stdout.splitlines()
+    levels = json.loads(line)["levels"]
+    for level in levels:
+        row = next(row.split() for row in table if row.split()[:1] == [str(level["streams"])])
+        assert len(row) == 8
+        assert row[1] == f"{level['tokens_per_s']:,.0f}"
+    assert "level 1 of 2: 1 streams of 4 requests ..." in done.stderr
+    assert "level 2 of 2: 2 streams of 4 requests ..." in done.stderr

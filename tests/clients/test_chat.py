@@ -52,6 +52,16 @@ def test_mistakes_are_answered_and_survived(server_url: str) -> None:
     assert "/switch wants one of main" in output
     assert "/fork wants a name" in output
     assert "No such file" in output
+    assert "/temp must be 0 to 2" in output
+    assert len(positions(output)) == 2  # nothing was set to what cannot be
+
+
+@pytest.mark.parametrize(
+    "line", ["/temp 9", "/temp nan", "/temp -1", "/top-p 0", "/tokens 0", "/seed -1", "/seed 1.5"]
+)
+def test_setting_that_cannot_be_is_refused_at_once(server_url: str, line: str) -> None:
+    output = talk(server_url, "/tokens 3", line, "Once")
+    assert re.search(rf"{line.split()[0]} (must be|wants)", output)
     assert len(positions(output)) == 1
 
 
@@ -102,6 +112,29 @@ def test_saved_branch_goes_on_where_it_was(server_url: str, tmp_path: Path) -> N
     assert f"fox: 1 turns, position {first}" in output
     assert "Once|" in output
     assert positions(output) == [second]
+
+
+def test_loaded_branch_can_go_back_before_it_was_saved(server_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "fox.chat"
+    begin = ["/tokens 4", "/seed 1"]
+    saved = talk(server_url, *begin, "Once", "there", f"/save {file}")
+    assert len(positions(saved)) == 2
+    undone = ["/undo", "/history", "there", "/fork early 1", "/undo 9"]
+    output = talk(server_url, *begin, f"/load {file}", *undone)
+    # The text is the same; what was drawn may be other tokens than the tokenizer makes of it.
+    (position,) = re.findall(r"back after turn 1, position ([1-9]\d*)", output)
+    assert re.search(rf"  1        0 to {position} +Once\|", output)
+    assert "  2 " not in output
+    (answered,) = positions(output)
+    assert answered > int(position)
+    assert f"early: 1 turns, position {position}" in output
+    assert "back after turn 0, position 0" in output
+
+
+def test_fork_can_go_back_before_it_was_made(server_url: str) -> None:
+    output = talk(server_url, "/tokens 4", "Once", "there", "/fork copy", "/undo 2", "Once")
+    assert "back after turn 0, position 0" in output
+    assert len(positions(output)) == 3
 
 
 def test_other_files_are_refused(server_url: str, tmp_path: Path) -> None:
