@@ -51,9 +51,9 @@ def salvage_command(
     path: Store,
     new: Annotated[Path, typer.Argument(metavar="NEW", help="A folder that does not exist yet.")],
 ) -> None:
-    """Makes a new store of what can be read of a damaged one, and says what was lost.
+    """Copy what can be read of a damaged store to a new one.
 
-    The damaged one does not change; its server must not run.
+    It says what was lost. The damaged store does not change; its server must not run.
     """
     if not (path / FILE_NAME).is_file():
         raise _fail(f"{path} has no {FILE_NAME}: without it nothing is known of any session")
