@@ -13,7 +13,7 @@ from server.api.errors import ModelNotFound
 from server.api.service import Service
 from server.config import ModelSource
 from server.driver import Driver
-from server.engine.errors import EngineError
+from server.engine.errors import EngineError, SessionNotFound
 from server.engine.types import EngineStats
 from server.metrics import NO_STATS, Scrape, totals
 from server.storage import Home
@@ -55,7 +55,8 @@ class Models:
         self._tenants: Mapping[str, Tenant] = {}
         self._watching: dict[Driver, asyncio.Task[None]] = {}
         self._stopping: set[Driver] = set()
-        self._seen: dict[str, Version] = {}
+        #: By session and owner: of another's nothing is known.
+        self._seen: dict[tuple[str, str], Version] = {}
         self._ended: dict[str, EngineStats] = {}
         assert self.current, "there is no model"
 
@@ -93,9 +94,9 @@ class Models:
         among = [each for each in self.versions if name in (None, each.name)]
         if not among:
             raise ModelNotFound
-        if len(among) == 1:
+        if len(among) == 1 and among[0] not in self.retiring:
             return among[0].service
-        found = self._seen.get(session)
+        found = self._seen.get((session, owner))
         if found not in among:
             found = await self._find(among, session, owner)
         return found.service
@@ -105,7 +106,7 @@ class Models:
         for version in among:
             try:
                 if await version.service.sessions.has(session, owner):
-                    self._remember(session, version)
+                    self._remember((session, owner), version)
                     return version
             except EngineError as error:  # its store fails, and the others may know
                 unknown = error
@@ -113,12 +114,14 @@ class Models:
             raise unknown
         for version in among:
             await version.service.sessions.fetching.check_elsewhere(session, owner)
+        if among[0] in self.retiring:  # it refuses whatever is asked
+            raise SessionNotFound
         return among[0]
 
-    def _remember(self, session: str, version: Version) -> None:
+    def _remember(self, key: tuple[str, str], version: Version) -> None:
         if len(self._seen) >= MAX_SEEN:
             del self._seen[next(iter(self._seen))]
-        self._seen[session] = version
+        self._seen[key] = version
 
     # Life
 
@@ -155,7 +158,7 @@ class Models:
         """Takes out one that has ended; its counts stay."""
         self.retiring.remove(version)
         self._stopping.discard(version.driver)
-        self._seen = {id: each for id, each in self._seen.items() if each is not version}
+        self._seen = {key: each for key, each in self._seen.items() if each is not version}
         before = self._ended.pop(version.name, NO_STATS)
         if any(each.name == version.name for each in self.versions):
             self._ended[version.name] = totals(before, stats)

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from model.checkpoint import save_checkpoint
+from server.engine.errors import SessionNotFound
 from tests.server.harness import receive, receive_until, send
 from tests.server.served import ENDLESS, Served, served, write_model
 from tests.tiny import tiny_checkpoint
@@ -371,6 +372,27 @@ async def test_session_of_an_old_version_answers_so_while_that_still_runs_others
         assert answer["error"]["code"] == "snapshot_mismatch"
         assert await statuses(server) == [("a", "serving"), ("a", "retiring")]
         assert await server.text()
+        await send(socket, type="cancel", request_id="r")
+        await receive_until(socket, "finished")
+        await server.retired()
+
+
+async def test_retiring_version_does_not_tell_others_of_its_sessions(tmp_path: Path) -> None:
+    """Its owner hears that it rests, and anybody else that there is none."""
+    async with serving(tmp_path) as server, server.socket() as socket:
+        idle = (await server.complete(keep=True))["session"]
+        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
+        await receive_until(socket, "token")
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+        assert (await server.complete(session=idle))["error"]["code"] == "snapshot_mismatch"
+        models = server.models
+        for name in (None, "a"):
+            service = await models.holding(idle, "another", name)
+            with pytest.raises(SessionNotFound):
+                await service.sessions.info(idle, "another")
+            with pytest.raises(SessionNotFound):
+                await service.sessions.fork(idle, "another", 1, None)
         await send(socket, type="cancel", request_id="r")
         await receive_until(socket, "finished")
         await server.retired()
