@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import select
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
@@ -26,10 +26,15 @@ from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, 
 #: Nothing that a store asks takes so long, unless the database hangs.
 TIMEOUT_S = 2.5
 #: So that nobody waits for long for a replica that was stopped or cut off in a transaction.
-_LIMITS = (
-    "SET LOCAL idle_in_transaction_session_timeout = 3000; SET LOCAL lock_timeout = 2000; "
-    "SET LOCAL statement_timeout = 5000"
-)
+_LIMITS = {
+    "idle_in_transaction_session_timeout": "3000",
+    "lock_timeout": "2000",
+    "statement_timeout": "5000",
+}
+#: What `must_hold` of the schema raises.
+_FENCED_STATE = "EV001"
+_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 FENCED = "another replica has taken over what this one had"
 
@@ -39,7 +44,10 @@ class Hung(psycopg.OperationalError):
 
 
 class _Timed(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that waits for `TIMEOUT_S` at most, whatever the database does."""
+    """A connection that waits for `TIMEOUT_S` at most, whatever the database does.
+
+    For a statement, or for all that a pipeline has sent.
+    """
 
     def wait(
         self, gen: Generator[Any, Any, Any], interval: float = 0.0, timeout: float | None = None
@@ -58,6 +66,26 @@ class _Timed(psycopg.Connection[tuple[Any, ...]]):
                 wanted = gen.send(_ready(found[0][1]))
         except StopIteration as end:
             return end.value
+
+
+class _Cursor(psycopg.Cursor[tuple[Any, ...]]):
+    """Its rows are asked for by ``sync``, where the statement is in a pipeline."""
+
+    def __init__(self, connection: psycopg.Connection[Any], sync: Callable[[], None]) -> None:
+        super().__init__(connection)
+        self._sync = sync
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        self._sync()
+        return super().fetchone()
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        self._sync()
+        return super().fetchall()
+
+    def __iter__(self) -> Self:
+        self._sync()
+        return super().__iter__()
 
 
 def _events(wanted: Wait) -> int:
@@ -84,23 +112,30 @@ class Database:
         self.me = self.link = 0
         self.is_full = is_full
         self._is_pooled = is_pooled
+        self._is_within = self._is_pending = False
+        self._pipeline: psycopg.Pipeline | None = None
         self._connection = connect(url, prepare=not is_pooled)
-        path = sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(schema))
-        self._begin = (
-            f"BEGIN ISOLATION LEVEL READ COMMITTED; {path.as_string(self._connection)}; {_LIMITS}"
-        )
+        path = sql.Identifier(schema).as_string(self._connection)
+        self._settings = {"search_path": path, **_LIMITS}
         self._cursor = self._connection.cursor()
 
     # Asking
 
     def execute(self, query: str, parameters: Sequence[object] = ()) -> psycopg.Cursor[Any]:
         """A statement in the transaction, or one of its own; the rows are read already."""
-        if self._connection.pgconn.transaction_status == TransactionStatus.IDLE:
+        if not self._is_within:
             with self.whole():
                 return self.execute(query, parameters)
-        cursor = self._connection.cursor()
+        cursor = _Cursor(self._connection, self._sync)
         cursor.execute(translated(query), parameters)
+        self._is_pending = True
         return cursor
+
+    def _sync(self) -> None:
+        """Waits for all that has been sent. The database's limits of time run from then on."""
+        if self._pipeline is not None and self._is_pending:
+            self._is_pending = False
+            self._pipeline.sync()
 
     def call(self, function: str, parameters: Sequence[object]) -> Any:
         """What a function of the schema returns, in one round trip and a transaction of its own."""
@@ -115,57 +150,76 @@ class Database:
         return self._connection
 
     def run(self, statements: str) -> None:
-        """Statements without parameters and results."""
+        """Statements without parameters and results, where there is no pipeline."""
         self._connection.execute(statements)
 
     # Transactions
 
     @contextmanager
-    def transaction(self, synced: bool = True) -> Iterator[None]:
+    def transaction(self, synced: bool = True, pipelined: bool = True) -> Iterator[None]:
         """All of it or nothing, and only for a replica that is still one.
 
         Raises `Fenced`. What is not ``synced`` may be lost with what comes after it. Of that
-        a connection tells, which ends with the database; a pooler's does not.
+        a connection tells, which ends with the database; a pooler's does not. ``pipelined``:
+        see `_within`.
         """
         synced = synced or self._is_pooled
-        asked = f"SELECT hold({self.me:d}, {self.link:d})"
-        lazy = "" if synced and self.is_full else "; SET LOCAL synchronous_commit = off"
-        with self._within(f"{self._begin}{lazy}; {asked}") as cursor:
-            while cursor.nextset():
-                pass
-            if not cursor.fetchone()[0]:
-                raise Fenced(FENCED)
+        lazy: dict[str, str] = {}
+        if not (synced and self.is_full):
+            lazy = {"synchronous_commit": "off"}
+        with self._within(_WRITING, lazy, pipelined):
+            self.execute("SELECT must_hold(?, ?)", (self.me, self.link))
             yield
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self, pipelined: bool = True) -> Iterator[None]:
         """A transaction for no replica."""
-        with self._within(self._begin):
+        with self._within(_WRITING, {}, pipelined):
             yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """All that is read is of one moment."""
-        level = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        with self._within(f"{self._begin}; {level}"):
+        with self._within(_READING, {}, pipelined=True):
             yield
 
     @contextmanager
-    def _within(self, begin: str) -> Iterator[Any]:
-        cursor = self._connection.cursor()
+    def _within(self, begin: str, more: dict[str, str], pipelined: bool) -> Iterator[None]:
+        """A transaction, for which everything of a schema is found by its name.
+
+        In a pipeline a statement is waited for when its rows are asked for, or at the end: so
+        all that is only written takes one round trip, with the begin and the commit. An error
+        is raised there too.
+        """
+        assert not self._is_within, "a transaction within another"
+        pipeline = self._connection.pipeline() if pipelined else nullcontext()
+        self._is_within = True
         try:
-            cursor.execute(begin.encode())
-            yield cursor
-            cursor.execute(b"COMMIT")
-        except BaseException:
+            with pipeline as self._pipeline:
+                self._send(begin)
+                settings = self._settings | more
+                set_all = ", ".join(["set_config(%s, %s, true)"] * len(settings))
+                self._send(
+                    f"SELECT {set_all}", [part for each in settings.items() for part in each]
+                )
+                yield
+                self._send("COMMIT")
+        except BaseException as error:
             if not self._connection.broken:
                 with suppress(psycopg.Error):
                     self._connection.execute("ROLLBACK")
+            if isinstance(error, psycopg.Error) and error.sqlstate == _FENCED_STATE:
+                raise Fenced(FENCED) from error
             raise
+        finally:
+            self._is_within, self._pipeline = False, None
+
+    def _send(self, statement: str, parameters: Sequence[object] = ()) -> None:
+        self._connection.execute(statement.encode(), parameters)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A part of a transaction of the caller's: all of it or nothing."""
+        """A part of a transaction of the caller's, which has no pipeline: all of it or nothing."""
         self.execute("SAVEPOINT part")
         try:
             yield

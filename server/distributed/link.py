@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
@@ -220,7 +220,7 @@ class Link:
             stored_s = float(database.meta("clock_s") or 0.0)
             self._clock.set(max(stored_s, self._clock.now_s))
             snapshots.prepare()
-            log = self._recovered(database, new_log)
+        log = self._recovered(database, new_log)
         if self._sifts:
             self._unsaved.clear()  # one of them may be at fault; sessions go on by a replay
             self._sifts = False
@@ -230,13 +230,20 @@ class Link:
         return SharedConnection(database, log, tables, snapshots, states, self._unsaved)
 
     def _recovered(self, database: Database, new_log: Callable[[], SharedLog]) -> SharedLog:
+        """The journal, read as a whole, and session by session where that is refused."""
         last_row, now_s = self._last_row, self._clock.now_s
         held = self._held if last_row is not None else ()
 
         def recover(log: SharedLog) -> None:
             log.recover(last_row, held, now_s)
 
-        return Recovery(database, REFUSALS, new_log, recover, now_s).run(self._sifts)
+        if not self._sifts:
+            with suppress(*REFUSALS), database.transaction():
+                log = new_log()
+                recover(log)
+                return log
+        with database.transaction(pipelined=False):  # it has parts that fail
+            return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=True)
 
     def _begin_anew(self, store_id: str) -> None:
         """Another store, or the first: nothing that was known of an earlier one is true of it."""

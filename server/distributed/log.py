@@ -127,12 +127,13 @@ class SharedLog(Log):
             _check(self._shared.call("append_journal", row))
             return
         with self._shared.transaction():
-            _check(self._execute(_APPEND, row).fetchall()[0][0])
+            appended = self._execute(_APPEND, row)
             for head, (_, entry, kept) in new.items():
                 assert isinstance(entry, Opened), entry
                 super()._add_session(head, entry, kept, self.now_s)
             query = "UPDATE session SET holder = ? WHERE key = ANY(?)"
             self._execute(query, (self._me, [head.key for head in new]))
+            _check(appended.fetchall()[0][0])
 
     def _add_session(self, head: Head, entry: Opened, kept: Kept | None, now_s: float) -> None:
         """That has been done with the commit."""

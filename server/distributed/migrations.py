@@ -226,6 +226,16 @@ MIGRATIONS: tuple[str, ...] = (
         RETURN result;
     END $$;
     """,
+    """
+    -- `hold`, where nobody waits for its answer.
+    CREATE FUNCTION must_hold(me bigint, my_link bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        IF NOT hold(me, my_link) THEN
+            RAISE EXCEPTION 'the replica is no more' USING ERRCODE = 'EV001';
+        END IF;
+    END $$;
+    """,
 )
 
 
@@ -235,10 +245,13 @@ def migrate(database: Database) -> None:
     Raises `StoreTooNew` where a newer version of everstream has written it.
     """
     with database.whole():
+        if _version(database) == len(MIGRATIONS):
+            return
+    with database.whole(pipelined=False):
         database.run("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
         database.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (database.schema,))
         database.make_schema()
-        version = int(database.meta("version") or 0) if database.has_tables() else 0
+        version = _version(database)
         if version > len(MIGRATIONS):
             raise StoreTooNew(
                 f"the shared store has format {version}, and this version of everstream knows "
@@ -248,3 +261,7 @@ def migrate(database: Database) -> None:
             database.run(MIGRATIONS[step])
         if version < len(MIGRATIONS):
             database.set_meta("version", str(len(MIGRATIONS)))
+
+
+def _version(database: Database) -> int:
+    return int(database.meta("version") or 0) if database.has_tables() else 0

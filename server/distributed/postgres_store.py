@@ -38,6 +38,16 @@ RELEASED_AT_ONCE = 32
 #: What may wait in memory for its place in the store.
 MAX_UNSAVED_BYTES = 64 << 20
 
+#: A replica that was stopped in the middle of a pipeline is waited for without a limit by
+#: the database itself. None of ours takes so long.
+STUCK_S = 5
+_END_STUCK = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND granted AND classid = hashtext(current_schema())::oid
+        AND objid = ?::int::oid AND xact_start < clock_timestamp() - make_interval(secs => ?)
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
 OVER = "the session store has all the bytes that it may have"
 
 
@@ -275,10 +285,11 @@ class PostgresStore:
         """
         with self._link.connected() as connection:
             database = connection.database
-            with database.transaction():
+            with database.transaction(pipelined=False):  # it may have parts that fail
                 # Not waited for: it is asked again at once, and others wait for this thread.
                 lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
                 if not database.execute(lock, (key,)).fetchall()[0][0]:
+                    database.execute(_END_STUCK, (key, STUCK_S))
                     return False
                 gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
                 if not gone.fetchall():

@@ -73,10 +73,7 @@ class SharedUpkeep(Saving):
             log.store_tails([h for h in heads if h.tail], log.last_row, self._clock.now_s)
             self._add_rows(saves, files)
             saved = {save.key for save in saves}
-            for head in heads:
-                if head in log.changed or head.key in saved:
-                    self._thin(head)
-                    self._trim(head)
+            self._shorten([h for h in heads if h in log.changed or h.key in saved])
             log.let_go(heads)
         self._saved(saves, files)
 

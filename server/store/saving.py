@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -11,7 +11,7 @@ from server.store.clock import StoreClock
 from server.store.heads import Head
 from server.store.history import superfluous
 from server.store.log import Log, Transactions
-from server.store.snapshots import Snapshots
+from server.store.snapshots import Row, Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Save, Unsaved
 
@@ -84,9 +84,7 @@ class Saving:
             log.prune(now_s)
             saved = (log.head(save.value.id) for save in saves)
             changed = set(islice(log.changed, max_changed))
-            for head in changed.union(head for head in saved if head is not None):
-                self._thin(head)
-                self._trim(head)
+            self._shorten(list(changed.union(head for head in saved if head is not None)))
             self._tables.forget_keys(now_s - KEY_RETENTION_S)
             self._note_time(now_s)
             unused = self._snapshots.unused(log.unused_files)
@@ -127,21 +125,26 @@ class Saving:
         found.update((id(state), file) for (state, _), file in zip(new, written, strict=True))
         return [found[id(value.state)] for _, _, value in saves]
 
-    def _thin(self, head: Head) -> None:
+    def _shorten(self, heads: Sequence[Head]) -> None:
+        """Thins the snapshots of sessions and trims their logs; all is asked for at first."""
+        keys = [head.key for head in heads]
+        rows, tokens = self._snapshots.rows_of(keys), self._tables.log_tokens(keys)
+        for head, own, num_tokens in zip(heads, rows, tokens, strict=True):
+            self._thin(head, own)
+            if num_tokens > self._limits.max_log_tokens:
+                self._trim(head, num_tokens - self._limits.max_log_tokens)
+
+    def _thin(self, head: Head, rows: Sequence[Row]) -> None:
         """Of old snapshots, fewer the older they are."""
-        rows = self._snapshots.rows(head.key)
         dropped = superfluous([row.length for row in rows], self._limits.max_snapshots)
         if dropped:
             self._log.drop_snapshots(head, [rows[index] for index in sorted(dropped)])
 
-    def _trim(self, head: Head) -> None:
+    def _trim(self, head: Head, excess: int) -> None:
         """Drops the oldest entries of a log that is too long, and snapshots before them.
 
         What the two newest snapshots need stays.
         """
-        excess = self._tables.log_tokens(head.key) - self._limits.max_log_tokens
-        if excess <= 0:
-            return
         rows = self._snapshots.rows(head.key)
         needed = rows[-2:][0].place if rows else 0
         place = self._tables.drop_segments(head, excess, needed)

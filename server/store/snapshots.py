@@ -16,6 +16,9 @@ from server.store.sums import is_altered, row_sum
 
 logger = logging.getLogger(__name__)
 
+_IS_USED = "SELECT 1 FROM snapshot WHERE file = ? LIMIT 1"
+_ROWS = "SELECT key, place, length, file, bytes FROM snapshot WHERE session = ? ORDER BY key"
+
 
 class States(Protocol):
     """Where the states themselves are, by names of its own."""
@@ -69,7 +72,8 @@ class Snapshots:
 
     def unused(self, files: Iterable[str]) -> list[str]:
         """Those of ``files`` that no row names."""
-        return [file for file in files if not self._is_used(file)]
+        asked = [(file, self._execute(_IS_USED, (file,))) for file in files]
+        return [file for file, found in asked if found.fetchone() is None]
 
     def used(self) -> set[str]:
         """All that a row names."""
@@ -81,8 +85,7 @@ class Snapshots:
         return int(self._execute(query).fetchone()[0]) * self._identity.state_bytes
 
     def _is_used(self, file: str) -> bool:
-        found = self._execute("SELECT 1 FROM snapshot WHERE file = ?", (file,)).fetchone()
-        return found is not None
+        return self._execute(_IS_USED, (file,)).fetchone() is not None
 
     # Rows
 
@@ -112,10 +115,12 @@ class Snapshots:
 
     def rows(self, key: int) -> list[Row]:
         """Of a session, oldest first."""
-        query = (
-            "SELECT key, place, length, file, bytes FROM snapshot WHERE session = ? ORDER BY key"
-        )
-        return [Row(*row) for row in self._execute(query, (key,))]
+        return self.rows_of([key])[0]
+
+    def rows_of(self, keys: Iterable[int]) -> list[list[Row]]:
+        """See `rows`; of all sessions in one round trip."""
+        asked = [self._execute(_ROWS, (key,)) for key in keys]
+        return [[Row(*row) for row in found] for found in asked]
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Deletes rows; their files are left to `unused`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -220,11 +220,12 @@ class Tables:
         found = enumerate(head.tail, head.num_stored)
         yield from (each for each in found if each[0] >= place)
 
-    def log_tokens(self, key: int) -> int:
-        """Tokens in a session's segments."""
+    def log_tokens(self, keys: Iterable[int]) -> list[int]:
+        """Tokens in the segments of each session, all in one round trip."""
         query = "SELECT log_tokens FROM session WHERE key = ?"
-        row = self._execute(query, (key,)).fetchone()
-        return 0 if row is None else int(row[0])
+        asked = [self._execute(query, (key,)) for key in keys]
+        rows = [found.fetchone() for found in asked]
+        return [0 if row is None else int(row[0]) for row in rows]
 
     def drop_segments(self, head: Head, num_tokens: int, needed: int) -> int:
         """Drops old segments of at least ``num_tokens`` together, if entry ``needed`` stays.

@@ -171,10 +171,28 @@ class TestBurial:
         writer, another = Writer(), Writer("s2")
         in_ticks(one, [writer.opened(), *writer.turn(2)])
         assert one._link.connection is not None
-        transaction = one._link.connection.database.transaction()
+        database = one._link.connection.database
+        transaction = database.transaction()
         transaction.__enter__()
+        assert database.execute("SELECT 1").fetchall() == [(1,)]
         while not other.bury(one.key):
             in_ticks(other, [another.opened(), another.deleted()])
+        with pytest.raises(psycopg.Error):
+            transaction.__exit__(None, None, None)
+        has_all(other, writer)
+
+    def test_one_that_stopped_within_a_pipeline_holds_nobody_up(self, join: Join) -> None:
+        """The database has no limit of time for a transaction that waits for a Sync."""
+        one, other = join(), join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(2)])
+        assert one._link.connection is not None
+        database = one._link.connection.database
+        transaction = database.transaction()
+        transaction.__enter__()
+        assert database.connection.execute("SELECT 1").fetchall() == [(1,)]
+        while not other.bury(one.key):
+            other.maintain(0.0)
         with pytest.raises(psycopg.Error):
             transaction.__exit__(None, None, None)
         has_all(other, writer)
