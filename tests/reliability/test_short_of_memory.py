@@ -1,4 +1,4 @@
-"""39: a moment without memory at the first text breaks no later one."""
+"""A moment without memory at the first text breaks no later one."""
 
 from __future__ import annotations
 
