@@ -45,6 +45,7 @@ _VARIABLE_ONLY = frozenset(
         "max_answer_bytes",
         "max_connections",
         "max_connections_per_address",
+        "keep_alive_s",
         "max_socket_requests",
         "outbox_events",
         "store_memory",
@@ -140,6 +141,7 @@ class ServerConfig(BaseModel):
     max_answer_bytes: int = Field(default=64 * MIB, ge=MIB)
     max_connections: int | None = Field(default=None, ge=1)
     max_connections_per_address: int | None = Field(default=None, ge=1)
+    keep_alive_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
     max_socket_requests: int = Field(default=64, ge=1)
     outbox_events: int = Field(default=2048, ge=16)
     store_memory: int = Field(default=256 * MIB, ge=MIB)

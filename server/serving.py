@@ -85,7 +85,6 @@ class Server(uvicorn.Server):
                 ws_ping_interval=ping_interval_s,
                 ws_ping_timeout=ping_interval_s,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                timeout_keep_alive=5,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
                 server_header=False,
                 proxy_headers=False,
@@ -95,6 +94,7 @@ class Server(uvicorn.Server):
                 workers=1,
             )
         )
+        self.config.timeout_keep_alive = config.keep_alive_s  # type: ignore[assignment]
         self.exit_code = 0
         self._http = http
         self.servers = []  # asyncio's, which we have none of

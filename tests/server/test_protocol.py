@@ -260,3 +260,16 @@ async def test_fragments_with_pings_between_them_make_one_message(server: Runnin
     writer.write(close)
     await asyncio.wait_for(reader.read(), 10)
     writer.close()
+
+
+async def test_kept_alive_connection_is_closed_after_the_time_that_is_set() -> None:
+    """By the server, with an orderly end; the default leaves it open meanwhile."""
+    async with running(keep_alive_s=0.05) as server, running() as patient:
+        reader, writer = await asyncio.open_connection("127.0.0.1", patient.port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await server.exchange(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert len(patient.server.server_state.connections) == 1
+        assert not reader.at_eof()
+        writer.close()
+        await writer.wait_closed()
