@@ -169,6 +169,7 @@ class ServerConfig(BaseModel):
 
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    access_log: bool = False
     otel_endpoint: str | None = None
 
     @field_validator(

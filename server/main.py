@@ -185,6 +185,9 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
     otel_endpoint: Annotated[
+    access_log: Annotated[
+        bool | None, typer.Option("--access-log", help="Log a line for each request \\[off].")
+    ] = None,
         str | None, typer.Option(help="Where OpenTelemetry traces go, such as http://host:4318.")
     ] = None,
 ) -> None:
@@ -235,6 +238,7 @@ def serve(
             log_format=log_format,
             log_level=log_level,
             otel_endpoint=otel_endpoint,
+            access_log=access_log,
         )
         configure_logs(
             config.log_format, config.log_level.upper(), keys=(*config.api_keys, *config.admin_keys)

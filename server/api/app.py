@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from server.api import admin, admin_models, asyncapi, http, model_routes, pages, session_routes
+from server.api.access_log import AccessLog
 from server.api.auth import AuthMiddleware
 from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.cors import Cors
@@ -102,6 +103,8 @@ def create_app(
     _add_error_handlers(app)
     _add_middleware(app, config, models)
     app.add_middleware(traced, tracer=tracer)
+    if config.access_log:
+        app.add_middleware(AccessLog)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     return app
 
