@@ -12,6 +12,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -184,10 +185,10 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
-    otel_endpoint: Annotated[
     access_log: Annotated[
         bool | None, typer.Option("--access-log", help="Log a line for each request \\[off].")
     ] = None,
+    otel_endpoint: Annotated[
         str | None, typer.Option(help="Where OpenTelemetry traces go, such as http://host:4318.")
     ] = None,
 ) -> None:
@@ -237,8 +238,8 @@ def serve(
             trust_unsigned_state=trust_unsigned_state,
             log_format=log_format,
             log_level=log_level,
-            otel_endpoint=otel_endpoint,
             access_log=access_log,
+            otel_endpoint=otel_endpoint,
         )
         configure_logs(
             config.log_format, config.log_level.upper(), keys=(*config.api_keys, *config.admin_keys)
@@ -413,10 +414,18 @@ def _serve_on_ray(config: ServerConfig) -> int:
         raise _fail(error) from error
 
 
+def _openable(host: str) -> str:
+    """``host`` as a browser takes it; for one that means all addresses, the loopback's."""
+    with contextlib.suppress(ValueError):
+        address = ip_address(host)
+        if address.is_unspecified:
+            host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"[{host}]" if ":" in host else host
+
+
 def _invite(config: ServerConfig, port: int) -> None:
     """Prints a line that can be pasted to see tokens stream."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    url = f"http://{host}:{port}"
+    url = f"http://{_openable(config.host)}:{port}"
     body = {"prompt": "Once upon a time", "max_tokens": 200, "stream": True}
     key = "-H 'Authorization: Bearer YOUR_KEY' " if config.wants_key else ""
     typer.echo(

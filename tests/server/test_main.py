@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 
 from model.checkpoint import save_checkpoint
 from server.build import BUNDLED_MODEL
-from server.main import app
+from server.config import ServerConfig
+from server.main import _invite, app
 from tests.tiny import tiny_checkpoint
 
 
@@ -131,3 +132,22 @@ def test_serve_prints_a_line_that_works_and_ends_on_sigterm(folder: Path) -> Non
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("fd00::1", "http://[fd00::1]:8000"),
+        ("example.org", "http://example.org:8000"),
+    ],
+)
+def test_greeting_names_an_address_that_can_be_opened(
+    host: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _invite(ServerConfig(host=host), 8000)
+    printed = capsys.readouterr().out
+    assert f"Open {url}/ or paste:" in printed
+    assert f"curl -N {url}/v1/completions" in printed
