@@ -9,3 +9,7 @@ class Refused(ValueError):
 
 class NotTried(Refused):
     """No fault of the format that is known of: another time it may be taken."""
+
+
+class RefusedAt(Refused):
+    """A refusal that says at which place of a schema."""

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.constraints.errors import Refused
+from server.constraints.dialects import plain
+from server.constraints.errors import Refused, RefusedAt
 
 #: Numbers are between this and its negative: more digits are not read back alike everywhere.
 MAX_NUMBER = 10**18
@@ -35,21 +36,27 @@ PLAIN = frozenset(("type", "const", "enum", "required", "multipleOf", "pattern",
 Schema = dict[str, Any]
 
 
-def normal(schema: Mapping[str, Any]) -> Schema:
-    """``schema`` as it is compiled; it is not changed. Raises `Refused` with the keyword's name."""
-    return _Rewriting(schema).result()
+def normal(schema: Mapping[str, Any], closed: bool = False) -> Schema:
+    """``schema`` as it is compiled; it is not changed. Raises `Refused` with the keyword's name.
+
+    With ``closed`` an object has no properties but those that are listed, where some are
+    and the schema does not say otherwise.
+    """
+    return _Rewriting(plain(schema), closed).result()
 
 
 class _Rewriting:
     """One schema on its way. ``places`` are the pointers of all schemas in the result."""
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: Mapping[str, Any], closed: bool) -> None:
         self._schema = schema
         self._places: set[str] = set()
         self._refs: list[str] = []
         self._in_one_of = 0
         # What may be anything is left to llguidance there: it would follow the reference for ever.
         self._intersects = _intersects(schema)
+        # Two schemas for one object would each forbid what the other has.
+        self._closes = closed and not self._intersects
         taken = _mapping(schema, "$defs").keys()
         # Compiled once, however often a schema has them.
         self._shared = {
@@ -93,7 +100,17 @@ class _Rewriting:
             if schema is False:
                 return {"enum": []}
             raise Refused(f"{_short(place)}: a schema must be an object or a boolean")
+        try:
+            return self._closed(self._keywords(schema, place))
+        except Refused as refusal:
+            if isinstance(refusal, RefusedAt) or place == "#":
+                raise
+            raise RefusedAt(f"{refusal} (at {_short(place)})") from None
+
+    def _keywords(self, schema: Schema, place: str) -> Schema:
         result: Schema = {}
+        if self._closes and "properties" in schema and "patternProperties" not in schema:
+            schema = {"additionalProperties": False, **schema}
         for keyword, value in schema.items():
             if keyword in ANNOTATIONS:
                 continue
@@ -109,7 +126,7 @@ class _Rewriting:
                 result["$ref"] = self._ref(value)
             elif keyword != "additionalItems" or not isinstance(schema.get("items"), list):
                 raise Refused(f"{_short(keyword)}: this JSON schema keyword is not supported")
-        return self._closed(result)
+        return result
 
     def _closed(self, result: Schema) -> Schema:
         """With what is left open filled in. Applicators narrow, and are filled in themselves."""

@@ -79,7 +79,7 @@ def _answer(otherwise: Mapping[str, Any]) -> list[str]:
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return json_schema.normal(function["schema"])
+        return json_schema.normal(function["schema"], closed=True)
     except Refused as error:
         raise Refused(f"{function['name']}: {error}") from None
 

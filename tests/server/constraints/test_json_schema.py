@@ -20,7 +20,7 @@ NOT_SUPPORTED = {
     "minContains": 1,
     "maxContains": 1,
     "uniqueItems": True,
-    "propertyNames": {},
+    "propertyNames": {"minLength": 3},
     "dependencies": {},
     "dependentRequired": {},
     "dependentSchemas": {},
@@ -31,7 +31,6 @@ NOT_SUPPORTED = {
     "$anchor": "a",
     "$vocabulary": {},
     "x-guidance": {"lenient": True},
-    "nullable": True,
     "minLenght": 3,
 }
 
@@ -117,6 +116,13 @@ def test_what_llguidance_does_not_support_is_refused(schema: dict[str, Any], nam
     with pytest.raises(Refused, match=named) as refusal:
         compiled(of_schema(schema))
     assert len(str(refusal.value)) <= 300
+
+
+def test_refusal_says_where() -> None:
+    schema = {"properties": {"a": {"items": {"uniqueItems": True}}}}
+    with pytest.raises(Refused) as refusal:
+        normal(schema)
+    assert str(refusal.value).endswith("(at #/properties/a/items)")
 
 
 def test_old_drafts_mean_what_they_meant() -> None:
