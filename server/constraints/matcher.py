@@ -7,6 +7,8 @@ grammar and the tokens alone, so that a matcher made anew goes on in the same wa
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
@@ -14,6 +16,7 @@ from llguidance import LLMatcher
 from server.constraints.ending import Ending, Endings, ids_of, words_of
 from server.constraints.free_text import FreeText
 from server.constraints.vocabulary import Vocabulary
+from server.engine.constraint import UNKNOWN_S
 from server.engine.errors import EngineError, InvalidRequest
 
 #: Of the tokens that may come while a text is being closed, the first few are looked at:
@@ -51,8 +54,23 @@ class GrammarMatcher:
         self._place, self._ending = place, ending
         self._jump, self._num_tokens = jump, num_tokens
         self._free_text, self._begun = free_text, begun
+        #: Seconds that the last token took: its mask, and to go on by it.
+        self.cost_s = UNKNOWN_S
 
     def allowed(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
+        """See `_mask`; measured."""
+        begin_s = time.perf_counter()
+        mask = self._mask(budget)
+        self.cost_s = time.perf_counter() - begin_s
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Goes on by ``token``. Raises `NotAllowed`, and is of no more use then."""
+        begin_s = time.perf_counter()
+        self._go_on(token)
+        self.cost_s += time.perf_counter() - begin_s
+
+    def _mask(self, budget: int | None) -> npt.NDArray[np.uint32]:
         """Bit ``i % 32`` of word ``i // 32``: token ``i`` may come, and ``budget`` tokens in all.
 
         Raises `InvalidRequest` where the grammar has become too much work.
@@ -68,8 +86,7 @@ class GrammarMatcher:
             closing |= mask & self._free_text.leaving(self._begun)
         return closing
 
-    def accept(self, token: int) -> None:
-        """Goes on by ``token``. Raises `NotAllowed`, and is of no more use then."""
+    def _go_on(self, token: int) -> None:
         self._check()
         if not self._place.consume_token(token):
             if "doesn't satisfy" in self._place.get_error():
@@ -94,7 +111,7 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """Another one at this place, that goes on by itself."""
-        return GrammarMatcher(
+        other = GrammarMatcher(
             self._vocabulary,
             self._endings,
             self._place.deep_copy(),
@@ -104,6 +121,8 @@ class GrammarMatcher:
             self._free_text,
             self._begun,
         )
+        other.cost_s = self.cost_s
+        return other
 
     @property
     def _is_free(self) -> bool:

@@ -13,6 +13,9 @@ from server.engine.value import Constraint
 
 Matchers = Callable[[str], Matcher]
 
+#: What the first token under a grammar is taken to cost.
+UNKNOWN_S = 0.003
+
 
 class OpenConstraint:
     """The live form of a `Constraint`.
@@ -54,6 +57,11 @@ class OpenConstraint:
         matcher.accept(token)
         self.tokens.append(token)
         return matcher.is_over()
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the next token may take, by the last one."""
+        return UNKNOWN_S if self._matcher is None else self._matcher.cost_s
 
     def rest(self) -> None:
         """Lets the matcher go, which takes memory."""

@@ -29,5 +29,8 @@ class Matcher(Protocol):
     def is_over(self) -> bool:
         """Whether nothing but the end may follow."""
 
+    #: Seconds that the last token took to compute: its mask, and to go on by it.
+    cost_s: float
+
     def copy(self) -> Matcher:
         """Another one at this place, that goes on by itself."""

@@ -12,6 +12,7 @@ from collections import Counter
 from server.engine.constraint import Matchers
 from server.engine.endings import Endings
 from server.engine.errors import CapacityExhausted, OutOfMemory
+from server.engine.grammar_turns import GrammarTurns
 from server.engine.keeper import Keeper
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
@@ -56,6 +57,7 @@ class Round:
         self._sessions, self._keeper = sessions, keeper
         self._prompts, self._live = prompts, live
         self._eos_token_id, self._matchers = eos_token_id, matchers
+        self._grammar_turns = GrammarTurns()
 
     def play(self, now: float) -> list[Event]:
         """Cancels, admits, and runs one token or one chunk of each request; what happened."""
@@ -63,7 +65,7 @@ class Round:
             self.endings.finish(live, "cancelled", now)
         self._admit(now)
         if plan := self._scheduler.plan():
-            self._run(plan, now)
+            self._run(self._grammar_turns.choose(plan, self._scheduler.running), now)
         if self._scheduler.max_running < self._max_running:
             self._grow()
         events = self.events.copy()

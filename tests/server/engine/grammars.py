@@ -30,6 +30,8 @@ TIGHT = "tight"
 class FakeMatcher:
     """See `server.engine.matcher.Matcher`."""
 
+    cost_s = 0.0
+
     def __init__(self, grammar: str, vocab_size: int, eos: int) -> None:
         length, _, self._fault = grammar.partition("/")
         self._length, self._vocab_size, self._eos = int(length), vocab_size, eos
