@@ -45,3 +45,11 @@ def test_chat_runs_as_written(server: str) -> None:
 def test_every_command_of_the_chat_is_on_the_page() -> None:
     for name in re.findall(r"(?m)^  (/[a-z-]+)", HELP):
         assert f"`{name}" in PAGE, name
+
+
+def test_generate_runs_as_written() -> None:
+    (command,) = (one for one in COMMANDS if one.startswith("generate"))
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Once upon a time")
+    assert "40 tokens" in result.stderr
