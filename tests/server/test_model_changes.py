@@ -491,3 +491,32 @@ async def test_bigger_checkpoint_takes_the_place_of_a_smaller_one(tmp_path: Path
         answer = await reload(server)
         assert answer["model"]["everstream"]["attention"] == "retnet"
         assert await server.text()
+
+
+async def test_session_on_an_old_version_does_not_exist_for_other_tenants(tmp_path: Path) -> None:
+    """Where its owner was told 409 or 200, others were told 409 as well."""
+    settings: dict[str, Any] = {"admin_keys": ("alice",), "api_keys": ("bob",)}
+    write_model(tmp_path / "a")
+    async with served(
+        str(tmp_path / "a"), store=str(tmp_path / "store"), model_dir=tmp_path, **settings
+    ) as server:
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in ("alice", "bob"))
+        async with server.socket(additional_headers=alice) as socket:
+            work = {"type": "generate", "request_id": "r", "prompt": "Once", "keep": True}
+            await send(socket, **work, **ENDLESS)
+            (started, *_) = await receive_until(socket, "token")
+            write_model(tmp_path / "a", seed=1)
+            reloaded = await server.http.post("/v1/admin/models/a/reload", headers=alice, json={})
+            assert reloaded.json()["changed"]
+            url = f"/v1/sessions/{started['session']}"
+            assert (await server.http.get(url, headers=alice)).status_code == 200
+            for method, rest in (("GET", ""), ("POST", "/fork"), ("DELETE", "")):
+                seen = []
+                for place in (url, f"/v1/sessions/sess_{1:032x}"):
+                    answer = await server.http.request(method, place + rest, headers=bob)
+                    seen.append((answer.status_code, answer.text))
+                assert seen[0] == seen[1], seen
+                assert seen[0][0] == 404
+            await send(socket, type="cancel", request_id="r")
+            await receive_until(socket, "finished")
+        await server.retired()
