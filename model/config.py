@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises `ConfigError` where there is none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no JSON object")

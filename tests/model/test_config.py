@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model.config import ConfigError, ModelConfig
+from model.config import ConfigError, ModelConfig, read_json
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
@@ -106,3 +106,10 @@ def test_bad_option_of_softmax_is_refused_by_name(options: dict[str, object], me
 def test_softmax_without_rotary_takes_an_odd_head() -> None:
     options: dict[str, object] = {"rotary": "none"}
     ModelConfig(vocab_size=300, attention="softmax", head_dim=7, attention_options=options)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, '{"a": ' + "9" * 5000 + "}"])
+def test_json_that_python_cannot_hold_is_an_error_of_the_config(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match="is not JSON"):
+        read_json(tmp_path / "config.json")
