@@ -27,6 +27,8 @@ __all__ = ["OPEN_PATHS", "SUBPROTOCOL", "AuthMiddleware", "Keyring"]
 SUBPROTOCOL = "everstream.v1"
 KEY_SUBPROTOCOL = "everstream.key."
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+#: How an open socket ends whose key is taken out.
+REVOKED = (1008, "the key was revoked")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from server.api.errors import InvalidApiKey
@@ -23,6 +24,22 @@ class Caller:
         self.tenant = tenant
         self.scopes = scopes
         self.revoked = False
+        self._ends: set[Callable[[], None]] = set()
+
+    def revoke(self) -> None:
+        """Ends what runs for it: see `watched`."""
+        self.revoked = True
+        for end in list(self._ends):
+            end()
+
+    @contextmanager
+    def watched(self, end: Callable[[], None]) -> Iterator[None]:
+        """Calls ``end`` where the key is revoked meanwhile."""
+        self._ends.add(end)
+        try:
+            yield
+        finally:
+            self._ends.discard(end)
 
     def request(self, *wanted: Scope) -> None:
         """Counts a request that wants one of these scopes.
@@ -94,7 +111,7 @@ class Keyring:
             caller.scopes = scopes
             self._callers[digest] = caller
         for caller in set(known.values()) - set(self._callers.values()):
-            caller.revoked = True
+            caller.revoke()
 
     def _grants(self) -> dict[bytes, Grant]:
         entries = () if self._file is None else read_keys(self._file)

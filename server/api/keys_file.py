@@ -6,7 +6,10 @@ the file, the key and the field, and repeats no value.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from server.api.scopes import Scope
 from server.config import parse_bytes
+
+logger = logging.getLogger("everstream.keys")
 
 #: No longer than that, so that no name is the hash that owns a flag's sessions.
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -77,7 +82,9 @@ class KeyEntry(_Table):
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     """The keys of a file, at least one. Raises `KeysFileError`."""
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            _check_mode(path, os.fstat(file.fileno()).st_mode)
+            document = tomllib.load(file)
     except OSError as error:
         raise KeysFileError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -91,6 +98,18 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     entries = [_entry(path, number, table) for number, table in enumerate(tables, 1)]
     _refuse_repeated_keys(path, entries)
     return tuple(entries)
+
+
+def _check_mode(path: Path, mode: int) -> None:
+    """Who can write the file can make an admin key; who can read it gets hashes and names.
+
+    So the former is refused where it is everybody. The rest is a warning: Kubernetes mounts
+    its secrets readable, and a shared group may be meant.
+    """
+    if mode & stat.S_IWOTH:
+        raise KeysFileError(f"{path}: everybody may write it; chmod 600")
+    if mode & (stat.S_IWGRP | stat.S_IRWXO):
+        logger.warning("%s: others may read it, or its group write it; chmod 600", path)
 
 
 def limits_by_name(path: Path, entries: Sequence[KeyEntry]) -> dict[str, Limits]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.api.errors import InvalidApiKey
+from server.api.keyring import Caller
 from server.api.service import Service
 from server.engine.errors import EngineError
 from server.engine.types import Event
@@ -36,12 +39,19 @@ class WatchedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._work(scope, receive, send)
         try:
-            await _while_connected(work, receive, self._outbox.broken)
+            with self._ended_with_its_key(scope):
+                await _while_connected(work, receive, self._outbox.broken)
         finally:
             if self._feeding is not None:
                 self._feeding.cancel()
                 await asyncio.gather(self._feeding, return_exceptions=True)
             self._driver.release(self._outbox)
+
+    def _ended_with_its_key(self, scope: Scope) -> AbstractContextManager[None]:
+        caller: Caller | None = scope.get("state", {}).get("caller")
+        if caller is None:
+            return nullcontext()
+        return caller.watched(lambda: self._outbox.fail(InvalidApiKey()))
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from server.api import schemas, session_messages
-from server.api.auth import SUBPROTOCOL
+from server.api.auth import REVOKED, SUBPROTOCOL
 from server.api.errors import invalid
 from server.api.frames import Work, error_frame, named_frame, resumed_frame
 from server.api.keyring import Caller
@@ -59,7 +59,8 @@ class StreamEndpoint:
         try:
             if not self._models.takes_sockets:
                 stream.close(1012, "the server is draining")
-            await stream.run()
+            with caller.watched(lambda: stream.close(*REVOKED)):
+                await stream.run()
         finally:
             self._sockets.discard(stream)
             stream.ended.set_result(None)

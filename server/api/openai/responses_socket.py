@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from server.api.auth import SUBPROTOCOL
+from server.api.auth import REVOKED, SUBPROTOCOL
 from server.api.errors import error_object, invalid, outcome
 from server.api.keyring import Caller
 from server.api.openai.response_note import Json
@@ -67,7 +67,8 @@ class ResponsesEndpoint:
         try:
             if not self._models.takes_sockets:
                 socket.close(1012, "the server is draining")
-            await socket.run()
+            with caller.watched(lambda: socket.close(*REVOKED)):
+                await socket.run()
         finally:
             self._sockets.discard(socket)
             socket.ended.set_result(None)
