@@ -126,6 +126,10 @@ def invalid(param: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: {message}", param)
 
 
+#: A message may quote what a client has sent, and no answer repeats much of that.
+MAX_MESSAGE_CHARS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a code shows: HTTP status, OpenAI's error type, seconds for ``Retry-After``."""
@@ -192,7 +196,7 @@ def outcome(error: EngineError) -> Outcome:
 def error_object(error: EngineError) -> dict[str, Any]:
     """The value of ``error`` in every answer that carries one."""
     fields = {
-        "message": error.message,
+        "message": error.message[:MAX_MESSAGE_CHARS],
         "type": outcome(error).type,
         "param": error.param,
         "code": error.code,

@@ -98,7 +98,12 @@ class FormatPart(BaseModel):
     """Base of all parts of a format: as strict as every message."""
 
     model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, validate_by_name=True
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        validate_by_name=True,
+        hide_input_in_errors=True,
     )
 
     @model_validator(mode="before")

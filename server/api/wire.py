@@ -27,7 +27,9 @@ class Wire(BaseModel):
     `server.api.openai.unsupported`. ``hints`` have no effect here, whatever they say.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     refused: ClassVar[Mapping[str, Refusal]] = {}
     hints: ClassVar[frozenset[str]] = frozenset()

@@ -60,7 +60,8 @@ def check_identity(about: Mapping[str, Any], identity: Identity) -> None:
         there = about.get(name)
         if str(there) != here:
             raise SnapshotMismatch(
-                f"the session belongs to another {name}: {there}, and this server has {here}",
+                f"the session belongs to another {name}: {str(there)[:64]},"
+                f" and this server has {here}",
                 "session",
             )
 

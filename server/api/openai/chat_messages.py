@@ -35,6 +35,8 @@ MAX_DEPTH = 64
 #: Nothing that could be mistaken for a template's own marks.
 NAME = r"^[^\s\x00-\x1f\x7f-\x9f<|\\/>]+$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NAME)]
+#: Of a function.
+Description = Annotated[str, StringConstraints(max_length=16_384)]
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -166,7 +168,7 @@ class FunctionDefinition(Wire):
     hints = CACHE_MARK
 
     name: FunctionName
-    description: Annotated[str, StringConstraints(max_length=16_384)] | None = None
+    description: Description | None = None
     parameters: Schema | None = None
     strict: bool | None = None
 

@@ -16,6 +16,9 @@ from server.engine.types import Finished, Started, TokenEvent
 from server.sessions import PAGE_EVENTS
 from server.store.base import Keyed
 
+#: Of an id that a client may have invented.
+MAX_SHOWN = 128
+
 
 class ResponseNotFound(EngineError):
     """No such response of this owner's, be it that it was deleted or never stored."""
@@ -23,7 +26,7 @@ class ResponseNotFound(EngineError):
     code = "response_not_found"
 
     def __init__(self, id: str) -> None:
-        super().__init__(f"Response with id '{id}' not found.")
+        super().__init__(f"Response with id '{id[:MAX_SHOWN]}' not found.")
 
 
 @dataclass(frozen=True, slots=True)

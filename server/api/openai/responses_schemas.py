@@ -19,7 +19,7 @@ from server.api.formats import (
     few_fields,
 )
 from server.api.names import ItemId, Label, ModelName
-from server.api.openai.chat_messages import CACHE_MARK
+from server.api.openai.chat_messages import CACHE_MARK, Description
 from server.api.openai.unsupported import RESPONSES, Refusal
 from server.api.wire import History, Wire
 
@@ -184,7 +184,7 @@ class ResponseTool(Wire):
     name: Name
     parameters: Schema | None = None
     strict: bool | None = None
-    description: str | None = None
+    description: Description | None = None
 
 
 class ResponseToolChoice(Wire):
