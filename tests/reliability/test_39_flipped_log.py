@@ -6,6 +6,8 @@ The store opens, and the other sessions go on.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +26,9 @@ from server.store.codec import decode_value
 from server.store.database import FILE_NAME
 from server.store.errors import SessionBroken, SnapshotBroken
 from server.store.sqlite_store import open_store
+from tests.reliability.history import History
+from tests.reliability.servers import ServerProcess
+from tests.reliability.streams import KeptStream, Odometer, client_of, run_all, write_tiny_model
 from tests.server.store.records import IDENTITY, Writer, block, text_after
 
 SESSIONS = ("one", "two", "copy")
@@ -279,3 +284,50 @@ def test_a_broken_row_of_the_only_snapshot_is_refused(dead: Path) -> None:
         for id in SESSIONS:
             with pytest.raises(SnapshotBroken):
                 store.load(id, "ann")
+
+
+async def test_a_server_refuses_the_altered_session_alone(tmp_path: Path) -> None:
+    """A token in the log of a server that was killed: neither it nor another one is sent."""
+    model, path = write_tiny_model(tmp_path / "model"), tmp_path / "store"
+    body = {"prompt": "Who lives in the hollow tree?", "max_tokens": 10**6, "ignore_eos": True}
+    history, odometer = History(), Odometer()
+    streams = [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(3)]
+    with ServerProcess("--model", model, "--store", path) as server:
+        running = asyncio.create_task(run_all(streams, server.stream_url))
+        await odometer.reach(60)
+        server.kill()
+        await running
+        altered = connected(path, alter_a_token)
+        assert any(altered in problem for problem in problems(path))
+        await asyncio.to_thread(server.start)
+        async with client_of(server.url) as client:
+            for stream in streams:
+                path_of = f"/v1/sessions/{stream.session}"
+                cancelled = await client.post(f"{path_of}/cancel")
+                events = await client.get(f"{path_of}/events", params={"starting_after": 0})
+                if stream.session == altered:
+                    assert events.status_code == 410, events.text
+                    assert events.json()["error"]["code"] == "session_broken"
+                else:
+                    assert cancelled.status_code == 200, cancelled.text
+                    assert events.status_code == 200, events.text
+            deleted = await client.delete(f"/v1/sessions/{altered}")
+            assert deleted.status_code == 200, deleted.text
+        assert server.get("/ready")[0] == 200
+        assert server.stop() == 0
+
+
+def alter_a_token(execute: Any) -> str:
+    """Another digit in the last entry of the journal; whose it was."""
+    ((number, data),) = execute("SELECT id, data FROM journal ORDER BY id DESC LIMIT 1")
+    line = data[1:-1].split(b",\n")[-1]
+    key, entry = json.loads(line)[:2]
+    digit = str(entry[2]).encode()
+    place = data.rindex(b"," + digit + b",") + 1
+    other = b"2" if data[place : place + 1] != b"2" else b"3"
+    execute(
+        "UPDATE journal SET data = ? WHERE id = ?",
+        (data[:place] + other + data[place + 1 :], number),
+    )
+    ((id,),) = execute("SELECT id FROM session WHERE key = ?", (key,))
+    return str(id)
