@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 RELEASED_AT_ONCE = 32
 #: What may wait in memory for its place in the store.
 MAX_UNSAVED_BYTES = 64 << 20
+#: Where there is more, each commit brings so many values to the store.
+SAVED_AT_ONCE = 64
 
 #: A replica that was stopped in the middle of a pipeline is waited for without a limit by
 #: the database itself. None of ours takes so long.
@@ -118,7 +120,7 @@ class PostgresStore:
                 if left := {head for head in left if log.heads.get(head.id) is head}:
                     self._upkeep(connection).release(list(left))
                 if connection.unsaved.num_bytes > MAX_UNSAVED_BYTES:
-                    self._upkeep(connection).save()
+                    self._upkeep(connection).save(SAVED_AT_ONCE)
             except REFUSALS as error:
                 logger.error("the shared store is read anew: %s", failure(error).message)
                 self._link.sift()

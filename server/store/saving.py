@@ -59,9 +59,9 @@ class Saving:
         self._log, self._tables = connection.log, connection.tables
         self._snapshots = connection.snapshots
 
-    def save(self) -> None:
-        """Brings every value to the disk."""
-        self._write(self._connection.unsaved.oldest(None), ())
+    def save(self, max_values: int | None = None) -> None:
+        """Brings values to the disk, so many or all, oldest first."""
+        self._write(self._connection.unsaved.oldest(max_values), ())
 
     def _is_due(self) -> bool:
         log = self._log

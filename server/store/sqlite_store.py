@@ -38,6 +38,8 @@ Durability = Literal["full", "relaxed"]
 
 #: What may wait in memory for its place on the disk.
 MAX_UNSAVED_BYTES = 64 << 20
+#: Where there is more, each commit brings so many values to the disk.
+SAVED_AT_ONCE = 64
 
 OVER = "the session store has all the bytes that it may have"
 
@@ -122,7 +124,7 @@ class SqliteStore:
             try:
                 connection.log.settle(steps, self._clock.now_s)
                 if self._unsaved.num_bytes > MAX_UNSAVED_BYTES:
-                    self._upkeep(connection).save()
+                    self._upkeep(connection).save(SAVED_AT_ONCE)
             except Exception as error:
                 # The commit is on the disk, and what follows from it is found there again.
                 logger.exception("the session store recovers")
@@ -189,7 +191,7 @@ class SqliteStore:
             self._round()
         if self._is_over:
             raise StoreFull(OVER)
-        return False
+        return bool(self._unsaved.oldest(1))
 
     def _round(self) -> None:
         with self._connected(is_write=True) as connection:

@@ -9,7 +9,8 @@ from server.store.clock import StoreClock
 from server.store.connection import Connection
 from server.store.saving import Limits, Saving
 
-#: State files written at a time, so that commits do not wait long.
+#: State files written at a time, so that commits do not wait long. With more of them to write
+#: the next turn comes soon: see `server.journal.SOON_S`.
 SAVES_AT_ONCE = 8
 EXPIRED_AT_ONCE = 100
 CHECKPOINT_PAGES = 500

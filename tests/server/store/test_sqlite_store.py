@@ -6,6 +6,7 @@ import errno
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from server.store.errors import (
 from server.store.migrations import MIGRATIONS
 from server.store.saving import Limits
 from server.store.sqlite_store import SqliteStore, open_store
+from server.store.upkeep import SAVES_AT_ONCE
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY, Writer, block
 
@@ -365,3 +367,20 @@ class TestMigrations:
 def test_others_cannot_read_the_directory(path: Path) -> None:
     open_store(path, IDENTITY).close()
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_sessions_that_have_left_are_written_without_a_pause_and_then_forgotten(
+    tmp_path: Path,
+) -> None:
+    """Thousands may leave at once; until they are written they are in memory."""
+    with closing(open_store(tmp_path / "store", IDENTITY)) as store:
+        writers = [Writer(f"s{number}") for number in range(2 * SAVES_AT_ONCE + 1)]
+        store.commit([writer.opened() for writer in writers])
+        store.commit([writer.saved(evicted=True) for writer in writers])
+        found = []
+        for now_s in (1.0, 1.1, 1.2, 1.3):
+            has_more = store.maintain(now_s)
+            found.append((has_more, len(store._unsaved.oldest(None))))
+        assert found == [(True, SAVES_AT_ONCE + 1), (True, 1), (False, 0), (False, 0)]
+        assert store._connection is not None
+        assert store._connection.log.heads == {}
