@@ -42,7 +42,7 @@ POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell c
 POSTGRES_TESTS := tests/server/distributed tests/chaos
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve test reliability chaos compat lint format bench soak docker docker-check clean
+.PHONY: FORCE help serve test reliability processors chaos compat lint format bench soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -72,6 +72,9 @@ endif
 
 reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
+
+processors: $(VENV)/.installed-dev ## Runs the numerical tests as other processors would
+	@$(BIN)/python -m tests.processors $(WORKERS) $(ARGS)
 
 chaos: $(VENV)/.installed-dev ## Breaks three replicas and their store at random for minutes
 	@$(BIN)/python -m tests.chaos $(ARGS)

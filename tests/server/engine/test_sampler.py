@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from server.engine.runner import NOT_FINITE
-from server.engine.sampler import Draw, sample, uniform
+from server.engine.sampler import Draw, sample, scores_of, uniform
 from server.engine.types import SamplingParams
 from tests.draws import (
     KINDS,
@@ -205,3 +205,14 @@ def test_uniform_is_uniform_and_fixed() -> None:
     assert len(set(values)) == len(values)
     # A stored session must draw the same numbers from every later version.
     assert uniform(1, 2) == 0.7376992526901169
+
+
+@pytest.mark.parametrize("vocab_size", [7, 301, 1009, 40_003])
+def test_company_changes_no_bit(vocab_size: int) -> None:
+    logits = 3 * torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(1))
+    params = [SamplingParams(temperature=1.3, typical_p=0.9, top_p=0.95, seed=i) for i in range(9)]
+    draws, tokens = [Draw(each, 5, ()) for each in params], [i % vocab_size for i in range(9)]
+    alone = [sample(logits[i : i + 1], draws[i : i + 1])[0] for i in range(9)]
+    scores = [scores_of(logits[i : i + 1].clone(), tokens[i : i + 1], [3])[0] for i in range(9)]
+    assert sample(logits, draws) == alone
+    assert scores_of(logits, tokens, [3] * 9) == scores
