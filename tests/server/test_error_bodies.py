@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from server.store.errors import Fenced
 from tests.reliability.raw_websocket import handshake
 from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
+from tests.server.failing_store import FailingStore
 from tests.server.harness import Running, running
 
 HEAD = b"host: localhost\r\nconnection: close\r\n"
@@ -156,6 +158,19 @@ async def test_request_that_the_end_of_the_server_cuts_short_gets_503() -> None:
             other.close()
             assert await asyncio.to_thread(server.wait) == 0
             assert "Traceback" not in server.log()
+
+
+async def test_request_that_waits_while_its_process_is_fenced_off_gets_503() -> None:
+    """For longer than the end of the process waits: the rest of its body never comes."""
+    store = FailingStore()
+    async with running(store=store) as server:
+        waiting = asyncio.create_task(server.exchange(post("/v1/completions", b"0123456789")[:-3]))
+        while not server.server.server_state.tasks:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(0.01)
+        store.error = Fenced("another process has the store")
+        Answer.of(await waiting).check(503, "draining")
+        await server.done
+        assert server.server.exit_code == 1
 
 
 def _terminate(server: ServerProcess) -> None:
