@@ -73,7 +73,7 @@ class Translator:
     def __init__(
         self, tokenizer: TokenizerLike, limits: Limits, constraints: Constraints | None = None
     ) -> None:
-        self.max_ids = limits.max_prompt_tokens
+        self.max_ids, self.max_tokens = limits.max_prompt_tokens, limits.max_tokens
         self._tokenizer, self._constraints = tokenizer, constraints
         self._limits = limits
 

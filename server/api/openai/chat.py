@@ -11,6 +11,7 @@ from server.api.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.errors import invalid
 from server.api.large_answers import LOGPROB_BYTES, TOKEN_BYTES
 from server.api.lookup import service_for
+from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat_schemas import ChatBody, ChatCompletion
 from server.api.openai.chat_writer import ChatWriter, Wanted
 from server.api.openai.conversation import prompt_ids
@@ -105,7 +106,9 @@ def _sampling(service: Service, body: ChatBody, tools: ToolUse) -> Sampling:
     """The body's own, with what is called otherwise here."""
     return body.model_copy(
         update={
-            "max_tokens": body.max_completion_tokens or body.max_tokens,
+            "max_tokens": max_tokens_or_default(
+                service, body.max_completion_tokens or body.max_tokens, body.n or 1
+            ),
             "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
             "response_format": tools.format,
             "stop_token_ids": _ends(service, body),

@@ -8,6 +8,7 @@ from typing import Any
 from server.api import schemas
 from server.api.errors import invalid
 from server.api.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
+from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat_messages import FunctionDefinition, FunctionTool
 from server.api.openai.response_note import Json
 from server.api.openai.responses_schemas import (
@@ -67,7 +68,7 @@ def sampling_of(service: Service, body: ResponsesBody, use: ToolUse) -> schemas.
     """The body's, with what is called otherwise here."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
     given |= {
-        "max_tokens": body.max_output_tokens,
+        "max_tokens": max_tokens_or_default(service, body.max_output_tokens),
         "top_logprobs": (body.top_logprobs or 0) if wants_logprobs(body) else None,
         "stop_token_ids": _ends(service, body),
         "response_format": use.format,
