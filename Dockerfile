@@ -5,8 +5,11 @@
 # PIP_EXTRA_INDEX_URL names a second index, such as PyTorch's own for CPU-only builds.
 # EXTRAS are those of pyproject.toml: PostgreSQL and object storage for replicas that share a store.
 ARG PYTHON_VERSION=3.12
+# Pins the base image: --build-arg BASE_DIGEST=@sha256:..., as `docker buildx imagetools inspect
+# python:3.12-slim-bookworm` shows it. Empty, so that a build gets the tag's security updates.
+ARG BASE_DIGEST=
 
-FROM python:${PYTHON_VERSION}-slim-bookworm AS builder
+FROM python:${PYTHON_VERSION}-slim-bookworm${BASE_DIGEST} AS builder
 
 # The newest compiler of this Debian release will do.
 # hadolint ignore=DL3008
@@ -41,7 +44,7 @@ COPY clients ./clients
 RUN EVERSTREAM_REQUIRE_NATIVE=1 pip --python /opt/everstream install --no-deps .
 
 
-FROM python:${PYTHON_VERSION}-slim-bookworm
+FROM python:${PYTHON_VERSION}-slim-bookworm${BASE_DIGEST}
 
 RUN useradd --system --uid 10001 --user-group --home-dir /nonexistent --no-create-home \
     --shell /usr/sbin/nologin everstream \
