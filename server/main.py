@@ -186,7 +186,7 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
     access_log: Annotated[
-        bool | None, typer.Option("--access-log", help="Log a line for each request \\[off].")
+        bool | None, typer.Option("--access-log", help="Log a line for each request [off].")
     ] = None,
     otel_endpoint: Annotated[
         str | None, typer.Option(help="Where OpenTelemetry traces go, such as http://host:4318.")
