@@ -37,7 +37,7 @@ PAST_TOKENS = 100
 LARGE = 2.0**20
 
 #: A batch is padded where at least this part of it is used.
-MIN_USE = 0.75
+MIN_USE = 0.6
 
 #: Results by model and number of threads; what else they depend on does not change in a process.
 _known: weakref.WeakKeyDictionary[LanguageModel, dict[int, tuple[int, ...]]]
