@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode_peers import OURS, TITLES
+from benchmarks.decode_peers import NATIVE_PEERS, OURS, TITLES
 from benchmarks.harness import ROOT, Figures
 from benchmarks.mechanisms.report import MISSING, markdown
 from benchmarks.speed_results import FOLDER, PEERS, Best, best, gather, read, where
@@ -219,6 +219,23 @@ def tables(results: dict[str, Figures]) -> list[str]:
         capacity_table(results["capacity"]),
         flatness_table(results["flatness_native"]),
         *all_tables(rows),
+    ]
+
+
+def comparison_cells(rows: Sequence[Figures]) -> list[str]:
+    """The README's comparison of one stream with llama.cpp, on one thread with bfloat16 weights."""
+
+    def rate(name: str, context: int) -> str:
+        here = where(rows, size="S1", threads=1, mode="decode", dtype="bfloat16", streams=1)
+        (row,) = where(here, context=context)
+        return f"{row['contenders'][name]['tokens_per_s']:,.0f}"
+
+    ours, (llama, rwkv7, *_) = OURS[0], NATIVE_PEERS
+    of_rwkv7 = f"RWKV-7: {rate(rwkv7, 0)}, {rate(rwkv7, 100_000)} at 100,000"
+    of_llama = f"Llama: {rate(llama, 0)}, {rate(llama, 8192)} at 8,192"
+    return [
+        f"{rate(ours, 0)} at the beginning, {rate(ours, 100_000)} at 100,000 tokens",
+        f"{of_rwkv7}; {of_llama}",
     ]
 
 

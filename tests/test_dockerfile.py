@@ -127,7 +127,7 @@ def test_compose_builds_this_image_and_gives_it_nothing_it_does_not_need() -> No
     assert service["read_only"] is True
 
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 
 
 def image_names() -> set[tuple[str, str]]:

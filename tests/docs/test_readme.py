@@ -1,0 +1,46 @@
+"""What the README says of sessions, and its picture of a kill, as they come out here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.speed_report import comparison_cells
+from benchmarks.speed_results import read
+from model.config import ModelConfig
+from model.state import StateLayout, kv_cache_bytes_per_token
+from server.inspection import format_bytes
+from tests.docs.pages import DOCS, rows, section
+
+ROOT = DOCS.parent
+COMPARISON = rows(section((ROOT / "README.md").read_text(encoding="utf-8"), "How it compares"))
+
+
+def test_memory_is_that_of_the_bundled_model() -> None:
+    config = ModelConfig.load(ROOT / "model" / "bundled" / "config.json")
+    state = format_bytes(StateLayout.of(config).num_bytes)
+    cache = f"{kv_cache_bytes_per_token(config) * 100_000 / 2**20:.0f} MiB"
+    (row,) = [row for row in COMPARISON if "at 100,000 tokens" in row[0]]
+    assert row[1:] == [state, cache, cache, cache]
+
+
+def test_speed_is_that_of_the_committed_results() -> None:
+    (row,) = [row for row in COMPARISON if row[0].startswith("tokens/s")]
+    assert row[1:3] == comparison_cells(read()["decode"]["rows"])
+
+
+def test_stream_of_the_picture_survives_the_kill(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.svg"
+    command = [sys.executable, "-m", "docs.kill_and_resume", str(picture)]
+    done = subprocess.run(
+        [*command, "--max-tokens", "40", "--kill-at", "20"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    drawn = picture.read_text(encoding="utf-8")
+    assert "token&#160;20" in drawn
+    assert "http" not in drawn.replace('xmlns="http://www.w3.org/2000/svg"', "")
