@@ -35,7 +35,7 @@ MAX_TOKENS = 1_000_000
 #: Once in every event of a token.
 MARK = b'"position":'
 HANDSHAKE = (
-    b"GET /v1/stream HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"GET /v1/stream HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
 )
 
@@ -76,7 +76,7 @@ class Counter(asyncio.Protocol):
 def sse_openings(streams: int) -> list[Opening]:
     """A completion on each connection."""
     body = json.dumps({"prompt": "hi", "max_tokens": MAX_TOKENS, "stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     return [Opening(head + body)] * streams
 
 

@@ -37,7 +37,7 @@ class Observation:
 
 async def observe(server: ServerProcess) -> Observation:
     """Reads `/metrics` over a connection that the server has closed again, then the kernel."""
-    ask = b"GET /metrics HTTP/1.1\r\nHost: soak\r\nConnection: close\r\n\r\n"
+    ask = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     async with open_raw(server.url, ask) as reader:
         answer = (await reader.read()).decode()
     values = {
