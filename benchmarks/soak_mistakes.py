@@ -47,7 +47,7 @@ BAD_FRAMES: tuple[tuple[str | bytes, int], ...] = (
     ('{"type": "dance", "request_id": "x"}', 400),
     ('{"type": "generate"}', 400),
     ('{"type": "generate", "request_id": "x", "prompt": 5}', 400),
-    ('{"type": "generate", "request_id": "x", "prompt": "a", "top_k": -1}', 400),
+    ('{"type": "generate", "request_id": "x", "prompt": "a", "top_k": -2}', 400),
     ('{"type": "generate", "request_id": "x", "prompt": "a", "colour": 1}', 400),
     ('{"type": "append", "request_id": "x", "session": "sess_none", "text": "a"}', 404),
     ('{"type": "delete", "request_id": "x", "session": "sess_none"}', 404),

@@ -83,7 +83,7 @@ async def test_key_that_comes_twice_counts_once() -> None:
         assert answer.json()["error"]["param"] == "max_tokens"
 
 
-async def test_escaped_nul_is_a_character_of_a_text_and_none_of_a_session() -> None:
+async def test_escaped_nul_is_a_character_of_a_text_and_none_of_a_name() -> None:
     async with running() as server:
         answer = await server.http.post(
             "/v1/completions", content=b'{"prompt": "a\\u0000b", "max_tokens": 1}'
@@ -92,7 +92,7 @@ async def test_escaped_nul_is_a_character_of_a_text_and_none_of_a_session() -> N
         answer = await server.http.post(
             "/v1/completions", content=b'{"prompt": "a", "session": "\\u0000"}'
         )
-        assert answer.status_code == 404
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session")
 
 
 def is_utf8(data: bytes) -> bool:

@@ -68,7 +68,8 @@ async def server() -> AsyncIterator[Running]:
 
 
 def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+    """With a request id of its own: one that the server draws is another one in each answer."""
+    return {"authorization": f"Bearer {key}", "x-request-id": "r"}
 
 
 def of(value: Any, session: str) -> Any:
