@@ -23,6 +23,7 @@ from server.api.translate import (
 from server.engine import errors
 from server.engine.errors import EngineError, InvalidRequest
 from server.engine.types import Request, SamplingParams
+from server.sampling_defaults import with_defaults
 from server.store import errors as store_errors
 from server.store.errors import StoreTooNew
 from tests.fakes import ByteTokenizer
@@ -49,9 +50,9 @@ async def generated(
     return await translator.generate("r", "me", Continuation(**fields), wire, choices)
 
 
-async def test_what_is_not_given_has_the_engine_s_default() -> None:
+async def test_what_is_not_given_has_the_server_s_default() -> None:
     request = await generated('{"prompt": "hi", "seed": 5}')
-    assert request.sampling == SamplingParams(seed=5)
+    assert request.sampling == with_defaults(seed=5)
     assert (request.tokens, request.session, request.keep) == ((104, 105), None, False)
 
 
