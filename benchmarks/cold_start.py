@@ -50,7 +50,8 @@ def start_once(flags: Sequence[str]) -> tuple[float, float]:
 def first_token(port: int) -> None:
     """Asks for a completion and returns when its first token is there."""
     body = json.dumps(PROMPT).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+    head += b"content-length: %d\r\n\r\n" % len(body)
     received = b""
     with socket.create_connection((LOCAL, port), timeout=STOP_TIMEOUT_S) as connection:
         connection.sendall(head + body)

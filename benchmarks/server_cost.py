@@ -76,7 +76,8 @@ class Counter(asyncio.Protocol):
 def sse_openings(streams: int) -> list[Opening]:
     """A completion on each connection."""
     body = json.dumps({"prompt": "hi", "max_tokens": MAX_TOKENS, "stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+    head += b"content-length: %d\r\n\r\n" % len(body)
     return [Opening(head + body)] * streams
 
 

@@ -208,7 +208,7 @@ class SessionList(BaseModel):
     has_more: bool
 
 
-class TextPart(BaseModel):
+class SessionTextPart(BaseModel):
     """Tokens ``start`` to ``end`` of a session: ``input`` was fed to it, ``output`` generated."""
 
     kind: Literal["input", "output"]
@@ -225,7 +225,7 @@ class SessionText(BaseModel):
     start: int
     end: int
     position: int
-    parts: list[TextPart]
+    parts: list[SessionTextPart]
 
 
 class Forked(BaseModel):

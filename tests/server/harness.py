@@ -105,6 +105,12 @@ class Running:
             while self.server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
                 await asyncio.sleep(0.01)
 
+    async def until_slots_are_free(self) -> None:
+        """Returns when no session has a slot: a cancel is obeyed at the end of a step."""
+        async with asyncio.timeout(60):
+            while (await self.stats()).held_slots:  # noqa: ASYNC110 - the engine tells nobody
+                await asyncio.sleep(0.01)
+
     async def exchange(self, data: bytes) -> bytes:
         """Sends ``data`` as it is, and reads until the server closes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

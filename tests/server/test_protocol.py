@@ -164,7 +164,7 @@ async def test_socket_that_never_reads_is_dropped_and_its_slot_freed() -> None:
         message = {"type": "generate", "request_id": "a", **ENDLESS}
         client.send(frame(1, json.dumps(message).encode()))
         await server.until_disconnected()
-        assert (await server.stats()).held_slots == 0
+        await server.until_slots_are_free()
         client.close()
 
 
@@ -172,7 +172,7 @@ async def test_sse_client_that_never_reads_is_dropped_and_its_slot_freed() -> No
     async with running(user_timeout_ms=500, outbox_events=256) as server:
         client = await deaf_client(server, post(json.dumps({**ENDLESS, "stream": True}).encode()))
         await server.until_disconnected()
-        assert (await server.stats()).held_slots == 0
+        await server.until_slots_are_free()
         client.close()
 
 

@@ -36,8 +36,8 @@ async def test_each_request_is_one_line_without_what_it_carried(
         ("POST", "/v1/completions", 200),
         ("WEBSOCKET", "/v1/stream", 101),
     ]
-    assert SECRET not in caplog.text
-    assert SECRET not in repr([vars(each) for each in caplog.records])
+    ours = [vars(each) for each in caplog.records if each.name.startswith("everstream")]
+    assert SECRET not in repr(ours)  # the client, which is in this process, logs what it sends
 
 
 async def test_it_is_off_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
