@@ -52,6 +52,9 @@ export class HistoryGone extends EverstreamError {}
 /** The session belongs to another model, or to another way of running it (409). */
 export class SnapshotMismatch extends EverstreamError {}
 
+/** What the store has of the session is damaged (410): it can only be deleted. */
+export class SessionBroken extends EverstreamError {}
+
 /** The server is stopping and has saved the session: resume it where it comes back. */
 export class SessionMigrated extends EverstreamError {}
 
@@ -97,6 +100,8 @@ const BY_CODE = {
   key_in_use: KeyInUse,
   history_gone: HistoryGone,
   snapshot_mismatch: SnapshotMismatch,
+  session_broken: SessionBroken,
+  snapshot_broken: SessionBroken,
   migrated: SessionMigrated,
   store_failed: StoreFailed,
   store_lost: StoreFailed,

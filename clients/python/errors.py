@@ -68,6 +68,10 @@ class SnapshotMismatch(EverstreamError):
     """The session belongs to another model, or to another way of running it (409)."""
 
 
+class SessionBroken(EverstreamError):
+    """What the store has of the session is damaged (410): it can only be deleted."""
+
+
 class SessionMigrated(EverstreamError):
     """The server is stopping and has saved the session: resume it where it comes back."""
 
@@ -121,6 +125,8 @@ _BY_CODE: dict[str | None, type[EverstreamError]] = {
     "key_in_use": KeyInUse,
     "history_gone": HistoryGone,
     "snapshot_mismatch": SnapshotMismatch,
+    "session_broken": SessionBroken,
+    "snapshot_broken": SessionBroken,
     "migrated": SessionMigrated,
     "store_failed": StoreFailed,
     "store_lost": StoreFailed,

@@ -55,6 +55,9 @@ export class HistoryGone extends EverstreamError {
 /** The session belongs to another model, or to another way of running it (409). */
 export class SnapshotMismatch extends EverstreamError {
 }
+/** What the store has of the session is damaged (410): it can only be deleted. */
+export class SessionBroken extends EverstreamError {
+}
 /** The server is stopping and has saved the session: resume it where it comes back. */
 export class SessionMigrated extends EverstreamError {
 }
