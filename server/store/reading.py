@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
+from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry, SessionValue
 from server.store.base import Events, Listed, Loaded, Numbered
 from server.store.errors import HistoryGone, SessionBroken
@@ -72,7 +73,18 @@ def entries(
     check(head)
     kept = connection.tables.numbered(head, place)
     others = (found for found in enumerate(rest, head.num_entries) if found[0] >= place)
-    return [*islice(chain(kept, others), max_entries)]
+    page = [*islice(chain(kept, others), max_entries)]
+    if max_entries and place < head.num_entries and not _begins(page, place, head):
+        raise SessionBroken
+    return page
+
+
+def _begins(page: Numbered, place: int, head: Head) -> bool:
+    """Whether nothing is missing before ``page`` but what is no longer kept."""
+    if page and page[0][0] == place:
+        return True
+    seqs = (entry.seq for _, entry in page if isinstance(entry, TokenEvent | Finished))
+    return next(seqs, head.log_seq) <= head.log_seq + 1 if page else head.seq == head.log_seq
 
 
 def listed(connection: Connected, owner: str | None, after: str | None, limit: int) -> list[Listed]:

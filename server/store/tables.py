@@ -208,15 +208,22 @@ class Tables:
         yield from head.tail
 
     def numbered(self, head: Head, place: int) -> Iterator[tuple[int, Entry]]:
-        """The entries from number ``place`` on that are there; read as they are taken."""
-        query = (
-            'SELECT first, running, data FROM segment WHERE session = ? AND "end" > ? '
-            "ORDER BY first"
-        )
+        """The entries from number ``place`` on that are there; read as they are taken.
+
+        Raises `SessionBroken` where some of them were altered, or are missing in between.
+        """
+        end: int | None = None
+        query = SEGMENTS + 'AND "end" > ? ORDER BY first'
         with closing(self._execute(query, (head.key, place))) as rows:
-            for first, running, data in rows:
-                found = enumerate(unpack_entries(data, running), first)
+            for row in rows:
+                segment = Segment(*row)
+                if end not in (None, segment.first):
+                    raise SessionBroken
+                found = enumerate(segment.entries(head.key), segment.first)
                 yield from (each for each in found if each[0] >= place)
+                end = segment.end
+        if end not in (None, head.num_stored):
+            raise SessionBroken
         found = enumerate(head.tail, head.num_stored)
         yield from (each for each in found if each[0] >= place)
 

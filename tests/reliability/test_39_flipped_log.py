@@ -20,7 +20,7 @@ import pytest
 
 from server.engine.errors import EngineError
 from server.engine.value import Accepted
-from server.store.base import Events, Keyed, Store
+from server.store.base import Events, Keyed, Numbered, Store
 from server.store.check import problems
 from server.store.codec import decode_value
 from server.store.database import FILE_NAME
@@ -57,6 +57,7 @@ class Known(NamedTuple):
 
     texts: dict[str, list[int]]
     events: dict[str, Events]
+    logs: dict[str, Numbered]
     keys: dict[str, Keyed | None]
     values: set[str]
 
@@ -98,8 +99,9 @@ def known(dead: Path) -> Known:
         events = {id: store.read(id, "ann", 0, 99) for id in SESSIONS[:2]}
         events["copy"] = store.read("copy", "ann", loaded["copy"].value.seq, 99)
         keys = {key: store.find_key("ann", key) for key in ("k1", "k2")}
+        logs = {id: store.entries(id, "ann", 0, 99) for id in SESSIONS}
     rows = connected(dead, lambda execute: [*execute("SELECT value FROM snapshot")])
-    return Known(texts, events, keys, {repr(decode_value(value)) for (value,) in rows})  # type: ignore[arg-type]
+    return Known(texts, events, logs, keys, {repr(decode_value(value)) for (value,) in rows})  # type: ignore[arg-type]
 
 
 class copied:  # noqa: N801 - a context
@@ -145,7 +147,7 @@ def check(store: Store, known: Known) -> set[str]:
     """The sessions that are refused; all others must be as they were."""
     refused: set[str] = set()
     for id in SESSIONS:
-        for ask in (check_text, check_events):
+        for ask in (check_text, check_events, check_log):
             code = code_of(ask, store, known, id)
             assert code in CODES, id
             if code is not None:
@@ -183,6 +185,10 @@ def check_text(store: Store, known: Known, id: str) -> None:
 def check_events(store: Store, known: Known, id: str) -> None:
     wanted = known.events[id]
     assert store.read(id, "ann", wanted[0].seq - 1, 99) == wanted
+
+
+def check_log(store: Store, known: Known, id: str) -> None:
+    assert repr(store.entries(id, "ann", 0, 99)) == repr(known.logs[id])
 
 
 def alterations(dead: Path, table: str, long: bool) -> Iterator[tuple[str, int, Any]]:
