@@ -21,6 +21,7 @@ from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.cors import Cors
 from server.api.describe import KEY_ERRORS
 from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
+from server.api.failures import AnswerFailures
 from server.api.head import HeadAsGet
 from server.api.hosts import HostCheck
 from server.api.keyring import Keyring
@@ -197,6 +198,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
         allowed_origins=config.allowed_origins,
     )
     app.add_middleware(ConnectionLimit, table=app.state.connections)
+    app.add_middleware(AnswerFailures)
     if config.allowed_origins:
         app.add_middleware(Cors, allowed=config.allowed_origins)
     if not config.wants_key:  # a page of a rebound name has no key

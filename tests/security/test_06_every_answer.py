@@ -10,6 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from server.sessions import Sessions
 from tests.reliability.raw_websocket import handshake
 from tests.server.harness import Running, receive, receive_until, running, send
 
@@ -140,6 +141,20 @@ async def test_socket_has_a_request_id_accepted_or_not(server: Running) -> None:
         async with connect(url):
             pass
     assert refused.value.response.headers["x-request-id"].startswith("req_")
+
+
+async def test_failure_of_ours_is_named_and_readable_by_pages(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(Sessions, "listed", fail)
+    headers = {**BEARER, "origin": PAGE, "x-request-id": "mine"}
+    answer = await server.http.get("/v1/sessions", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+    assert answer.headers["access-control-allow-origin"] == PAGE
 
 
 # Keys
