@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,28 @@ async def test_waiting_responses_are_bounded_by_their_bytes() -> None:
         error = await hear(ours, type="error")
     assert error["error"]["code"] == "queue_full"
     assert "bytes" in error["error"]["message"]
+
+
+async def test_bytes_wait_until_their_message_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed, a message takes many times its bytes, on each of many streams."""
+    gate, real = asyncio.Event(), responses_socket.work_of
+
+    async def held(*args: Any) -> Any:
+        await gate.wait()
+        return await real(*args)
+
+    monkeypatch.setattr(responses_socket, "work_of", held)
+    body = {"type": "response.create", **ASKED, "instructions": LONG}
+    async with running(max_message_bytes=50_000) as server, socket(server, "responses") as ours:
+        for stream_id in ("a", "b", "c"):
+            await say(ours, **body, stream_id=stream_id)
+        error = await hear(ours, type="error")
+        gate.set()
+        for _ in range(2):
+            await hear(ours, type="response.incomplete")
+        await say(ours, **body, stream_id="c")
+        await hear(ours, type="response.incomplete")
+    assert (error["error"]["code"], error["stream_id"]) == ("queue_full", "c")
 
 
 async def test_bytes_that_had_their_turn_make_room() -> None:

@@ -206,20 +206,23 @@ class ResponsesSocket:
             await self._remember(live)
 
     async def _work(self, body: bytes, held: contextlib.ExitStack) -> Work:
-        """What a message asks for; ``held`` keeps its model, which may be replaced meanwhile."""
+        """What a message asks for; ``held`` keeps its model, which may be replaced meanwhile.
+
+        Its bytes wait until it is prepared: parsed, they take many times their number.
+        """
         try:
             message = await beside(
                 len(body), lambda: parse_body(ResponseCreate, body, self._max_ids)
             )
+            self._caller.require("generate")
+            if needs_sessions(message):
+                self._caller.require("sessions")
+            name = message.model
+            service = self._models.default if name is None else self._models.service(name)
+            held.enter_context(service.driver.use())
+            return await work_of(service, self._owner, message, self._find_previous(service))
         finally:
             self._num_waiting_bytes -= len(body)
-        self._caller.require("generate")
-        if needs_sessions(message):
-            self._caller.require("sessions")
-        name = message.model
-        service = self._models.default if name is None else self._models.service(name)
-        held.enter_context(service.driver.use())
-        return await work_of(service, self._owner, message, self._find_previous(service))
 
     def _begin(self, work: Work, stream_id: str | None) -> _Live:
         self._services.add(work.service)
