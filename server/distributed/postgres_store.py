@@ -41,12 +41,13 @@ MAX_UNSAVED_BYTES = 64 << 20
 SAVED_AT_ONCE = 64
 
 #: A replica that was stopped in the middle of a pipeline is waited for without a limit by
-#: the database itself. None of ours takes so long.
+#: the database itself. Between two statements none of ours takes so long; to take over what
+#: a dead one had, with many of them, another replica may.
 STUCK_S = 5
 _END_STUCK = """
     SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND granted AND classid = hashtext(current_schema())::oid
-        AND objid = ?::int::oid AND xact_start < clock_timestamp() - make_interval(secs => ?)
+        AND objid = ?::int::oid AND state_change < clock_timestamp() - make_interval(secs => ?)
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, suppress
 import psycopg
 import pytest
 
+from server.distributed import postgres_store
 from server.distributed.postgres_store import PostgresStore
 from server.driver import STALL_S
 from server.engine.errors import SessionNotFound
@@ -196,6 +197,23 @@ class TestBurial:
         with pytest.raises(psycopg.Error):
             transaction.__exit__(None, None, None)
         has_all(other, writer)
+
+    def test_who_takes_long_to_bury_it_is_not_held_for_stuck(
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two watch each replica: they would end each other's attempts for ever."""
+        monkeypatch.setattr(postgres_store, "STUCK_S", 2)
+        one, other, third = join(), join(), join()
+        assert other._link.connection is not None
+        database = other._link.connection.database
+        with database.transaction(pipelined=False):
+            lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()), ?::int)"
+            database.execute(lock, (one.key,))
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                database.execute("SELECT pg_sleep(0.05)")
+                assert not third.bury(one.key)
+        assert third.bury(one.key)
 
     def test_the_second_to_bury_it_finds_nothing_to_do(self, join: Join) -> None:
         one, other, third = join(), join(), join()
