@@ -96,7 +96,9 @@ def _names(schema: Schema, exclusive: Exclusive) -> None:
         del schema["propertyNames"]
         return
     listed = names.get("enum", [names.get("const")]) if isinstance(names, dict) else []
-    are_all = bool(listed) and all(isinstance(name, str) for name in listed)
+    if not isinstance(listed, list) or not listed:
+        return
+    are_all = all(isinstance(name, str) for name in listed)
     if are_all and not schema.keys() & {"properties", "patternProperties"}:
         del schema["propertyNames"]
         schema["properties"] = dict.fromkeys(listed, schema.get("additionalProperties", True))
@@ -129,10 +131,15 @@ def _one_of(result: Schema, schema: Schema, exclusive: Exclusive) -> None:
 
 
 def _with_required(schema: Any, name: str) -> Any:
-    if not isinstance(schema, dict) or name not in schema.get("properties", {}):
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or name not in properties:
         return schema
     required = schema.get("required", [])
-    return schema if name in required else {**schema, "required": [*required, name]}
+    return (
+        schema
+        if not isinstance(required, list) or name in required
+        else {**schema, "required": [*required, name]}
+    )
 
 
 def _nullable(schema: Schema) -> Schema:
@@ -146,7 +153,8 @@ def _nullable(schema: Schema) -> Schema:
         return inner
     if isinstance(kind, str) and not inner.keys() & {"const", "enum", "allOf", "anyOf", "$ref"}:
         return {**inner, "type": [kind, "null"]}
-    if None in inner.get("enum", ()):
+    values = inner.get("enum")
+    if isinstance(values, list) and None in values:
         kinds = [kind, "null"] if isinstance(kind, str) else kind
         return {**inner, "type": kinds} if kind is not None else inner
     kept = ("$schema", "$defs", "definitions")

@@ -7,6 +7,8 @@ from typing import Any
 
 #: References and properties followed on the way to a difference.
 MAX_DEPTH = 8
+#: Pairs that are compared in one document: alternatives within alternatives are very many.
+MAX_PAIRS = 100_000
 
 KINDS: dict[type, str] = {
     str: "string",
@@ -26,6 +28,7 @@ class Exclusive:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
+        self._num_pairs = 0
 
     def resolved(self, schema: Any) -> Any:
         """``schema``, or what it refers to if it does nothing else."""
@@ -39,6 +42,9 @@ class Exclusive:
 
     def excludes(self, one: Any, other: Any, depth: int = 0) -> bool:
         """Whether no value can be of both."""
+        self._num_pairs += 1
+        if self._num_pairs > MAX_PAIRS:
+            return False
         one, other = self.resolved(one), self.resolved(other)
         if one is False or other is False:
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import uuid
@@ -15,7 +16,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, Json, TypeAdapter
 
 from server.constraints.errors import Refused
-from server.constraints.exclusive import Exclusive
+from server.constraints.exclusive import NULL, Exclusive
 from server.constraints.json_schema import normal
 from tests.server.constraints.drawing import accepts, budgets, compiled, draw, of_schema
 
@@ -240,3 +241,26 @@ def test_arguments_of_a_tool_are_closed_unless_it_says_otherwise() -> None:
     assert normal({"allOf": [inner]}, closed=True)["allOf"][0]["additionalProperties"] != {
         "enum": []
     }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"properties": 5}, NULL], "discriminator": {"propertyName": "a"}},
+        {
+            "oneOf": [{"properties": {"a": {}}, "required": 5}, NULL],
+            "discriminator": {"propertyName": "a"},
+        },
+        {"type": "object", "propertyNames": {"enum": 5}},
+        {"nullable": True, "enum": 5},
+    ],
+)
+def test_malformed_keyword_is_left_for_the_compiler_to_name(schema: Schema) -> None:
+    with contextlib.suppress(Refused):
+        normal(schema)
+
+
+def test_nested_alternatives_are_compared_up_to_a_bound() -> None:
+    """With 60 references to itself it would be 60 to the eighth power of pairs."""
+    root = {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}] * 60}}}
+    assert not Exclusive(root).excludes({"$ref": "#/$defs/a"}, NULL)
