@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import os
+import stat
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger("everstream.config")
+
+#: Settings that others must not read.
+SECRETS = frozenset({"api_keys", "admin_keys", "signing_key"})
 
 
 class ConfigFileError(ValueError):
@@ -19,15 +27,26 @@ def read_config_file(path: Path, names: Collection[str]) -> dict[str, Any]:
     Raises `ConfigFileError`. A value is never part of the message.
     """
     try:
-        values = tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+        with path.expanduser().open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            values = tomllib.loads(file.read().decode("utf-8"))
     except OSError as error:
         raise ConfigFileError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8
         raise ConfigFileError(f"{path}: not TOML: {_place(error)}") from None
+    _check_mode(path, mode, values.keys())
     for key in values:
         if key not in names:
             raise ConfigFileError(f"{path}: {key}: unknown setting{_similar(key, names)}")
     return {key: _plain(path, key, value) for key, value in values.items()}
+
+
+def _check_mode(path: Path, mode: int, keys: Collection[str]) -> None:
+    """Who can write the file decides who may administer the server: see `server.api.keys_file`."""
+    if mode & stat.S_IWOTH:
+        raise ConfigFileError(f"{path}: everybody may write it; chmod 600")
+    if mode & (stat.S_IWGRP | stat.S_IRWXO) and not SECRETS.isdisjoint(keys):
+        logger.warning("%s: has keys, and others may read or write it; chmod 600", path)
 
 
 def _place(error: ValueError) -> str:

@@ -123,3 +123,23 @@ def test_served_name_is_for_one_model_without_a_name(model: tuple[str, ...]) -> 
 def test_served_name_must_be_a_name() -> None:
     with pytest.raises(ConfigError, match=r"--served-model-name \(EVERSTREAM_SERVED_MODEL_NAME\)"):
         ServerConfig.load({}, served_model_name="no/slash")
+
+
+def test_file_that_everybody_may_write_is_refused(file: Path) -> None:
+    file.write_text("port = 9000\n")
+    file.chmod(0o646)
+    with pytest.raises(ConfigError, match="everybody may write it; chmod 600"):
+        ServerConfig.load({}, config=file)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o660, 1)])
+def test_keys_that_others_may_read_are_a_warning(
+    file: Path, mode: int, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text, num_warnings in (('api_keys = ["one"]', warned), ("port = 9000", 0)):
+        file.write_text(text)
+        file.chmod(mode)
+        caplog.clear()
+        ServerConfig.load({}, config=file)
+        assert len(caplog.records) == num_warnings
+        assert '"one"' not in caplog.text
