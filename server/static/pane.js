@@ -1,6 +1,6 @@
 // One session of the page: what runs in it, what it has written, and how it is shown.
 
-import { EverstreamError, InternalServerError, SessionNotFound } from "./client/everstream.js";
+import { EverstreamError, HistoryGone, InternalServerError, SessionAttached, SessionNotFound } from "./client/everstream.js";
 import { formatCount } from "./format.js";
 import { generationIn, Run } from "./run.js";
 import { SpeedSeries } from "./speed.js";
@@ -143,7 +143,7 @@ export class Pane {
     try {
       await this.session.rewind(at);
     } catch (error) {
-      this.explain(error);
+      this.explain(error, at);
       return;
     }
     this.transcript.truncate(at);
@@ -170,10 +170,15 @@ export class Pane {
     this.series.pause();
   }
 
-  /** Says what went wrong. */
-  explain(error) {
+  /** Says what went wrong, where it was asked to go back to position `at`. */
+  explain(error, at = Infinity) {
     if (error instanceof SessionNotFound) {
       this.#sessionGone();
+    } else if (error instanceof SessionAttached) {
+      this.view.showNotice("This session is read in another tab or by somebody else. Reload the page to read on here.");
+    } else if (error instanceof HistoryGone && at < this.lineage[0]?.at) {
+      const begins = formatCount(this.lineage[0].at);
+      this.view.showNotice(`This copy begins at token ${begins}. Fork or rewind what is before that where it was copied.`);
     } else {
       this.view.showNotice(error.message);
       if (!(error instanceof EverstreamError)) console.error(error);

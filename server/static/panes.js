@@ -51,7 +51,7 @@ export class Panes {
       if (this.isFull) throw new Error(`There is room for ${MAX_PANES} sessions. Close one of them first.`);
       session = await pane.fork(at);
     } catch (error) {
-      pane.explain(error);
+      pane.explain(error, at);
       return null;
     }
     const copy = this.add(pane);

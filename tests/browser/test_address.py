@@ -55,6 +55,24 @@ def test_reload_in_the_middle_of_a_stream_follows_it(visit: Visit, server: Serve
     assert written == b"Hello" + (STORY * (len(written) // len(STORY) + 1))[5 : len(written)]
 
 
+def test_shared_link_takes_a_stream_over_and_the_first_page_says_so(
+    visit: Visit, server: ServerProcess
+) -> None:
+    page = visit.page
+    open_page(page, server)
+    begin(page, "Hello", ENDLESS)
+    expect(token(page, 100)).to_be_attached()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(page.get_by_role("alert")).to_contain_text("Reload the page to read on here.")
+    expect(other.get_by_role("alert")).to_be_hidden()
+    other.get_by_role("button", name="Stop").click()
+    assert wait_until_ended(other).startswith("Stopped")
+    page.reload()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.locator("#position")).to_have_text(other.locator("#position").inner_text())
+
+
 def test_copies_come_back_with_the_text_that_they_share(
     visit: Visit, server: ServerProcess
 ) -> None:

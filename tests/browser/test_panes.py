@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
@@ -104,6 +105,21 @@ def test_clicked_token_opens_a_copy_that_shares_the_text_up_to_it(
     assert visit.messages("started")[1]["position"] == 15
     page.get_by_role("button", name="Close session B").click()
     expect(page.locator("[data-branches]")).to_have_count(0)
+
+
+@pytest.mark.parametrize("modifier", ["Shift", None])
+def test_copy_says_where_the_text_before_it_can_be_had(
+    visit: Visit, server: ServerProcess, modifier: Literal["Shift"] | None
+) -> None:
+    page = visit.page
+    open_page(page, server)
+    write(page)
+    fork_at(page, 9)
+    token(page, 4, pane=1).click(modifiers=[modifier] if modifier else [])
+    expect(page.get_by_role("alert")).to_have_text(
+        "This copy begins at token 15. Fork or rewind what is before that where it was copied."
+    )
+    assert story_of(page, 1) == "Hello" + decode(STORY[5:15])
 
 
 def test_running_session_can_be_forked_and_goes_on(visit: Visit, server: ServerProcess) -> None:
