@@ -14,7 +14,7 @@ export async function shareLink(pane, say) {
     await navigator.share({ title: document.title, url }).catch(() => {}); // the reader changed their mind
     return;
   }
-  await copyText(url, "Link copied. It opens this session for those who may use this server.", say);
+  await copyText(url, "Link to this session copied", say);
 }
 
 async function write(text) {

@@ -99,7 +99,7 @@ def test_link_to_a_copy_opens_it_alone(visit: Visit, server: ServerProcess) -> N
     fork_at(page, 9)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Share").click()
-    expect(page.locator("#summary")).to_contain_text("Link copied")
+    expect(page.locator("#summary")).to_contain_text("Link to this session copied")
     link = page.evaluate("navigator.clipboard.readText()")
     page.goto("about:blank")
     page.goto(link)
