@@ -107,7 +107,11 @@ class Conversation:
                 self._complain("the session has expired; /new begins another")
             except ConnectionLost:
                 raise
-            except (EverstreamError, Mistaken, NotAnArchive, OSError) as error:
+            except OSError as error:
+                self._complain(
+                    f"{error.filename}: {error.strerror}" if error.filename else str(error)
+                )
+            except (EverstreamError, Mistaken, NotAnArchive) as error:
                 self._complain(str(error))
         for branch in self._branches.values():
             self._forget(branch)
@@ -150,9 +154,12 @@ class Conversation:
             self._commands[name](arguments)
         elif name in _SETTINGS:
             self._set(name, arguments)
-            self._say(f"{dict(self._sampling)}")
-        else:
+            settings = ", ".join(f"{option} {value}" for option, value in self._sampling.items())
+            self._say(settings or "the server's defaults")
+        elif name == "/help":
             self._say(HELP)
+        else:
+            raise Mistaken(f"there is no command {name}; /help lists them")
 
     def _set(self, name: str, arguments: Sequence[str]) -> None:
         option, read, least, most = _SETTINGS[name]
@@ -219,7 +226,7 @@ class Conversation:
         for name, branch in self._branches.items():
             mark = "*" if name == self._name else " "
             last = branch.turns[-1].answer if branch.turns else ""
-            said = f"{len(branch.turns)} turns, position {branch.position:,}"
+            said = f"{_turns(branch)}, position {branch.position:,}"
             self._say(f"{mark} {name}: {said} {_shortened(last)}")
 
     def _switch(self, arguments: Sequence[str]) -> None:
@@ -257,7 +264,7 @@ class Conversation:
 
     def _where(self) -> None:
         branch = self.branch
-        self._say(f"{self._name}: {len(branch.turns)} turns, position {branch.position:,}")
+        self._say(f"{self._name}: {_turns(branch)}, position {branch.position:,}")
 
     def _forget(self, branch: Branch) -> None:
         """Deletes the session, unless it has expired."""
@@ -274,6 +281,11 @@ class Conversation:
 def printable(text: str) -> str:
     """``text`` without what would steer the terminal."""
     return "".join(char for char in text if char.isprintable() or char in "\n\t")
+
+
+def _turns(branch: Branch) -> str:
+    num_turns = len(branch.turns)
+    return f"{num_turns} turn" if num_turns == 1 else f"{num_turns} turns"
 
 
 def _shortened(text: str) -> str:

@@ -31,8 +31,7 @@ def test_answers_with_text_and_its_cost(server_url: str) -> None:
     output = talk(server_url, "/tokens 5", "/seed 1", "Once upon a time", "/quit", "never read")
     assert "tokens/s, first after " in output
     assert "state 6 KiB (a KV cache: " in output
-    assert "'max_tokens': 5" in output
-    assert "'seed': 1" in output
+    assert "max_tokens 5, seed 1" in output
 
 
 def test_session_goes_on_until_new(server_url: str) -> None:
@@ -45,13 +44,12 @@ def test_mistakes_are_answered_and_survived(server_url: str) -> None:
     lines = ["/temp hot", "/dance", "/temp 9", "Once", "/temp 1", "/tokens 3", "/rewind", "/undo x"]
     output = talk(server_url, *lines, "/switch nowhere", "/fork", "/load /no/such/file", "Once")
     assert "/temp wants a number" in output
-    assert output.count("start afresh") == 1
-    assert "temperature" in output
+    assert "there is no command /dance; /help lists them" in output
     assert "/rewind wants" in output
     assert "x is no number of turns" in output
     assert "/switch wants one of main" in output
     assert "/fork wants a name" in output
-    assert "No such file" in output
+    assert "/no/such/file: No such file or directory" in output
     assert "/temp must be 0 to 2" in output
     assert len(positions(output)) == 2  # nothing was set to what cannot be
 
@@ -109,7 +107,7 @@ def test_saved_branch_goes_on_where_it_was(server_url: str, tmp_path: Path) -> N
     begin = ["/tokens 4", "/seed 1"]
     first, second = positions(talk(server_url, *begin, "Once", f"/save {file}", "there"))
     output = talk(server_url, *begin, f"/load {file}", "/history", "there")
-    assert f"fox: 1 turns, position {first}" in output
+    assert f"fox: 1 turn, position {first}" in output
     assert "Once|" in output
     assert positions(output) == [second]
 
@@ -127,7 +125,7 @@ def test_loaded_branch_can_go_back_before_it_was_saved(server_url: str, tmp_path
     assert "  2 " not in output
     (answered,) = positions(output)
     assert answered > int(position)
-    assert f"early: 1 turns, position {position}" in output
+    assert f"early: 1 turn, position {position}" in output
     assert "back after turn 0, position 0" in output
 
 
