@@ -142,7 +142,9 @@ def _measure(
 def _described(level: Load) -> str:
     if level.rate is not None:
         return f"{level.num_requests:,} requests, {level.rate:g} due in a second"
-    return f"{level.num_streams:,} streams of {level.num_requests:,} requests"
+    streams = "stream" if level.num_streams == 1 else "streams"
+    requests = "request" if level.num_requests == 1 else "requests"
+    return f"{level.num_streams:,} {streams} of {level.num_requests:,} {requests}"
 
 
 def _arriving(load: Load, rate: float, duration_s: float) -> Load:

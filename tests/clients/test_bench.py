@@ -164,5 +164,5 @@ def test_numbers_are_whole_on_a_narrow_terminal_and_levels_are_announced(
         row = next(row.split() for row in table if row.split()[:1] == [str(level["streams"])])
         assert len(row) == 8
         assert row[1] == f"{level['tokens_per_s']:,.0f}"
-    assert "level 1 of 2: 1 streams of 4 requests ..." in done.stderr
+    assert "level 1 of 2: 1 stream of 4 requests ..." in done.stderr
     assert "level 2 of 2: 2 streams of 4 requests ..." in done.stderr
