@@ -42,6 +42,7 @@ _IN_JSON = {
     "model_attributes_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a valid array",
+    "extra_forbidden": "there is no such field",
 }
 
 

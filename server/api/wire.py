@@ -83,7 +83,7 @@ def known_alone(
             if not refused[name].accepts(item):
                 raise field_error(name, refused[name].message)
         elif is_strict and item is not None and name not in hints:
-            raise field_error(name, "extra inputs are not permitted")
+            raise field_error(name, "there is no such field")
     return kept
 
 
