@@ -108,7 +108,8 @@ def _show(error: Any) -> int:
         return USAGE
     context = getattr(error, "ctx", None)
     more = f" See '{context.command_path} --help'." if context is not None else ""
-    return _complain(f"{error.format_message().rstrip('.')}.{more}")
+    message = error.format_message().rstrip(".")
+    return _complain(f"{message}{'' if message.endswith('?') else '.'}{more}")
 
 
 def _missing(error: ModuleNotFoundError) -> int:

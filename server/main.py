@@ -6,6 +6,7 @@ Heavy imports happen inside the commands, so that ``everstream --help`` is quick
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -253,7 +254,9 @@ def serve(
         raise _fail(error) from error
     except OSError as error:
         address = f"{config.host}:{config.port}"
-        raise _fail(f"cannot listen on {address}: {error.strerror}") from error
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        more = "; --port takes another one" if error.errno == errno.EADDRINUSE else ""
+        raise _fail(f"cannot listen on {address}: {reason}{more}") from error
     with listener:
         fastapi_app, models = _build(config, tracer)
         _greet(config, models, listener.getsockname()[1])

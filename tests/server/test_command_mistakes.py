@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def command(text: str, files: dict[str, Path]) -> list[object]:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("serv", "No such command 'serv'. Did you mean 'serve'? See 'everstream --help'."),
         ("generate x --threads 0", "--threads"),
         ("generate x --temperature nan", "temperature: must be 0"),
         ("generate x --model gpt2", "owner/name on the Hugging Face hub"),
@@ -61,6 +63,13 @@ def command(text: str, files: dict[str, Path]) -> list[object]:
 )
 def test_mistake_is_one_line(text: str, words: str, files: dict[str, Path]) -> None:
     assert words in the_line(run(*command(text, files)))
+
+
+def test_port_that_is_taken_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = the_line(run("serve", "--port", port, "--store", "memory"))
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; --port takes" in line
 
 
 @pytest.mark.parametrize(
