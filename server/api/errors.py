@@ -17,7 +17,10 @@ class InvalidApiKey(EngineError):
     code = "invalid_api_key"
 
     def __init__(self) -> None:
-        super().__init__("this server wants an API key: Authorization: Bearer KEY, or api-key: KEY")
+        super().__init__(
+            "no API key, or none that this server knows; "
+            "send Authorization: Bearer KEY, or api-key: KEY"
+        )
 
 
 class ForeignOrigin(EngineError):
