@@ -80,7 +80,7 @@ class Lock:
             if content != seen:
                 raise StoreInUse(
                     f"process {_pid(content)} has the store {self._store}; "
-                    "stop it, or give another directory: --store PATH"
+                    "stop it first, or name another folder"
                 )
             if waiting.clock() >= until:
                 self._stopped = content

@@ -150,7 +150,7 @@ def test_an_owner_that_is_alive_keeps_the_store(tmp_path: Path) -> None:
         lease.now_s += duration_s
         owner.maintain(lease.now_s)
 
-    with pytest.raises(StoreInUse, match=rf"process {os.getpid()} .*--store PATH"):
+    with pytest.raises(StoreInUse, match=rf"process {os.getpid()} .*name another folder"):
         open_store(tmp_path, IDENTITY, waiting=Waiting(10.0, lambda: lease.now_s, sleep))
     owner.commit([Writer().opened()])
     owner.close()
