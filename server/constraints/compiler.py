@@ -51,6 +51,7 @@ class Constraints:
         tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
         self._vocabulary = Vocabulary(tokens, tokenizer.eos_token_id, tokenizer.encode)
         self._endings = Endings(self._vocabulary)
+        self._free_texts: dict[str, FreeText] = {}
         self._child = Child(self._vocabulary, limits or TrialLimits())
         self._turns, self._closed = Turns(MAX_WAITING), asyncio.Event()
         self._verdicts: OrderedDict[bytes, str | Refused] = OrderedDict()
@@ -132,5 +133,11 @@ class Constraints:
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(f"{PARAM}: the grammar is not of this server", PARAM) from None
         place = self._vocabulary.matcher(grammar)
-        free = None if marker is None else FreeText(self._vocabulary, marker)
+        free = None if marker is None else self._free_text(marker)
         return GrammarMatcher(self._vocabulary, self._endings, place, ending, jump, free_text=free)
+
+    def _free_text(self, marker: str) -> FreeText:
+        """One for all grammars: each would go through the whole vocabulary by itself."""
+        if marker not in self._free_texts:
+            self._free_texts[marker] = FreeText(self._vocabulary, marker)
+        return self._free_texts[marker]

@@ -13,6 +13,7 @@ import pytest
 from server.api.openai.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
 from server.constraints.compiler import Constraints
 from server.constraints.ending import ids_of
+from server.constraints.free_text import FreeText
 from server.constraints.matcher import GrammarMatcher
 from server.engine.errors import EngineError, InvalidRequest
 from tests.tiny import tiny_tokenizer
@@ -173,3 +174,21 @@ async def test_schema_that_cannot_be_kept_to_names_its_function(constraints: Con
     schema = {"type": "object", "dependentSchemas": {}}
     with pytest.raises(InvalidRequest, match="weather: dependentSchemas"):
         await start(constraints, calls({"name": "weather", "schema": schema}))
+
+
+async def test_a_short_answer_goes_through_the_vocabulary_once(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few tokens left, of whatever request and with whatever tools."""
+    asked: list[bytes] = []
+    is_free = FreeText.is_free
+    monkeypatch.setattr(
+        FreeText, "is_free", lambda self, begun: asked.append(begun) or is_free(self, begun)
+    )
+    masks = []
+    for function in (WEATHER, NOTHING, NOTHING):
+        place = await start(constraints, calls(function, otherwise=TEXT))
+        masks.append(place.allowed(3))
+    assert len(asked) < 2 * tiny_tokenizer().vocab_size
+    assert len(ids_of(masks[0])) > 200
+    assert all((mask == masks[0]).all() for mask in masks)
