@@ -131,7 +131,12 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
     if not loaded.entries:
         return replace(loaded.value, progress=None)
     if model is None:
-        raise _fail("the session has gone on since it was saved: give its checkpoint, --model")
+        from server.build import BUNDLED_MODEL
+
+        raise _fail(
+            "the session has gone on since it was saved: name its model, --model FOLDER "
+            f"(the bundled one is {BUNDLED_MODEL.resolve()})"
+        )
     from model.checkpoint import CheckpointError, locate
     from model.tokenizer import Tokenizer, TokenizerError
     from server.engine.detokenizer import Detokenizer
