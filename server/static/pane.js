@@ -95,8 +95,8 @@ export class Pane {
     this.lineage = lineage;
     this.transcript = past;
     if (lineage.length) this.view.showOrigin(origin, lineage[0].at, past.pieces);
-    const [prompts, { seq }] = await Promise.all([this.server.promptsOf(id), this.#info()]);
-    past.prompts = prompts;
+    const { seq, position } = await this.#info();
+    past.prompts = await this.server.promptsOf(id, Math.max(0, position - KEPT_PIECES));
     const cursor = { last_seq: Math.max(0, seq - KEPT_PIECES), take_over: true };
     this.run = new Run(this, this.server.client.resume(id, cursor), this.#watcher);
     this.meter = this.run.meter;
@@ -106,7 +106,7 @@ export class Pane {
   /** What the server says of the session; a session that is gone has had no events. */
   #info() {
     return this.session.info().catch((error) => {
-      if (error instanceof EverstreamError) return { seq: 0 };
+      if (error instanceof EverstreamError) return { seq: 0, position: 0 };
       throw error;
     });
   }

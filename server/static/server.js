@@ -1,6 +1,6 @@
 // The server that the page came from: one socket for all sessions, its models, its tokens' texts.
 
-import { AuthenticationError, Client, EverstreamError, SessionNotFound } from "./client/everstream.js";
+import { AuthenticationError, Client, EverstreamError, HistoryGone, SessionNotFound } from "./client/everstream.js";
 
 const KEY_NAME = "everstream.key";
 const POSSIBLE_KEY = /^[\x20-\x7e]*$/;
@@ -49,15 +49,26 @@ export class Server {
     });
   }
 
-  /** What a session has read, by the position at which each part begins; as far as it is kept. */
-  async promptsOf(id) {
+  /**
+   * What a session has read from token `from` on, or as far as it is kept, by the position at
+   * which each part begins.
+   */
+  async promptsOf(id, from = 0) {
     try {
-      const { parts } = await this.client.session(id).text();
+      const { parts } = await this.#textFrom(this.client.session(id), from);
       return new Map(parts.filter(({ kind }) => kind === "input").map(({ start, text }) => [start, text]));
     } catch (error) {
       if (!(error instanceof EverstreamError)) throw error;
       return new Map(); // what the session's own events are answered says why
     }
+  }
+
+  #textFrom(session, from) {
+    if (from === 0) return session.text();
+    return session.text(from).catch((error) => {
+      if (error instanceof HistoryGone) return session.text();
+      throw error;
+    });
   }
 
   /** The text of one token of a model; null where the server does not tell. */
