@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 RELEASED_AT_ONCE = 32
 #: What may wait in memory for its place in the store.
 MAX_UNSAVED_BYTES = 64 << 20
+#: Logs of a dead replica's sessions that go to the tables in one round trip.
+STORED_AT_ONCE = 256
 #: Where there is more, each commit brings so many values to the store.
 SAVED_AT_ONCE = 64
 
@@ -287,24 +289,31 @@ class PostgresStore:
         From then on it can neither write nor connect, should it wake.
         """
         with self._link.connected() as connection:
-            database = connection.database
-            with database.transaction(pipelined=False):  # it may have parts that fail
-                # Not waited for: it is asked again at once, and others wait for this thread.
-                lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
-                if not database.execute(lock, (key,)).fetchall()[0][0]:
-                    database.execute(_END_STUCK, (key, STUCK_S))
-                    return False
-                gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
-                if not gone.fetchall():
-                    return False
-                log = self._buried(connection, key)
-                heads = [*log.heads.values()]
-                log.let_go(heads)
-                database.execute("DELETE FROM journal WHERE replica = ?", (key,))
-            logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
-            return True
+            try:
+                return self._bury(connection, key, sifts=False)
+            except REFUSALS as error:
+                logger.error("a journal is read session by session: %s", failure(error).message)
+            return self._bury(connection, key, sifts=True)
 
-    def _buried(self, connection: SharedConnection, key: int) -> SharedLog:
+    def _bury(self, connection: SharedConnection, key: int, sifts: bool) -> bool:
+        database = connection.database
+        with database.transaction(pipelined=not sifts):  # to sift it has parts that fail
+            # Not waited for: it is asked again at once, and others wait for this thread.
+            lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
+            if not database.execute(lock, (key,)).fetchall()[0][0]:
+                database.execute(_END_STUCK, (key, STUCK_S))
+                return False
+            gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
+            if not gone.fetchall():
+                return False
+            log = self._buried(connection, key, sifts)
+            heads = [*log.heads.values()]
+            log.let_go(heads)
+            database.execute("DELETE FROM journal WHERE replica = ?", (key,))
+        logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
+        return True
+
+    def _buried(self, connection: SharedConnection, key: int, sifts: bool) -> SharedLog:
         """What a dead replica has held, after all of its journal is in the tables."""
         database, now_s = connection.database, self._clock.now_s
 
@@ -313,9 +322,16 @@ class PostgresStore:
 
         def recover(log: SharedLog) -> None:
             log.recover(None, (), now_s)
-            log.store_tails([h for h in log.heads.values() if h.tail], log.last_row, now_s)
+            tails = [h for h in log.heads.values() if h.tail]
+            for start in range(0, len(tails), STORED_AT_ONCE):
+                log.store_tails(tails[start : start + STORED_AT_ONCE], log.last_row, now_s)
+                database.execute("SELECT 1").fetchall()  # a pipeline must not take too long
 
-        return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=False)
+        if sifts:
+            return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=True)
+        log = new_log()
+        recover(log)
+        return log
 
     @twice
     def claim_key(self, owner: str, key: str) -> bool:

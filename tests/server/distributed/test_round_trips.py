@@ -96,3 +96,23 @@ def test_round_trips_do_not_grow_with_the_sessions(database_url: str, proxy: Cou
     assert many["token"] == 1
     assert max(many[name] for name in ("open", "begin", "finish", "release")) <= 3
     assert max(many.values()) <= 8
+
+
+def test_round_trips_of_a_take_over_do_not_grow_with_the_sessions(
+    database_url: str, proxy: CountingProxy
+) -> None:
+    far = database_url.replace(f":{urlsplit(database_url).port}", f":{proxy.port}")
+    found = []
+    with closing(PostgresStore(replace(shared_place(far), direct_url=database_url))) as other:
+        for num_sessions in (2, NUM_SESSIONS):
+            writers = [Writer(f"s{num_sessions}-{index}") for index in range(num_sessions)]
+            with closing(PostgresStore(shared_place(database_url))) as one:
+                one.commit([w.opened() for w in writers])
+                one.commit([w.accepted(key=w.id) for w in writers])
+                one.commit([w.token() for w in writers])
+                before = proxy.num_turns
+                assert other.bury(one.key)
+                found.append(proxy.num_turns - before)
+            for writer in writers:
+                assert other.read(writer.id, "ann", 0, 9)[-1].seq == writer.value.seq
+    assert found[0] == found[1] <= 8
