@@ -47,6 +47,8 @@ def start_server() -> Iterator[StartServer]:
     started: list[ServerProcess] = []
 
     def start(port: int = 0, step_ms: float = 2.0, **settings: str) -> ServerProcess:
+        # The pages of a module's tests leave their sessions, as pages do that are closed.
+        settings.setdefault("max_sessions", "256")
         environment = os.environ | {f"EVERSTREAM_{k.upper()}": v for k, v in settings.items()}
         options = ["--port", str(port), "--step-ms", str(step_ms)]
         process = subprocess.Popen(
