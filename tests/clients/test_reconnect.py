@@ -205,6 +205,7 @@ def test_reader_that_has_taken_over_keeps_the_session(direct: Client, proxy_url:
         generation = client.generate(
             PROMPT, session=session.id, max_tokens=1_000_000, ignore_eos=True
         )
+        next(generation)  # it has begun: an idle session has nothing to take over
         taken = direct.resume(session.id, 0, take_over=True)
         with pytest.raises(SessionAttached):
             read(generation)
