@@ -100,7 +100,7 @@ def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Bac
             "torch is not installed (pip install 'everstream[torch]'), and the native runtime:"
             f" {reason}"
         ) from error
-    from server.memory import keep_freed_memory
+    from model.memory import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(threads)

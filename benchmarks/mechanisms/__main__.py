@@ -20,7 +20,7 @@ from benchmarks.mechanisms import language, recall, report, speed
 from benchmarks.mechanisms.folder import Folder, RunError, origin
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
 from model.config import ConfigError
-from server.memory import keep_freed_memory
+from model.memory import keep_freed_memory
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

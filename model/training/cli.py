@@ -112,9 +112,11 @@ def train_command(
     stop_at_step: Annotated[int | None, typer.Option(help="End early; go on later.")] = None,
 ) -> None:
     """Train a model on text. The same command again goes on where it was interrupted."""
+    from model.memory import keep_freed_memory
     from model.tokenizer import Tokenizer, train_tokenizer
     from model.training.loop import TrainConfig, train
 
+    keep_freed_memory()
     with errors_as_lines():
         out.mkdir(parents=True, exist_ok=True)
         learnt = out / "tokenizer.json"

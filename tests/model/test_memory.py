@@ -3,12 +3,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from server.memory import keep_freed_memory
+from model.memory import keep_freed_memory
 
 CODE = """
 import resource, sys, threading
 import torch
-from server.memory import keep_freed_memory
+from model.memory import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
