@@ -9,14 +9,19 @@ Networks", section 3.3):
 
     u_i + beta_i sum_{j < i} e^(b_i - b_j) (k_i . k_j) u_j = beta_i (v_i - e^(b_i) S_in^T k_i)
 
-and the rest is the recurrence with u in the place of v. The decay is one number
+With A the matrix of that system this is u = U - W S_in, where U = A^-1 beta v and
+W = A^-1 beta e^b k do not depend on the state: they are computed for all blocks at
+once. The rest is the recurrence with u in the place of v. The decay is one number
 per head, so every exponent is taken for a pair and is never positive.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model.ops.products import product
 from model.ops.recurrence import decayed
@@ -31,34 +36,82 @@ def delta_chunk(
 
     ``q``, ``k`` [B, T, H, K]; ``v`` [B, T, H, V]; ``beta``, ``log_decay``
     [B, T, H], the latter at most 0; ``state`` S [B, H, K, V]; all float32.
-    Returns num [B, T, H, V] and the new S.
+    Returns num [B, T, H, V] and the new S. Under autocast the operands of products are
+    rounded to its dtype; decays, the inverse and the state stay in float32.
     """
-    with torch.autocast(q.device.type, enabled=False):
-        outputs = []
-        # Split and not sliced: the gradient of each slice would be as large as the whole.
-        parts = (t.transpose(1, 2).split(BLOCK, dim=2) for t in (q, k, v, beta, log_decay))
-        for block in zip(*parts, strict=True):
-            num, state = _block(state, *block)
-            outputs.append(num)
-        return torch.cat(outputs, dim=2).transpose(1, 2), state
+    device = q.device.type
+    low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q.dtype
+    num_tokens = q.shape[1]
+    block = min(BLOCK, num_tokens)
+    with torch.autocast(device, enabled=False):
+        q, k, v, beta, log_decay = (_split(t, block) for t in (q, k, v, beta, log_decay))
+        num, state = _blocks(q, k, v, beta, log_decay, state, low)
+        return num.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :num_tokens], state
 
 
-def _block(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor
+def _blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    state: Tensor,
+    low: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """`delta_chunk` for one block, [B, H, C, ...]."""
+    """`delta_chunk` for N blocks, [B, H, N, C, ...], with products of ``low`` operands."""
     # In float64, since one strong decay leaves float32 no digits for the differences after it.
     b = log_decay.cumsum(dim=-1, dtype=torch.float64)
-    pairs = (b.unsqueeze(-1) - b.unsqueeze(-2)).clamp_max(0.0).exp().to(q.dtype)  # [B, H, C, C]
+    pairs = (b.unsqueeze(-1) - b.unsqueeze(-2)).to(q.dtype).clamp_max(0.0).exp()  # [B,H,N,C,C]
     from_start, beta = b.exp().to(q.dtype).unsqueeze(-1), beta.unsqueeze(-1)
-    system = (beta * pairs * (k @ k.transpose(-1, -2))).tril(-1)
-    target = beta * (v - from_start * (k @ state))
-    # Ones on the diagonal are implied by `unitriangular`.
-    u = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
-    num = ((q @ k.transpose(-1, -2)) * pairs).tril() @ u + from_start * (q @ state)
     to_end = (b[..., -1:] - b).exp().to(q.dtype).unsqueeze(-1)
-    state = decayed(state, b[..., -1:].unsqueeze(-1)) + (k * to_end).transpose(-1, -2) @ u
-    return num, state
+    keys, keys_t = k.to(low), k.to(low).transpose(-1, -2)
+    system = (beta * pairs * (keys @ keys_t).to(q.dtype)).tril(-1)
+    inverse = _UnitInverse.apply(system, low).to(low)  # type: ignore[no-untyped-call]
+    u_part = (inverse @ (beta * v).to(low)).to(q.dtype)
+    w = inverse @ (beta * from_start * k).to(low)
+    scores = ((q.to(low) @ keys_t).to(q.dtype) * pairs).tril().to(low)
+    reads = (q * from_start).to(low)
+    writes = (k * to_end).to(low).transpose(-1, -2)
+    nums, us = [], []
+    # Not indexed: the gradient of each index would be as large as all blocks together.
+    blocks = (t.unbind(dim=2) for t in (u_part, w, reads, writes, b[..., -1:].unsqueeze(-1)))
+    for u_part_n, w_n, reads_n, writes_n, decay_n in zip(*blocks, strict=True):
+        before = state.to(low)
+        u = (u_part_n - (w_n @ before).to(q.dtype)).to(low)
+        nums.append(reads_n @ before)
+        us.append(u)
+        state = decayed(state, decay_n) + (writes_n @ u).to(q.dtype)
+    return (scores @ torch.stack(us, dim=2) + torch.stack(nums, dim=2)).to(q.dtype), state
+
+
+def _split(x: Tensor, block: int) -> Tensor:
+    """[B, T, H, ...] to [B, H, N, C, ...], the last block filled up with zeros.
+
+    A token of zeros changes no state.
+    """
+    missing = -x.shape[1] % block
+    if missing:
+        x = F.pad(x, (*(0, 0) * (x.dim() - 2), 0, missing))
+    blocks: Tensor = x.unflatten(1, (-1, block)).movedim(3, 1)
+    return blocks.contiguous()
+
+
+class _UnitInverse(torch.autograd.Function):
+    """The inverse of I + A for A [..., C, C] with zeros on and above the diagonal."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, low: torch.dtype) -> Tensor:
+        # Ones on the diagonal are implied by `unitriangular`.
+        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
+        inverse: Tensor = torch.linalg.solve_triangular(a, eye, upper=False, unitriangular=True)
+        ctx.save_for_backward(inverse.to(low))
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        transposed: Tensor = ctx.saved_tensors[0].transpose(-1, -2)
+        grad: Tensor = transposed @ grads[0].to(transposed.dtype) @ transposed
+        return grad.to(grads[0].dtype).neg_(), None
 
 
 def delta_step(

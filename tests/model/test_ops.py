@@ -74,6 +74,27 @@ def test_delta_rule_keeps_its_precision_after_a_reset() -> None:
     torch.testing.assert_close(state, stepped, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 64, 150])
+def test_delta_rule_under_autocast_rounds_the_operands_of_products_alone(num_tokens: int) -> None:
+    """Outputs, the state and gradients; a decay or a state in bfloat16 would show in the state."""
+    q, k, v = (random(2, num_tokens, 2, 16, seed=i) for i in range(3))
+    k, beta = k / k.norm(dim=-1, keepdim=True), torch.rand(2, num_tokens, 2)
+    log_decay, state = torch.full((2, num_tokens, 2), -1e-3), random(2, 2, 16, 16, seed=3)
+
+    def results(low: bool) -> list[Tensor]:
+        inputs = [t.clone().requires_grad_() for t in (q, k, v, beta, log_decay, state)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+            num, after = delta_chunk(*inputs)
+        assert num.dtype == after.dtype == torch.float32
+        loss = (num * random(*num.shape, seed=4)).sum() + (
+            after * random(*state.shape, seed=5)
+        ).sum()
+        return [num, after, *torch.autograd.grad(loss, inputs)]
+
+    for low, exact in zip(results(low=True), results(low=False), strict=True):
+        assert (low - exact).norm() < 0.01 * exact.norm()
+
+
 def test_sums_in_float64_take_in_tokens_where_float32_no_longer_does() -> None:
     """After 2^25 tokens of weight one: 64 more, in one chunk and in steps."""
     one = torch.ones(1, 64, 1, 1)
