@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.harness import LOCAL, ROOT
+from benchmarks.harness import LOCAL
+from model.bundled_models import DEFAULT_MODEL
 from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
@@ -34,7 +35,6 @@ from server.store.base import Identity
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL
 
-BUNDLED = ROOT / "model" / "bundled"
 MAX_SESSIONS = 256
 #: Unpaced, the client may fall behind; that is not what is measured.
 OUTBOX_EVENTS = 1 << 20
@@ -89,8 +89,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps-per-s", type=float, default=0.0, help="0: as many as it can")
     options = parser.parse_args()
-    tokenizer = Tokenizer.load(BUNDLED / "tokenizer.json")
-    model = replace(ModelConfig.load(BUNDLED / "config.json"), vocab_size=tokenizer.vocab_size)
+    tokenizer = Tokenizer.load(DEFAULT_MODEL / "tokenizer.json")
+    model = replace(
+        ModelConfig.load(DEFAULT_MODEL / "config.json"), vocab_size=tokenizer.vocab_size
+    )
     engine = Engine(
         model,
         tokenizer,

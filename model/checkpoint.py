@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model import chat_template
+from model.bundled_models import bundled_models
 from model.chat_template import ChatTemplate, read_chat_template
 from model.config import ModelConfig, read_json
 from model.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
-    """Loads a folder, or a Hugging Face hub id where ``huggingface_hub`` is installed.
+    """Loads a folder, a bundled model by its name, or a hub id (see `locate`).
 
     Raises `CheckpointError`, `ConfigError` or `TokenizerError`.
     """
@@ -113,10 +114,15 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of ``source``, fetched from the hub where it is no local folder."""
+    """The folder of ``source``: a local one, else a bundled model's, else fetched from the hub.
+
+    The hub is for ids ``owner/name``, and needs ``huggingface_hub``. Raises `CheckpointError`.
+    """
     folder = Path(source)
     if os.path.isdir(folder):
         return _complete(folder)
+    if str(source) in bundled_models():
+        return _complete(bundled_models()[str(source)])
     if not re.fullmatch(HUB_ID, str(source)):
         raise CheckpointError(f"{source}: {_why_no_folder(folder)}")
     try:
@@ -142,7 +148,7 @@ def _why_no_folder(path: Path) -> str:
     except FileNotFoundError:
         return (
             "there is no such folder; a model is a folder with config.json,"
-            " or owner/name on the Hugging Face hub"
+            f" {', '.join(bundled_models())}, or owner/name on the Hugging Face hub"
         )
     except OSError as error:
         return str(error.strerror)

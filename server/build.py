@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.config import ConfigError
 from model.state import StateLayout, kv_cache_bytes_per_token
@@ -32,7 +33,6 @@ from server.store.base import Store
 from server.store.errors import StoreError
 from server.tracing import OFF, Tracer
 
-BUNDLED_MODEL = Path(__file__).parent.parent / "model" / "bundled"
 DEFAULT_STATE_MEMORY_BYTES = 512 << 20
 
 
@@ -139,8 +139,8 @@ def build_models(
 
 
 def load_model(source: str | None) -> Checkpoint:
-    """The checkpoint of a folder or a hub id, or the bundled one. Raises what loading raises."""
-    return load_checkpoint(source or BUNDLED_MODEL)
+    """The checkpoint that ``source`` names, or the default. Raises what loading raises."""
+    return load_checkpoint(source or DEFAULT_MODEL)
 
 
 def _limits(

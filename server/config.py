@@ -21,11 +21,11 @@ from pydantic import (
     model_validator,
 )
 
+from model.bundled_models import DEFAULT_NAME, bundled_models
 from server.config_file import ConfigFileError, read_config_file
 
 MIB = 1 << 20
 PREFIX = "EVERSTREAM_"
-BUNDLED_NAME = "everstream-stories"
 #: Whoever takes over computes again what came after the last state, while clients wait.
 SHARED_SAVE_INTERVAL = 256
 #: What a model may be called: it is the name of a folder of its store, too.
@@ -63,7 +63,7 @@ _VARIABLE_ONLY = frozenset(
 
 
 class ModelSource(NamedTuple):
-    """A model to serve: a folder, or a hub id; None is the bundled one.
+    """A model to serve: a folder, a bundled model's name or a hub id; None is the default.
 
     ``is_named`` where the operator gave the name, and it was not taken from the source.
     """
@@ -109,7 +109,7 @@ class ServerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: Path | None = None
-    model: tuple[ModelSource, ...] = (ModelSource(BUNDLED_NAME, None),)
+    model: tuple[ModelSource, ...] = (ModelSource(DEFAULT_NAME, None),)
     served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
     model_dir: Path | None = None
     host: str = "127.0.0.1"
@@ -189,7 +189,7 @@ class ServerConfig(BaseModel):
             value = tuple(part.strip() for part in value.split(",") if part.strip())
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
-        return tuple(map(model_source, value))
+        return _bundled_named(tuple(map(model_source, value)))
 
     @field_validator("model")
     @classmethod
@@ -199,7 +199,7 @@ class ServerConfig(BaseModel):
         if len({source.name for source in value}) < len(value):
             raise ValueError("two models have the same name; give them as NAME=PATH")
         if sum(not source.is_named for source in value) > 1:
-            raise ValueError("of several models all but one must be given as NAME=PATH")
+            raise ValueError("of several models all but one must be bundled or given as NAME=PATH")
         return value
 
     @field_validator("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", mode="before")
@@ -347,6 +347,23 @@ def model_source(text: str) -> ModelSource:
     if equals and source and re.fullmatch(MODEL_NAME, name):
         return ModelSource(name, source, is_named=True)
     return ModelSource(Path(text).name, text)
+
+
+def _bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
+    """Of several models, bundled ones have names already.
+
+    The default goes without one where no other does, so its sessions stay where they
+    are when others are served beside it.
+    """
+    bundled = bundled_models()
+    has_path = any(not each.is_named and each.source not in bundled for each in sources)
+    plain = {DEFAULT_NAME} - ({DEFAULT_NAME} if has_path else set())
+    return tuple(
+        each._replace(is_named=True)
+        if len(sources) > 1 and each.source in bundled.keys() - plain
+        else each
+        for each in sources
+    )
 
 
 def flag_of(field: str) -> str:

@@ -44,7 +44,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Checkpoint folder or hub id; the bundled one if left out.",
+        help="Checkpoint folder, bundled model or hub id [everstream-stories].",
         show_default=False,
     ),
 ]
@@ -87,7 +87,7 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Checkpoint folder or hub id, or NAME=PATH; repeat for more [the bundled one]."
+            help="Folder, bundled model or hub id; NAME=PATH for several [everstream-stories]."
         ),
     ] = None,
     config_file: Annotated[
@@ -326,7 +326,9 @@ def generate(
 
 @app.command()
 def inspect(
-    model: Annotated[str | None, typer.Argument(help="Checkpoint folder or hub id.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Checkpoint folder, bundled model or hub id.")
+    ] = None,
 ) -> None:
     """Show a model's parameters and the memory of a session.
 
@@ -334,11 +336,11 @@ def inspect(
     """
     from rich.console import Console
 
+    from model.bundled_models import DEFAULT_MODEL
     from server import inspection
-    from server.build import BUNDLED_MODEL
 
     with _clear_errors():
-        inspection.inspect(model or str(BUNDLED_MODEL), Console())
+        inspection.inspect(model or str(DEFAULT_MODEL), Console())
 
 
 def _prompt(given: str | None) -> str:

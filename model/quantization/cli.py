@@ -43,7 +43,7 @@ def errors_as_lines() -> Iterator[None]:
 
 
 def quantize_command(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled model or hub id.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; its files are replaced.")],
     dtype: Annotated[
         Literal["int8", "bfloat16"], typer.Option(help="Of the stored weights.")

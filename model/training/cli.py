@@ -172,7 +172,7 @@ def _outcome(out: Path, model: Path, num_steps: int) -> str:
 
 
 def eval_command(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled model or hub id.")],
     data: Texts,
     mode: Annotated[
         Mode,
@@ -240,7 +240,7 @@ def _evaluator(
 
 
 def export_command(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder or hub id.")],
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled model or hub id.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; its files are replaced.")],
     dtype: Annotated[Dtype, typer.Option(help="Of the stored weights.")] = "bfloat16",
 ) -> None:

@@ -131,11 +131,11 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
     if not loaded.entries:
         return replace(loaded.value, progress=None)
     if model is None:
-        from server.build import BUNDLED_MODEL
+        from model.bundled_models import bundled_models
 
         raise _fail(
             "the session has gone on since it was saved: name its model, --model FOLDER "
-            f"(the bundled one is {BUNDLED_MODEL.resolve()})"
+            f"(bundled: {', '.join(bundled_models())})"
         )
     from model.checkpoint import CheckpointError, locate
     from model.tokenizer import Tokenizer, TokenizerError

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Literal
 
 import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ROOT, ServerProcess, StartServer, Visit
+from model.bundled_models import DEFAULT_MODEL
+from tests.browser.conftest import ServerProcess, StartServer, Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
@@ -230,7 +230,7 @@ def test_there_is_an_end_to_the_number_of_sessions(visit: Visit, server: ServerP
 
 def test_model_is_chosen_for_new_sessions(visit: Visit, start_real: StartServer) -> None:
     page = visit.page
-    bundled = str(Path(ROOT) / "model" / "bundled")
+    bundled = str(DEFAULT_MODEL)
     models = ("--model", f"one={bundled}", "--model", f"two={bundled}", "--store", "memory")
     open_page(page, start_real(*models))
     write(page, "Once", 5)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.build import BUNDLED_MODEL
+from model.bundled_models import DEFAULT_MODEL
 from tests.compat.environments import python_client
 
 pytestmark = [pytest.mark.usefixtures("long"), pytest.mark.timeout(1800)]
@@ -89,7 +89,7 @@ def tokenizer_folder(place: Path) -> Path:
     """The bundled tokenizer as Hugging Face's packages read one."""
     folder = place / "tokenizer"
     folder.mkdir()
-    shutil.copy(BUNDLED_MODEL / "tokenizer.json", folder)
+    shutil.copy(DEFAULT_MODEL / "tokenizer.json", folder)
     ends = "<|endoftext|>"
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": ends, "eos_token": ends}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint
 from model.state import StateLayout
 from server.backend import Backend, open_backend
-from server.build import BUNDLED_MODEL
 from server.engine.runner import Feed, Scored
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
@@ -73,7 +73,7 @@ class Direct:
 
 @pytest.fixture(scope="module")
 def direct() -> Direct:
-    return Direct(open_backend(load_checkpoint(BUNDLED_MODEL)))
+    return Direct(open_backend(load_checkpoint(DEFAULT_MODEL)))
 
 
 @pytest.mark.timeout(1800)

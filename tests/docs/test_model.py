@@ -8,15 +8,15 @@ import shlex
 
 import pytest
 
+from model.bundled_models import DEFAULT_MODEL
 from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.training.loop import _INDIFFERENT
 from model.training.report import COLUMNS
-from server.build import BUNDLED_MODEL
 from tests.docs.pages import flags, names, page, rows, section
 
 TEXT = page("model.md")
-BUNDLED = ModelConfig.load(BUNDLED_MODEL / "config.json")
+BUNDLED = ModelConfig.load(DEFAULT_MODEL / "config.json")
 COMMANDS = [
     shlex.split(line.replace("\\\n", ""))
     for block in re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)

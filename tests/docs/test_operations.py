@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
+from model.bundled_models import DEFAULT_MODEL
 from model.config import ModelConfig
 from model.state import StateLayout
-from server.build import BUNDLED_MODEL, DEFAULT_STATE_MEMORY_BYTES
+from server.build import DEFAULT_STATE_MEMORY_BYTES
 from server.config import SHARED_SAVE_INTERVAL, ServerConfig, flag_of, parse_bytes
 from server.engine.types import EngineStats, Finished, FinishReason, Usage
 from server.metrics import Metrics, Scrape, render
@@ -56,7 +57,7 @@ def test_table_has_every_default() -> None:
 
 
 def test_capacity_of_the_bundled_model_is_as_stated() -> None:
-    size = StateLayout.of(ModelConfig.load(BUNDLED_MODEL / "config.json")).num_bytes
+    size = StateLayout.of(ModelConfig.load(DEFAULT_MODEL / "config.json")).num_bytes
     counts = [f"{memory // size:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
     stated = f"{size:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions"
     assert f"{stated}, and 2 GiB hold {counts[1]}." in TEXT

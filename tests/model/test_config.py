@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from model.bundled_models import DEFAULT_MODEL
 from model.config import ConfigError, ModelConfig, read_json
 
 
@@ -20,7 +21,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
 
 def test_file_of_an_own_model_has_no_fields_of_other_families() -> None:
     """So that a file from before them keeps its bytes, and its model its digest."""
-    bundled = Path(__file__).parents[2] / "model" / "bundled" / "config.json"
+    bundled = DEFAULT_MODEL / "config.json"
     config = ModelConfig.load(bundled)
     assert config.to_dict() == json.loads(bundled.read_text())
     other = dataclasses.replace(config, attention_bias=True, norm="layer", mlp="gelu")

@@ -17,6 +17,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint, save_checkpoint
 from server.backend import open_backend
 from server.engine.engine import EngineConfig
@@ -260,13 +261,11 @@ def log_of_store(folder: Path, model: Path | None = None) -> Log:
 
 def opened_store(folder: Path, model: Path | None = None, backend: Backend = "native") -> Store:
     """The store that a server of ``model`` (None: the bundled one) has left in ``folder``."""
-    checkpoint = load_checkpoint(model or BUNDLED)
+    checkpoint = load_checkpoint(model or DEFAULT_MODEL)
     return open_store(folder, identity_of(checkpoint, open_backend(checkpoint, backend)))
 
 
 # Models, and what they say when nobody else is there
-
-BUNDLED = Path(__file__).parent.parent.parent / "model" / "bundled"
 
 
 def write_tiny_model(folder: Path) -> Path:
@@ -280,7 +279,7 @@ class Soloist:
     """Runs generations one by one, in this process, as no server has ever seen them."""
 
     def __init__(self, model: Path | None = None) -> None:
-        backend = open_backend(load_checkpoint(model or BUNDLED), "native", threads=1)
+        backend = open_backend(load_checkpoint(model or DEFAULT_MODEL), "native", threads=1)
         limits = EngineConfig(new_id=lambda: "solo", max_running=1, max_waiting=1)
         self._tokenizer = backend.tokenizer
         self._engine = backend.engine(1, limits)

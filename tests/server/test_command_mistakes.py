@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from server.build import BUNDLED_MODEL
+from model.bundled_models import DEFAULT_MODEL
 from tests.server.test_commands import run, the_line
 
 SMALL = (
@@ -104,7 +104,7 @@ def test_mistake_of_a_training_is_one_line(more: str, words: str, files: dict[st
 def test_training_on_no_text_names_the_file(files: dict[str, Path]) -> None:
     out = files["NOWHERE"]
     empty = files["EMPTY"]
-    tokenizer = BUNDLED_MODEL / "tokenizer.json"
+    tokenizer = DEFAULT_MODEL / "tokenizer.json"
     line = the_line(run("train", "--data", empty, "--out", out, "--tokenizer", tokenizer))
     assert "EMPTY: no text to train on" in line
 
@@ -115,7 +115,7 @@ def test_cuda_where_there_is_none_is_one_line(name: str, files: dict[str, Path])
     text, out = files["TEXT"], files["NOWHERE"]
     more = {
         "train": TINY,
-        "convert": ["--from", BUNDLED_MODEL, "--to", "performer", "--valid", text],
+        "convert": ["--from", DEFAULT_MODEL, "--to", "performer", "--valid", text],
     }[name]
     line = the_line(run(name, "--data", text, "--out", out, *more, "--device", "cuda"))
     assert "device cuda: this torch finds no CUDA device" in line
@@ -123,7 +123,7 @@ def test_cuda_where_there_is_none_is_one_line(name: str, files: dict[str, Path])
 
 def test_export_into_the_models_own_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(BUNDLED_MODEL, folder)
+    shutil.copytree(DEFAULT_MODEL, folder)
     before = (folder / "model.safetensors").read_bytes()
     assert "is the model's own folder" in the_line(run("export", folder, folder))
     assert (folder / "model.safetensors").read_bytes() == before

@@ -83,9 +83,9 @@ def test_no_command_shows_the_help(words: list[str]) -> None:
 
 NEED_TORCH = {
     "train": ["--data", ROOT / "README.md", "--out", "OUT"],
-    "export": [ROOT / "model/bundled", "OUT"],
+    "export": ["everstream-stories", "OUT"],
     "convert": [
-        *("--from", ROOT / "model/bundled", "--to", "performer", "--out", "OUT"),
+        *("--from", "everstream-stories", "--to", "performer", "--out", "OUT"),
         *("--data", ROOT / "README.md", "--valid", ROOT / "README.md"),
     ],
 }

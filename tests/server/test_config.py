@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import typer
 
+from model.bundled_models import bundled_models
 from server.config import (
     _VARIABLE_ONLY,
     SHARED_SAVE_INTERVAL,
@@ -141,6 +142,22 @@ def test_model_is_a_path_or_has_a_name_of_its_own() -> None:
 def test_models_that_cannot_be_told_apart_are_refused(models: object) -> None:
     with pytest.raises(ConfigError, match="--model"):
         ServerConfig.load(model=models)
+
+
+def test_bundled_models_have_their_names_beside_others() -> None:
+    stories = "everstream-stories"
+    assert ServerConfig.load(model=(stories,)).model == (ModelSource(stories, stories),)
+    assert ServerConfig.load(model=(stories, "b=y")).model == (
+        ModelSource(stories, stories),
+        ModelSource("b", "y", is_named=True),
+    )
+    assert ServerConfig.load(model=("runs/mine", stories)).model == (
+        ModelSource("mine", "runs/mine"),
+        ModelSource(stories, stories, is_named=True),
+    )
+    every = ServerConfig.load(model=tuple(bundled_models())).model
+    assert [each.name for each in every] == list(bundled_models())
+    assert [each.name for each in every if not each.is_named] == [stories]
 
 
 def test_store_is_a_folder_of_the_unnamed_model_or_of_all() -> None:

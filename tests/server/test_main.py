@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from model.checkpoint import save_checkpoint
-from server.build import BUNDLED_MODEL
 from server.config import ServerConfig
 from server.main import _invite, app
 from tests.tiny import tiny_checkpoint
@@ -96,10 +95,6 @@ def test_bad_sampling_is_named() -> None:
     result = run("generate", "x", "--temperature", "-1")
     assert result.exit_code == 2
     assert "temperature" in result.stderr
-
-
-def test_bundled_model_is_small_enough() -> None:
-    assert (BUNDLED_MODEL / "model.safetensors").stat().st_size <= 12_000_000
 
 
 def test_serve_prints_a_line_that_works_and_ends_on_sigterm(folder: Path) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from model.bundled_models import DEFAULT_MODEL
 from model.tokenizer import Tokenizer
 from server.constraints.ending import Endings, ids_of
 from server.constraints.grammar import costs_of, grammar_text, with_costs
 from server.constraints.matcher import GrammarMatcher
 from server.constraints.vocabulary import Vocabulary
-
-BUNDLED = Path(__file__).parent.parent.parent.parent / "model" / "bundled"
 
 
 class Drawn(NamedTuple):
@@ -28,7 +26,7 @@ class Drawn(NamedTuple):
 
 @cache
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(BUNDLED / "tokenizer.json")
+    return Tokenizer.load(DEFAULT_MODEL / "tokenizer.json")
 
 
 @cache

@@ -144,14 +144,11 @@ def test_model_that_fails_in_one_batch_changes_no_state(name: str) -> None:
 #: Far less than a step of so many tokens needs, but enough for a short one.
 WITHOUT_ROOM = """
 import resource
-from pathlib import Path
-
-import model
+from model.bundled_models import DEFAULT_MODEL as folder
 from model.config import ModelConfig
 from model.ops.cpu.runtime import Runtime
 from model.weights import read_weights
 
-folder = Path(model.__file__).parent / "bundled"
 runtime = Runtime(ModelConfig.load(folder / "config.json"), read_weights(folder))
 pool, draw = runtime.empty_pool(2), runtime.draw(temperature=0.0)
 runtime.run(pool, [0], [0], [[1, 2, 3]], [draw])

@@ -157,9 +157,8 @@ class TestExport:
     def test_a_session_that_has_gone_on_needs_its_model(self, path: Path, tmp_path: Path) -> None:
         result = run("export", path, "two", tmp_path / "file")
         assert result.exit_code == 2
-        bundled = Path("model/bundled")
-        assert f"--model FOLDER (the bundled one is {bundled.resolve()})" in result.output
-        result = run("export", path, "two", tmp_path / "file", "--model", bundled)
+        assert "--model FOLDER (bundled: everstream-stories" in result.output
+        result = run("export", path, "two", tmp_path / "file", "--model", "everstream-stories")
         assert result.exit_code == 0, result.output
         data = (tmp_path / "file").read_bytes()
         value = import_session(data, IDENTITY, signing_key(path))
