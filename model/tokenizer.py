@@ -57,7 +57,7 @@ class Tokenizer:
         return cls(backend)
 
     def save(self, path: Path) -> None:
-        self._backend.save(str(path))
+        self._backend.save(str(path), pretty=False)
 
     @property
     def digest(self) -> str:
