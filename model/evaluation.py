@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,11 @@ from model.tokenizer import END_OF_TEXT
 
 #: What a token may look back on; see `model.training.evaluate.evaluate`.
 Mode = Literal["windows", "stream", "sliding"]
+#: A part of a validation text; see `halved`.
+Half = Literal["first", "second"]
+
+#: A text of fewer documents is of books, each of which is cut in two.
+MIN_DOCUMENTS = 10
 
 
 class DataError(ValueError):
@@ -35,8 +41,36 @@ class Evaluation:
         return math.exp(self.nats / self.num_tokens)
 
 
-def documents(path: Path) -> Iterator[str]:
-    """The documents of a UTF-8 text file, split at lines that hold only ``<|endoftext|>``."""
+def documents(path: Path, half: Half | None = None) -> Iterator[str]:
+    """The documents of a UTF-8 text file, split at lines that hold only ``<|endoftext|>``.
+
+    With ``half``, those of that half of the file (`halved`).
+    """
+    return _documents(path) if half is None else iter(halved(list(_documents(path)), half))
+
+
+def halved(texts: Sequence[str], half: Half) -> list[str]:
+    """One half of ``texts``, to select a model on the first and report it on the second.
+
+    Of `MIN_DOCUMENTS` and more, every other document, from the first or from the second
+    on, so that both halves have texts of every source. Of fewer, a part of each: up to
+    the start of the paragraph that is nearest to its middle, or from there on. A
+    paragraph begins after an empty line.
+    """
+    if len(texts) >= MIN_DOCUMENTS:
+        return list(texts[0 if half == "first" else 1 :: 2])
+    cuts = [(text, _middle(text)) for text in texts]
+    parts = (text[:cut] if half == "first" else text[cut:] for text, cut in cuts)
+    return [part for part in parts if part]
+
+
+def _middle(text: str) -> int:
+    """Where the paragraph begins that is nearest to the middle; the end where there is one."""
+    starts = (match.end() for match in re.finditer(r"\n\s*\n", text))
+    return min(starts, key=lambda start: abs(2 * start - len(text)), default=len(text))
+
+
+def _documents(path: Path) -> Iterator[str]:
     lines: list[str] = []
     with path.open(encoding="utf-8") as file:
         for line in file:

@@ -49,6 +49,10 @@ _DTYPES = {
 }
 
 
+#: The names that users know those of floating point and int8 by.
+_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
+
+
 class CheckpointError(ValueError):
     """A folder that is no checkpoint of this project. The message names the file and the key."""
 
@@ -100,6 +104,15 @@ class WeightFiles(Mapping[str, Array]):
     def shape(self, name: str) -> Shape:
         """The shape of a tensor, which is not read."""
         return self._entries[name].shape
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of most of the numbers in the files, such as ``int8``."""
+        counts: dict[str, int] = {}
+        for entry in self._entries.values():
+            counts[entry.dtype] = counts.get(entry.dtype, 0) + math.prod(entry.shape)
+        most = max(counts, key=lambda dtype: counts[dtype])
+        return _NAMES.get(most, most)
 
     def is_float(self, name: str) -> bool:
         """Whether a tensor comes out as floating point; it is not read."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.state import StateLayout, kv_cache_bytes_per_token
-from model.weights import num_parameters
+from model.weights import WeightFiles, num_parameters, weight_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +32,11 @@ def inspect(source: str, console: Console) -> None:
     Raises what `load_checkpoint` raises.
     """
     checkpoint = load_checkpoint(source)
-    console.print(_model_table(checkpoint))
+    console.print(_model_table(checkpoint, weight_files(locate(source))))
     console.print(_memory_table(checkpoint))
 
 
-def _model_table(checkpoint: Checkpoint) -> Table:
+def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
     from rich.table import Table
 
     config = checkpoint.config
@@ -46,12 +47,19 @@ def _model_table(checkpoint: Checkpoint) -> Table:
         ("layers x width", f"{config.num_hidden_layers} x {config.hidden_size}"),
         ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
+        ("weights stored", _stored(checkpoint, files)),
         ("digest", checkpoint.digest[:16]),
     ):
         table.add_row(name, value)
     if config.attention_options:
         table.add_row("options", str(config.attention_options))
     return table
+
+
+def _stored(checkpoint: Checkpoint, files: list[Path]) -> str:
+    size = f"{sum(file.stat().st_size for file in files):,} bytes"
+    weights = checkpoint.weights
+    return f"{weights.stored_dtype}, {size}" if isinstance(weights, WeightFiles) else size
 
 
 def _memory_table(checkpoint: Checkpoint) -> Table:

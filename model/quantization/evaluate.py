@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from model.evaluation import DataError, Evaluation, Mode, documents
+from model.evaluation import DataError, Evaluation, Half, Mode, documents
 from model.ops.cpu.runtime import Runtime
 from model.tokenizer import Tokenizer
 
@@ -20,8 +20,9 @@ def evaluate(
     mode: Mode = "windows",
     window: int = 512,
     max_bytes: int | None = None,
+    half: Half | None = None,
 ) -> Evaluation:
-    """Scores the text at ``path`` (the first ``max_bytes`` of each document, if given).
+    """Scores the text at ``path``, or a ``half`` of it, the first ``max_bytes`` of each document.
 
     Raises `DataError` for a text without content and for a ``window`` below 2.
     """
@@ -29,7 +30,7 @@ def evaluate(
         raise DataError(f"window must be at least 2, not {window}")
     pool = runtime.empty_pool(1)
     nats, num_tokens, num_bytes = 0.0, 0, 0
-    for document in documents(path):
+    for document in documents(path, half):
         text = document.encode()[:max_bytes].decode("utf-8", "ignore")
         ids = tokenizer.encode(text)
         for part, position, num_scored in _pieces([tokenizer.eos_token_id, *ids], mode, window):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from model.config import ConfigError, ModelConfig
-from model.evaluation import Evaluation, Mode
+from model.evaluation import Evaluation, Half, Mode
 
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
@@ -180,10 +180,15 @@ def eval_command(
     ] = "windows",
     window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_bytes: Annotated[int | None, typer.Option(help="Of each document.")] = None,
+    half: Annotated[
+        Half | None,
+        typer.Option(help="Score a half of each text: select on the first, report the second."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads.", min=1)] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights; on torch of activations too.")] = (
-        "float32"
-    ),
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "int8"],
+        typer.Option(help="Of weights; on torch of activations too, and not int8."),
+    ] = "float32",
     backend: Annotated[
         Literal["auto", "native", "torch"],
         typer.Option(help="What runs the model; auto is native where that is built and can."),
@@ -195,10 +200,11 @@ def eval_command(
     with errors_as_lines():
         checkpoint = load_checkpoint(model)
         ran_on, evaluate = _evaluator(checkpoint, backend, dtype, threads)
-        results = [(path, evaluate(path, mode, window, max_bytes)) for path in data]
+        results = [(path, evaluate(path, mode, window, max_bytes, half)) for path in data]
     for path, result in results:
         values: dict[str, Any] = {
             "data": path.name,
+            **({"half": half} if half else {}),
             "mode": mode,
             "window": window,
             "backend": ran_on,
@@ -212,14 +218,17 @@ def eval_command(
 
 
 def _evaluator(
-    checkpoint: Checkpoint, backend: str, dtype: Dtype, threads: int | None
-) -> tuple[str, Callable[[Path, Mode, int, int | None], Evaluation]]:
+    checkpoint: Checkpoint, backend: str, dtype: str, threads: int | None
+) -> tuple[str, Callable[[Path, Mode, int, int | None, Half | None], Evaluation]]:
     """What runs the model, by name, and how it scores a text.
 
-    Raises `NativeError` where the native runtime is asked for and cannot run it.
+    Raises `NativeError` where the native runtime is needed and cannot run it.
     """
+    from model.ops.cpu.runtime import NativeError, Runtime, num_cores
+
+    if dtype == "int8" and backend == "torch":
+        raise NativeError("--dtype int8 needs the native runtime, not --backend torch")
     if backend != "torch":
-        from model.ops.cpu.runtime import NativeError, Runtime, num_cores
         from model.quantization import evaluate as native
 
         try:
@@ -227,7 +236,7 @@ def _evaluator(
             runtime = Runtime(checkpoint.config, weights, dtype, cores)
             return "native", partial(native.evaluate, runtime, checkpoint.tokenizer)
         except NativeError:
-            if backend == "native":
+            if backend == "native" or dtype == "int8":
                 raise
     import torch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.evaluation import DataError, Evaluation, Mode, documents
+from model.evaluation import DataError, Evaluation, Half, Mode, documents
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 
@@ -29,8 +29,9 @@ def evaluate(
     mode: Mode = "windows",
     window: int = 512,
     max_bytes: int | None = None,
+    half: Half | None = None,
 ) -> Evaluation:
-    """Scores the text at ``path`` (its first ``max_bytes`` of each document, if given).
+    """Scores the text at ``path``, or a ``half`` of it, the first ``max_bytes`` of each document.
 
     ``windows``: pieces of ``window`` tokens, each from the empty state, so that
     mechanisms with and without a constant state see the same past. ``stream``:
@@ -43,7 +44,7 @@ def evaluate(
         raise DataError(f"window must be at least 2, not {window}")
     device = model.head_weight.device
     nats, num_tokens, num_bytes = 0.0, 0, 0
-    for document in documents(path):
+    for document in documents(path, half):
         text = document.encode()[:max_bytes].decode("utf-8", "ignore")
         ids = torch.tensor(tokenizer.encode(text), dtype=torch.int64, device=device)
         if not len(ids):

@@ -103,6 +103,7 @@ def test_small_weights_that_were_bfloat16_stay_so(tmp_path: Path) -> None:
         {"attention": "delta", "tie_word_embeddings": False},
         {"attention": "elu", "attention_bias": True, "norm": "layer", "mlp": "gelu"},
         {"attention": "performer", "max_position_embeddings": 5},
+        {"attention": "vq"},
     ],
     ids=lambda settings: settings["attention"],
 )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from model.checkpoint import save_checkpoint
 from model.training.cli import register
-from tests.tiny import tiny_checkpoint
+from tests.tiny import TEXT, tiny_checkpoint
 
 TINY = "--hidden-size 16 --layers 1 --heads 2 --head-dim 8 --intermediate-size 24"
 RUN = "--steps 3 --batch-size 2 --window 32 --threads 1 --vocab-size 280"
@@ -69,6 +69,27 @@ def test_eval_takes_torch_where_the_native_runtime_does_not_cover_the_model(
     refused = CliRunner().invoke(app, [*command, "--backend", "native"])
     assert refused.exit_code == 2
     assert refused.stderr.startswith("everstream: ")
+
+
+def test_eval_of_a_half_and_in_the_dtype_that_is_served(app: typer.Typer, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, tiny_checkpoint().model, tiny_checkpoint().tokenizer)
+    corpus, found = tmp_path / "text.txt", []
+    corpus.write_text(f"{TEXT}\n{TEXT}")
+    for more in ([], ["--half", "first"], ["--half", "second"], ["--dtype", "int8"]):
+        result = CliRunner().invoke(app, ["eval", str(tmp_path), "--data", str(corpus), *more])
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout))
+    whole, first, second, int8 = found
+    assert first["bytes"] + second["bytes"] == whole["bytes"]
+    assert (first["half"], second["half"], whole.get("half")) == ("first", "second", None)
+    assert int8["dtype"] == "int8"
+    assert int8["bits_per_byte"] == pytest.approx(whole["bits_per_byte"], rel=0.05)
+    command = ["eval", str(tmp_path), "--data", str(corpus), "--dtype", "int8"]
+    refused = CliRunner().invoke(app, [*command, "--backend", "torch"])
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "everstream: --dtype int8 needs the native runtime, not --backend torch\n",
+    )
 
 
 def test_tokenizer_is_written(app: typer.Typer, corpus: Path, tmp_path: Path) -> None:
