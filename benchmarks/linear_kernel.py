@@ -22,6 +22,7 @@ from model.attention.linear import LinearAttention
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.tokenizer import Tokenizer, train_tokenizer
+from model.training.data import Source
 from model.training.loop import Run, TrainConfig, TrainingError
 
 NAME = "plain_linear"
@@ -59,7 +60,7 @@ def losses(attention: str, data: Path, tokenizer: Tokenizer, num_steps: int, out
         attention=attention,
     )
     recipe = TrainConfig(
-        data=(data,),
+        data=(Source(data),),
         out=out,
         num_steps=num_steps,
         batch_size=8,
@@ -78,7 +79,7 @@ def losses(attention: str, data: Path, tokenizer: Tokenizer, num_steps: int, out
             run.train_step()
     except TrainingError as error:
         stopped = str(error)
-    run.report.close()
+    run.close()
     rows = (out / "log.csv").read_text(encoding="utf-8").splitlines()[1:]
     values = [float(row.split(",")[3]) for row in rows]
     parts = [values[i : i + STEPS_PER_ROW] for i in range(0, len(values), STEPS_PER_ROW)]

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from model.attention import mechanism
 from model.attention.base import Losses, State
 from model.config import ModelConfig
+from model.linear import FusedLinear
 
 
 class SwiGLU(nn.Module):
@@ -15,7 +16,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.up = FusedLinear(config.hidden_size, 2 * (config.intermediate_size,))
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.harness import Figures, machine
 from model.tokenizer import Tokenizer, train_tokenizer
-from model.training.data import tokenize_files
+from model.training.data import tokenize_file
 
 VOCAB_SIZE = 2048
 
@@ -66,7 +66,8 @@ class Folder:
             if json.loads(made_from.read_text(encoding="utf-8")) != digests:
                 raise RunError(f"{self.path} was made from other texts than {list(digests)}")
             tokenizer = Tokenizer.load(path)
-            tokenize_files(data, tokenizer, self.cache)
+            for path in data:
+                tokenize_file(path, tokenizer, self.cache)
         return tokenizer
 
     def share_cache(self, work: Path) -> None:

@@ -19,6 +19,7 @@ from benchmarks.mechanisms.specs import SIZES, Spec, state_bytes
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.state import kv_cache_bytes_per_token
+from model.training.data import Source
 from model.training.loop import TrainConfig, TrainingError, train
 
 #: Steps whose mean loss is reported as the training loss.
@@ -107,7 +108,7 @@ def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: Recipe) -> Fig
 def training(recipe: Recipe, out: Path, seed: int) -> TrainConfig:
     """The run as the training loop takes it; no text is scored while it goes on."""
     return TrainConfig(
-        data=recipe.data,
+        data=tuple(Source(path) for path in recipe.data),
         out=out,
         num_steps=recipe.num_steps,
         batch_size=recipe.batch_size,
@@ -115,7 +116,6 @@ def training(recipe: Recipe, out: Path, seed: int) -> TrainConfig:
         optimizer=recipe.optimizer,
         learning_rate=recipe.learning_rate,
         warmup_steps=recipe.warmup_steps,
-        reset_probability=recipe.reset_probability,
         seed=seed,
         device=recipe.device,
         precision=recipe.precision,

@@ -34,7 +34,7 @@ from benchmarks.mechanisms.folder import RunError
 from benchmarks.mechanisms.language import session_bytes
 from benchmarks.mechanisms.specs import Size, Spec
 from model.lm import LanguageModel
-from model.training.optimizer import learning_rate_factor, make_optimizers
+from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 
 NUM_KEYS = 128
 NUM_VALUES = 64
@@ -116,10 +116,7 @@ def train(model: LanguageModel, seed: int, recipe: RecallRecipe) -> list[float]:
     losses = []
     for step in range(recipe.num_steps):
         factor = learning_rate_factor(step, recipe.num_steps, recipe.warmup_steps)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate * factor
+        prepare_step(optimizers, factor)
         num_pairs = NUM_PAIRS[step % len(NUM_PAIRS)]
         batch = recipe.pairs_per_step // num_pairs
         generator = np.random.default_rng((seed, step))

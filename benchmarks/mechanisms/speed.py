@@ -79,7 +79,7 @@ def training_rate(
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
         folder.share_cache(Path(work))
         run = Run(training(recipe, Path(work), seed=0), config, tokenizer)
-        stack.callback(run.report.close)
+        stack.callback(run.close)
         run.train_step()
         before = run.seconds
         for _ in range(speed.train_steps):

@@ -22,6 +22,7 @@ sum stops taking in new tokens after 2**24 of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,9 @@ Losses = list[Tensor] | None
 
 class Attention(nn.Module, ABC):
     """One layer of token mixing. Subclasses are listed in ``model.attention.MECHANISMS``."""
+
+    #: Whether training changes buffers in the forward pass, which must then see whole batches.
+    learns_in_forward: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

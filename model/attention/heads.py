@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from model.attention.base import Attention
 from model.attention.spec import key_dim
 from model.config import ModelConfig
+from model.linear import FusedLinear
 from model.ops.rotary import rotate
 
 
@@ -24,11 +25,8 @@ class HeadsAttention(Attention):
         super().__init__(config)
         self.num_heads, self.key_width = config.num_attention_heads, key_dim(config, self.options)
         width = self.num_heads * config.head_dim
-        self.qkv = nn.Linear(
-            config.hidden_size,
-            2 * self.num_heads * self.key_width + width,
-            bias=config.attention_bias,
-        )
+        keys = self.num_heads * self.key_width
+        self.qkv = FusedLinear(config.hidden_size, (keys, keys, width), config.attention_bias)
         self.out = nn.Linear(width, config.hidden_size, bias=config.attention_bias)
         self.rotary: str = self.options.get("rotary", "none")
         if "rope_theta" in self.options:
@@ -45,8 +43,7 @@ class HeadsAttention(Attention):
         return rotate(q, positions, self.rope_theta), rotate(k, positions, self.rope_theta)
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        keys, values = self.num_heads * self.key_width, self.num_heads * self.config.head_dim
-        q, k, v = qkv.float().split([keys, keys, values], dim=-1)
+        q, k, v = qkv.float().split(self.qkv.parts, dim=-1)
         return (
             q.unflatten(-1, (self.num_heads, -1)),
             k.unflatten(-1, (self.num_heads, -1)),

@@ -49,6 +49,7 @@ DEAD_FRACTION = 0.01
 class VqAttention(HeadsAttention):
     """See the module's docstring. Options: ``codewords`` (C), ``window`` (W), ``commitment``."""
 
+    learns_in_forward = True
     codebook: Tensor
     ema_count: Tensor
 

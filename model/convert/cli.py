@@ -44,13 +44,14 @@ def convert_command(
     from rich.console import Console
 
     from model.convert.convert import Conversion, convert
+    from model.training.data import Source
     from model.training.loop import TrainConfig
 
     with errors_as_lines():
         training = TrainConfig(
-            data=tuple(data),
+            data=tuple(Source(path) for path in data),
             out=out,
-            valid=valid,
+            valid=(valid,),
             num_steps=steps,
             batch_size=batch_size,
             window=window,

@@ -37,7 +37,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.match_steps < 0:
             raise TrainingError(f"match_steps must be 0 or more, not {self.match_steps}")
-        if self.training.valid is None:
+        if not self.training.valid:
             raise TrainingError("a conversion needs a validation text")
 
 
@@ -60,7 +60,7 @@ def convert(conversion: Conversion) -> ConversionReport:
             raise TrainingError(f"{config.out} holds a training run: use another --out")
         report = _convert(conversion, source.model.to(run.device), run)
     finally:
-        run.report.close()
+        run.close()
     report.save(config.out)
     return report
 
@@ -110,12 +110,10 @@ def _fine_tune(run: Run) -> None:
 
 
 def _bits_per_byte(model: LanguageModel, run: Run) -> float:
-    assert run.config.valid is not None
+    (valid, *_) = run.config.valid
     model.to(run.device).eval()
     with _autocast(run):
-        result = evaluate(
-            model, run.tokenizer, run.config.valid, "windows", run.config.window, VALID_BYTES
-        )
+        result = evaluate(model, run.tokenizer, valid, "windows", run.config.window, VALID_BYTES)
     model.train()
     return result.bits_per_byte
 

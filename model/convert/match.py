@@ -21,7 +21,7 @@ from torch import Tensor
 from model.attention.base import Attention
 from model.lm import LanguageModel
 from model.training.loop import TrainConfig, TrainingError
-from model.training.optimizer import learning_rate_factor, make_optimizers
+from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 
 
 def match_layers(
@@ -47,10 +47,7 @@ def match_layers(
     history = []
     for step, tokens in zip(range(num_steps), batches, strict=False):
         factor = learning_rate_factor(step, num_steps, warmup_steps)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * factor
+        prepare_step(optimizers, factor)
         with autocast():
             pairs = zip(layers, old.attention_pairs(tokens), strict=True)
             errors = [_backward(layer, inputs, outputs) for layer, (inputs, outputs) in pairs]

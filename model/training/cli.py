@@ -75,16 +75,29 @@ def tokenizer_command(
 
 
 def train_command(
-    data: Texts,
     out: Annotated[Path, typer.Option(help="Folder of the run; its model comes into OUT/model.")],
-    valid: Annotated[Path | None, typer.Option(help="Validation text.", exists=True)] = None,
+    data: Annotated[
+        list[str],
+        typer.Option(help="FILE or FILE:WEIGHT, read WEIGHT times as often; repeat for more."),
+    ],
+    final_data: Annotated[
+        list[str] | None,
+        typer.Option(help="Like --data, while the learning rate falls; without it --data."),
+    ] = None,
+    valid: Annotated[
+        list[Path] | None, typer.Option(help="Validation text; repeat for more.", exists=True)
+    ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint to start from; it gives shape and tokenizer.", exists=True),
+    ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json; without it one is learnt from the data.")
     ] = None,
     vocab_size: Annotated[int, typer.Option(help="Ids of a tokenizer learnt here.")] = 4096,
     attention: Annotated[
-        str, typer.Option(help="A mechanism of docs/mechanisms.md, such as gated.")
-    ] = "gated",
+        str, typer.Option(help="A mechanism of docs/mechanisms.md, such as delta.")
+    ] = "delta",
     attention_options: Annotated[str, typer.Option(help="JSON object of its options.")] = "{}",
     hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
     layers: Annotated[int, typer.Option(help="Blocks.")] = 6,
@@ -92,53 +105,76 @@ def train_command(
     head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     intermediate_size: Annotated[int, typer.Option(help="Width inside the MLP.")] = 704,
     steps: Annotated[int, typer.Option(help="Optimiser steps of the whole run.")] = 2000,
-    batch_size: Annotated[int, typer.Option(help="Streams read side by side.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Streams read side by side.")] = 16,
     window: Annotated[int, typer.Option(help="Tokens per stream and step.")] = 512,
+    stream_windows: Annotated[
+        int, typer.Option(help="Windows that a stream reads on before it starts elsewhere.")
+    ] = 16,
     optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
-    learning_rate: Annotated[float, typer.Option(help="Peak, after the warm-up.")] = 3e-3,
+    learning_rate: Annotated[float, typer.Option(help="Peak, after the warm-up.")] = 8e-3,
+    embedding_learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Peak for embedding, norms and vectors; without it --learning-rate."),
+    ] = None,
     weight_decay: Annotated[float, typer.Option(help="Of matrices inside the blocks.")] = 0.1,
     warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 100,
+    decay: Annotated[
+        float, typer.Option(help="Part of the run over which the learning rate falls to 0.")
+    ] = 0.5,
     clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
-    reset_probability: Annotated[
-        float, typer.Option(help="How often a stream starts afresh, per step.")
-    ] = 0.1,
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the data.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads; all cores if left out.", min=1)
+    ] = None,
     eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = 250,
     save_every_s: Annotated[float, typer.Option(help="Seconds between resumable saves.")] = 120.0,
     sample_every: Annotated[int, typer.Option(help="Steps between samples.")] = 1000,
     stop_at_step: Annotated[int | None, typer.Option(help="End early; go on later.")] = None,
 ) -> None:
     """Train a model on text. The same command again goes on where it was interrupted."""
+    from model.checkpoint import load_checkpoint
     from model.memory import keep_freed_memory
     from model.tokenizer import Tokenizer, train_tokenizer
+    from model.training.data import Source
     from model.training.loop import TrainConfig, train
 
     keep_freed_memory()
     with errors_as_lines():
+        texts = tuple(Source.parse(text) for text in data)
+        final_texts = tuple(Source.parse(text) for text in final_data or ())
         out.mkdir(parents=True, exist_ok=True)
-        learnt = out / "tokenizer.json"
-        if tokenizer is None and not learnt.is_file():
-            train_tokenizer(data, vocab_size).save(learnt)
-        ids = Tokenizer.load(tokenizer or learnt)
-        model_config = ModelConfig(
-            vocab_size=ids.vocab_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            head_dim=head_dim,
-            intermediate_size=intermediate_size,
-            attention=attention,
-            attention_options=json.loads(attention_options),
-            bos_token_id=ids.eos_token_id,
-            eos_token_id=ids.eos_token_id,
-        )
+        if init_from is not None:
+            checkpoint = load_checkpoint(init_from)
+            model_config, ids = checkpoint.config, checkpoint.tokenizer
+        else:
+            learnt = out / "tokenizer.json"
+            if tokenizer is None and not learnt.is_file():
+                paths = dict.fromkeys(source.path for source in (*texts, *final_texts))
+                train_tokenizer(list(paths), vocab_size).save(learnt)
+            ids = Tokenizer.load(tokenizer or learnt)
+            model_config = ModelConfig(
+                vocab_size=ids.vocab_size,
+                hidden_size=hidden_size,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                head_dim=head_dim,
+                intermediate_size=intermediate_size,
+                attention=attention,
+                attention_options=json.loads(attention_options),
+                bos_token_id=ids.eos_token_id,
+                eos_token_id=ids.eos_token_id,
+            )
         config = TrainConfig(
-            data=tuple(data),
+            data=texts,
             out=out,
-            valid=valid,
+            final_data=final_texts,
+            valid=tuple(valid or ()),
+            initial=init_from,
+            stream_windows=stream_windows,
+            embedding_learning_rate=embedding_learning_rate,
+            decay=decay,
             num_steps=steps,
             batch_size=batch_size,
             window=window,
@@ -147,7 +183,6 @@ def train_command(
             weight_decay=weight_decay,
             warmup_steps=warmup_steps,
             clip=clip,
-            reset_probability=reset_probability,
             seed=seed,
             device=device,
             precision=precision,

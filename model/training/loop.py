@@ -3,8 +3,10 @@
 Mechanisms with a constant state are trained on streams whose state is carried
 from window to window (truncated backpropagation through time, the state
 detached), because that is how they are served; a row starts from the empty
-state with ``reset_probability``. The softmax baseline starts every window from
-scratch, and reads the same tokens in the same order.
+state with each new piece of text (`model.training.data`). The softmax baseline
+starts every window from scratch, and reads the same tokens in the same order.
+
+On a CPU a batch is computed in shares, one thread each (`model.training.shares`).
 """
 
 from __future__ import annotations
@@ -22,17 +24,23 @@ import torch
 from torch import Tensor
 
 from model.attention import spec_of
-from model.checkpoint import save_checkpoint
+from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel, ModelState
 from model.tokenizer import Tokenizer
-from model.training.data import StreamBatches, tokenize_files
+from model.training.data import Source, StreamBatches, tokenize_file
 from model.training.evaluate import evaluate
 from model.training.loss import linear_cross_entropy
-from model.training.optimizer import learning_rate_factor, make_optimizers
+from model.training.optimizer import (
+    gradients,
+    learning_rate_factor,
+    make_optimizers,
+    prepare_step,
+)
 from model.training.report import Report
 from model.training.resume import load_progress, restore, save_progress
 from model.training.sample import sample_text
+from model.training.shares import Shares, add_gradients
 from model.training.signals import signals_remembered
 
 #: Bytes of each validation document that an evaluation during training scores.
@@ -47,18 +55,22 @@ class TrainingError(RuntimeError):
 class TrainConfig:
     """One run. Everything that decides the weights is here and in `ModelConfig`."""
 
-    data: tuple[Path, ...]
+    data: tuple[Source, ...]
     out: Path
-    valid: Path | None = None
+    final_data: tuple[Source, ...] = ()
+    valid: tuple[Path, ...] = ()
+    initial: Path | None = None
     num_steps: int = 2000
-    batch_size: int = 8
+    batch_size: int = 16
     window: int = 512
+    stream_windows: int = 16
     optimizer: str = "muon"
-    learning_rate: float = 3e-3
+    learning_rate: float = 8e-3
+    embedding_learning_rate: float | None = None
     weight_decay: float = 0.1
     warmup_steps: int = 100
+    decay: float = 0.5
     clip: float = 1.0
-    reset_probability: float = 0.1
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
@@ -69,7 +81,7 @@ class TrainConfig:
     stop_at_step: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "batch_size", "window", "eval_every", "sample_every"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name, known in _CHOICES.items():
@@ -77,18 +89,23 @@ class TrainConfig:
                 raise TrainingError(
                     f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}"
                 )
-        for name in ("learning_rate", "clip"):
-            if not 0.0 < getattr(self, name) < math.inf:
+        for name in ("learning_rate", "embedding_learning_rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
                 raise TrainingError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("weight_decay", "warmup_steps", "save_every_s", "seed"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise TrainingError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if not 0.0 <= self.reset_probability <= 1.0:
-            raise TrainingError(
-                f"reset_probability must be in [0, 1], not {self.reset_probability}"
-            )
+        if not 0.0 <= self.decay <= 1.0:
+            raise TrainingError(f"decay must be in [0, 1], not {self.decay}")
+
+    @property
+    def decay_steps(self) -> int:
+        """The last steps, over which the learning rate falls to 0."""
+        return round(self.decay * (self.num_steps - min(self.warmup_steps, self.num_steps)))
 
 
+_COUNTS = ("num_steps", "batch_size", "window", "stream_windows", "eval_every", "sample_every")
 _CHOICES = {
     "optimizer": ("muon", "adamw"),
     "device": ("auto", "cpu", "cuda"),
@@ -98,20 +115,21 @@ _CHOICES = {
 #: What may differ between a run and its continuation without changing any weight.
 _INDIFFERENT = {"out", "eval_every", "save_every_s", "sample_every", "stop_at_step", "threads"}
 
+#: What may differ until the learning rate begins to fall.
+_PLAN = ("num_steps", "decay", "final_data")
+
 
 def train(config: TrainConfig, model_config: ModelConfig, tokenizer: Tokenizer) -> Path:
     """Trains, or goes on with the run in ``config.out``; returns the folder of the best model.
 
     SIGINT and SIGTERM end the run after the current step with its state saved.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
     run = Run(config, model_config, tokenizer)
     try:
         with signals_remembered() as stop:
             _loop(run, stop)
     finally:
-        run.report.close()
+        run.close()
     return config.out / "model"
 
 
@@ -142,19 +160,26 @@ class Run:
         self.device = _device(config.device)
         self.autocast_dtype = _autocast_dtype(config.precision, self.device)
         self.carries_state = spec_of(model_config.attention).constant_state
-        tokens = tokenize_files(config.data, tokenizer, config.out / "cache")
-        self.batches = StreamBatches(tokens, config.batch_size, config.window, config.seed)
+        self.batches = _batches(config, tokenizer)
         self.model = LanguageModel(model_config)
         self.model.init_weights(torch.Generator().manual_seed(config.seed))
+        if config.initial is not None:
+            self.model.load_state_dict(_initial_weights(config.initial, model_config))
         self.model.to(self.device)
+        self.parameters = list(self.model.parameters())
         self.optimizers = make_optimizers(
-            self.model, config.optimizer, config.learning_rate, config.weight_decay
+            self.model,
+            config.optimizer,
+            config.learning_rate,
+            config.weight_decay,
+            config.embedding_learning_rate,
         )
+        self.shares = Shares(self.model, config.batch_size, self.device, config.threads)
         self.state = self.model.empty_state(config.batch_size)
         self.position = torch.zeros(config.batch_size, dtype=torch.int64, device=self.device)
         self.step, self.seconds, self.best = 0, 0.0, math.inf
         self._resume()
-        self.report = Report(config.out, self.step, config.num_steps)
+        self.report = Report(config.out, self.step, config.num_steps, config.valid)
 
     @property
     def num_tokens(self) -> int:
@@ -166,66 +191,80 @@ class Run:
         Raises `TrainingError`, the weights untouched, where loss or gradient is not finite.
         """
         started = time.monotonic()
-        factor = learning_rate_factor(self.step, self.config.num_steps, self.config.warmup_steps)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-            for group in optimizer.param_groups:
-                group["lr"] = self.config.learning_rate * factor
-        loss = self._loss()
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"the loss is {value} at step {self.step}")
-        loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip))
+        config = self.config
+        factor = learning_rate_factor(
+            self.step, config.num_steps, config.warmup_steps, config.decay_steps
+        )
+        prepare_step(self.optimizers, factor)
+        loss = self._backward()
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss} at step {self.step}")
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
         if not math.isfinite(norm):
             raise TrainingError(f"the norm of the gradient is {norm} at step {self.step}")
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.shares.map(lambda optimizer: optimizer.step(), self.optimizers)
         self.step += 1
         elapsed = time.monotonic() - started
         self.seconds += elapsed
-        rate = self.config.batch_size * self.config.window / elapsed
-        self.report.step(self.step, self.num_tokens, self.seconds, value, factor, norm, rate)
+        rate = config.batch_size * config.window / elapsed
+        self.report.step(self.step, self.num_tokens, self.seconds, loss, factor, norm, rate)
 
-    def _loss(self) -> Tensor:
+    def _backward(self) -> float:
+        """The loss of a batch; its gradients are added to the parameters."""
         inputs, targets = (t.to(self.device) for t in self.batches.batch(self.step))
+        keep = ~self.batches.resets(self.step).to(self.device)
+        state, position = _masked(self.state, keep), self.position * keep
+
+        def share(rows: slice) -> tuple[float, list[Tensor], ModelState]:
+            part = tuple({n: t[rows] for n, t in layer.items()} for layer in state)
+            loss, after = self._loss(inputs[rows], targets[rows], part, position[rows])
+            loss = loss * (len(inputs[rows]) / len(inputs))
+            return loss.item(), gradients(loss, self.parameters), after
+
+        results = self.shares.map(share, self.shares.rows)
+        add_gradients(self.parameters, [grads for _, grads, _ in results])
+        self.state, self.position = _joined([s for _, _, s in results]), position + inputs.shape[1]
+        return sum(loss for loss, _, _ in results)
+
+    def _loss(
+        self, inputs: Tensor, targets: Tensor, state: ModelState, position: Tensor
+    ) -> tuple[Tensor, ModelState]:
+        """The mean loss over rows [B, T] and the state after them."""
         losses: list[Tensor] = []
         with self._autocast():
             if self.carries_state:
-                keep = ~self.batches.resets(self.step, self.config.reset_probability)
-                state = _masked(self.state, keep.to(self.device))
-                position = self.position * keep.to(self.device)
                 x, state = self.model.hidden_chunk(inputs, state, position, losses)
-                self.position = position + inputs.shape[1]
-                self.state = tuple({n: t.detach() for n, t in layer.items()} for layer in state)
             else:
                 x = self.model.hidden_parallel(inputs, losses)
         dtype = self.autocast_dtype or torch.float32
         nll = linear_cross_entropy(
             x.float().flatten(0, 1), self.model.head_weight, targets.flatten(), dtype
         )
-        return torch.stack([nll, *losses]).sum()
+        detached = tuple({n: t.detach() for n, t in layer.items()} for layer in state)
+        return torch.stack([nll, *losses]).sum(), detached
 
     def evaluate(self) -> None:
-        """Bits per byte on the validation text; the best model so far is exported."""
-        if self.config.valid is None:
+        """Bits per byte on the validation texts; the model of the best mean so far is exported."""
+        if not self.config.valid:
             save_checkpoint(self.config.out / "model", self.model, self.tokenizer)
             return
         self.model.eval()
-        with self._autocast():
-            result = evaluate(
-                self.model,
-                self.tokenizer,
-                self.config.valid,
-                "windows",
-                self.config.window,
-                VALID_BYTES,
-            )
+        bits = self.shares.map(self._bits_per_byte, self.config.valid)
         self.model.train()
-        self.report.evaluation(self.step, result.bits_per_byte)
-        if result.bits_per_byte < self.best:
-            self.best = result.bits_per_byte
+        self.report.evaluation(self.step, bits)
+        if sum(bits) / len(bits) < self.best:
+            self.best = sum(bits) / len(bits)
             save_checkpoint(self.config.out / "model", self.model, self.tokenizer)
+
+    def _bits_per_byte(self, path: Path) -> float:
+        with self._autocast():
+            window = self.config.window
+            result = evaluate(self.model, self.tokenizer, path, "windows", window, VALID_BYTES)
+        return result.bits_per_byte
+
+    def close(self) -> None:
+        self.report.close()
+        self.shares.close()
 
     def save(self) -> None:
         """Everything that the next process needs."""
@@ -246,7 +285,7 @@ class Run:
         if loaded is None:
             return
         tensors, progress = loaded
-        changed = [k for k, v in self._identity().items() if progress["identity"].get(k) != v]
+        changed = self._changed(progress["identity"], progress["step"])
         if changed:
             raise TrainingError(
                 f"{self.config.out} holds a run with another {', '.join(changed)}:"
@@ -255,20 +294,63 @@ class Run:
         self.state = restore(tensors, self.model, self.optimizers, self.state)
         self.step, self.seconds = progress["step"], progress["seconds"]
         self.best = math.inf if progress["best"] is None else progress["best"]
-        # Runs saved before positions were kept start them at 0, which no mechanism of theirs reads.
-        position = progress.get("position", self.position.tolist())
-        self.position = torch.tensor(position, dtype=torch.int64, device=self.device)
+        self.position = torch.tensor(progress["position"], dtype=torch.int64, device=self.device)
+
+    def _changed(self, before: dict[str, Any], step: int) -> list[str]:
+        """The options that make this another run than the saved one."""
+        now = self._identity()
+        changed = {name for name in now | before if now.get(name) != before.get(name)}
+        if step <= min(now["decays_from"], before.get("decays_from", 0)):
+            changed -= {*_PLAN, "decays_from"}
+        return sorted(changed)
 
     def _identity(self) -> dict[str, Any]:
-        run = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _INDIFFERENT}
-        run["data"] = [path.name for path in self.config.data]
-        run["valid"] = self.config.valid.name if self.config.valid else None
+        config = self.config
+        run = {k: v for k, v in dataclasses.asdict(config).items() if k not in _INDIFFERENT}
+        for name in ("data", "final_data"):
+            run[name] = [[source.path.name, source.weight] for source in getattr(config, name)]
+        run["valid"] = [path.name for path in config.valid]
+        run["initial"] = None if config.initial is None else load_checkpoint(config.initial).digest
+        run["decays_from"] = config.num_steps - config.decay_steps
         return {**run, "model": self.model.config.to_dict(), "tokenizer": self.tokenizer.digest}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+
+
+def _batches(config: TrainConfig, tokenizer: Tokenizer) -> StreamBatches:
+    """Every text of ``data`` and ``final_data``; one that a list does not name weighs nothing."""
+    first = {source.path: source.weight for source in config.data}
+    final = {source.path: source.weight for source in config.final_data or config.data}
+    paths = [*first, *(path for path in final if path not in first)]
+    return StreamBatches(
+        [tokenize_file(path, tokenizer, config.out / "cache") for path in paths],
+        tokenizer.eos_token_id,
+        config.batch_size,
+        config.window,
+        config.stream_windows,
+        config.seed,
+        [first.get(path, 0.0) for path in paths],
+        [final.get(path, 0.0) for path in paths],
+        config.num_steps - config.decay_steps,
+    )
+
+
+def _initial_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+    checkpoint = load_checkpoint(folder)
+    if checkpoint.config != config:
+        raise TrainingError(f"the model in {folder} has another shape than this run's")
+    return checkpoint.model.state_dict()
+
+
+def _joined(shares: list[ModelState]) -> ModelState:
+    """The state of a batch from those of its shares."""
+    return tuple(
+        {name: torch.cat([share[name] for share in layer]) for name in layer[0]}
+        for layer in zip(*shares, strict=True)
+    )
 
 
 def _masked(state: ModelState, keep: Tensor) -> ModelState:

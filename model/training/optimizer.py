@@ -2,55 +2,123 @@
 
 Muon (Jordan et al. 2024, torch's own implementation) orthogonalises the
 momentum of a matrix; with ``match_rms_adamw`` its steps are as large as AdamW's
-(Liu et al. 2025, "Muon is Scalable for LLM Training", eq. 4), so both share one
-learning rate. ``docs/notebook.md`` has the comparison with plain AdamW.
+(Liu et al. 2025, "Muon is Scalable for LLM Training", eq. 4). Where one weight
+holds several matrices (`model.linear.FusedLinear`), each is orthogonalised on
+its own. ``docs/notebook.md`` has the comparison with plain AdamW.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from model.linear import FusedLinear
 
 BETAS = (0.9, 0.95)
-FINAL_FRACTION = 0.05
+
+
+class SplitMuon(torch.optim.Muon):
+    """Muon over the matrices inside of weights: ``parts`` are the rows of each, per weight."""
+
+    def __init__(self, weights: list[tuple[nn.Parameter, tuple[int, ...]]], **options: Any) -> None:
+        self._pieces = [
+            (weight, [nn.Parameter(rows) for rows in weight.detach().split(parts)], parts)
+            for weight, parts in weights
+        ]
+        super().__init__([piece for _, pieces, _ in self._pieces for piece in pieces], **options)
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The whole weights, whose gradients `step` reads."""
+        return [weight for weight, _, _ in self._pieces]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for weight, pieces, parts in self._pieces:
+            if weight.grad is not None:
+                for piece, rows in zip(pieces, weight.grad.split(parts), strict=True):
+                    piece.grad = rows
+        super().step(closure)  # type: ignore[no-untyped-call]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for weight in self.weights:
+            weight.grad = None
 
 
 def make_optimizers(
-    model: nn.Module, kind: str, learning_rate: float, weight_decay: float
+    model: nn.Module,
+    kind: str,
+    learning_rate: float,
+    weight_decay: float,
+    embedding_learning_rate: float | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """``kind`` is "muon" or "adamw". Norms, biases, vectors and the embedding are not decayed."""
-    inside = {
-        id(module.weight)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith("blocks.")
-    }
+    """``kind`` is "muon" or "adamw". Norms, biases, vectors and the embedding are not decayed.
+
+    Every group keeps its peak rate as ``peak_lr``. ``embedding_learning_rate`` is that of what
+    is not a matrix inside a block; None is ``learning_rate``. With Muon there is one optimizer
+    per block, so that threads can share the work, and the last is AdamW.
+    """
+    blocks: dict[str, list[tuple[nn.Parameter, tuple[int, ...]]]] = {}
+    for name, parts, weight in _matrices(model):
+        blocks.setdefault(".".join(name.split(".")[:2]), []).append((weight, parts))
+    inside = {id(weight) for block in blocks.values() for weight, _ in block}
     matrices = [parameter for parameter in model.parameters() if id(parameter) in inside]
     others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    rest = {"params": others, "weight_decay": 0.0, "lr": embedding_learning_rate or learning_rate}
     if kind == "adamw":
-        groups = [
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": others, "weight_decay": 0.0},
+        groups = [{"params": matrices, "weight_decay": weight_decay}, rest]
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS)
         ]
-        return [torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS)]
-    if kind != "muon":
+    elif kind == "muon":
+        optimizers = [
+            SplitMuon(
+                block, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+            for block in blocks.values()
+        ]
+        optimizers.append(torch.optim.AdamW([rest], betas=BETAS))
+    else:
         raise ValueError(f"optimizer must be 'muon' or 'adamw', not {kind!r}")
-    return [
-        torch.optim.Muon(
-            matrices,
-            lr=learning_rate,
-            weight_decay=weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        ),
-        torch.optim.AdamW(others, lr=learning_rate, betas=BETAS, weight_decay=0.0),
-    ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
 
 
-def learning_rate_factor(step: int, num_steps: int, warmup_steps: int) -> float:
-    """Linear from 0 to 1 over the warm-up, then a cosine down to `FINAL_FRACTION`."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-    return FINAL_FRACTION + (1.0 - FINAL_FRACTION) * cosine
+def _matrices(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], nn.Parameter]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name.startswith("blocks."):
+            parts = module.parts if isinstance(module, FusedLinear) else (module.out_features,)
+            yield name, parts, cast(nn.Parameter, module.weight)
+
+
+def prepare_step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Clears the gradients and sets the rates to ``factor`` of their peaks."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+
+def learning_rate_factor(
+    step: int, num_steps: int, warmup_steps: int, decay_steps: int | None = None
+) -> float:
+    """Linear from 0 to 1 over the warm-up, and linear to 0 over the last ``decay_steps``.
+
+    None decays from the end of the warm-up on. Until the decay begins the factor does not
+    depend on ``num_steps``, so that a run can be made longer or shorter.
+    """
+    if decay_steps is None:
+        decay_steps = num_steps - warmup_steps
+    warmup = min(1.0, (step + 1) / max(1, warmup_steps))
+    return min(warmup, 1.0, (num_steps - step) / max(1, decay_steps))
+
+
+def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """The gradients of ``loss``; zeros where a parameter has none."""
+    return list(torch.autograd.grad(loss, parameters, materialize_grads=True))

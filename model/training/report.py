@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 COLUMNS = ("step", "tokens", "seconds", "loss", "lr_factor", "grad_norm", "valid_bits_per_byte")
 
+#: Where in a row the validation begins: the mean over its texts, then each text.
+VALID = COLUMNS.index("valid_bits_per_byte")
+
 
 class Report:
-    """Writes ``log.csv``, ``curve.png`` and ``samples.txt`` into ``out``."""
+    """Writes ``log.csv``, ``curve.png`` and ``samples.txt`` into ``out``.
 
-    def __init__(self, out: Path, step: int, num_steps: int) -> None:
+    The log has a column for each of the texts ``valid``, by file name, after `COLUMNS`.
+    """
+
+    def __init__(self, out: Path, step: int, num_steps: int, valid: Sequence[Path] = ()) -> None:
         self.out = out
-        self._rows = _read(out / "log.csv", step)
+        self.columns = (*COLUMNS, *(path.name for path in valid))
+        self._rows = _read(out / "log.csv", step, len(self.columns))
         self.flush()
-        self._valid = next((f"{row[-1]} bits/byte" for row in reversed(self._rows) if row[-1]), "-")
+        measured = (row[VALID] for row in reversed(self._rows) if row[VALID])
+        self._valid = next((f"{bits} bits/byte" for bits in measured), "-")
         self._bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
@@ -40,7 +49,7 @@ class Report:
         tokens_per_s: float,
     ) -> None:
         numbers = (f"{seconds:.1f}", f"{loss:.4f}", f"{lr_factor:.4f}", f"{grad_norm:.3f}")
-        self._rows.append([str(step), str(tokens), *numbers, ""])
+        self._rows.append([str(step), str(tokens), *numbers, *[""] * (len(self.columns) - VALID)])
         if step % 10 == 0:
             self.flush()
         text = f"loss {loss:.3f}  valid {self._valid}  {tokens_per_s:,.0f} tokens/s"
@@ -48,12 +57,15 @@ class Report:
         if self._bar.disable and step % 50 == 0:
             print(f"step {step}  {text}", flush=True)
 
-    def evaluation(self, step: int, bits_per_byte: float) -> None:
-        self._valid = f"{bits_per_byte:.4f} bits/byte"
-        self._rows[-1][-1] = f"{bits_per_byte:.4f}"
+    def evaluation(self, step: int, bits_per_byte: Sequence[float]) -> None:
+        """Bits per byte of each validation text."""
+        mean = sum(bits_per_byte) / len(bits_per_byte)
+        self._valid = f"{mean:.4f} bits/byte"
+        self._rows[-1][VALID:] = [f"{bits:.4f}" for bits in (mean, *bits_per_byte)]
         self.flush()
         self._plot()
-        self._bar.console.print(f"step {step}: validation {bits_per_byte:.4f} bits per byte")
+        each = ", ".join(self._rows[-1][VALID + 1 :])
+        self._bar.console.print(f"step {step}: validation {each} bits per byte")
 
     def sample(self, step: int, text: str) -> None:
         with (self.out / "samples.txt").open("a", encoding="utf-8") as file:
@@ -67,7 +79,7 @@ class Report:
         """Replaces ``log.csv`` in one piece, so that a kill never leaves half a row."""
         partial = self.out / "log.csv.partial"
         with partial.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([COLUMNS, *self._rows])
+            csv.writer(file).writerows([self.columns, *self._rows])
         partial.replace(self.out / "log.csv")
 
     def _plot(self) -> None:
@@ -81,8 +93,17 @@ class Report:
         axes.plot(tokens, _smooth([float(row[3]) for row in self._rows]), color="tab:blue")
         right = axes.twinx()
         right.set_ylabel("validation, bits per byte")
-        points = [(int(row[1]), float(row[6])) for row in self._rows if row[6]]
-        right.plot(*zip(*points, strict=True), color="tab:orange", marker=".")
+        measured = [row for row in self._rows if row[VALID]]
+        at = [int(row[1]) for row in measured]
+        for column in range(VALID + 1, len(self.columns)):
+            right.plot(
+                at,
+                [float(row[column]) for row in measured],
+                ".-",
+                color=f"C{column - VALID}",
+                label=self.columns[column],
+            )
+        right.legend()
         figure.savefig(self.out / "curve.png", dpi=120)
 
 
@@ -95,10 +116,10 @@ def _smooth(values: list[float], weight: float = 0.98) -> list[float]:
     return result
 
 
-def _read(path: Path, step: int) -> list[list[str]]:
+def _read(path: Path, step: int, width: int) -> list[list[str]]:
     """The whole rows up to ``step`` of an earlier part of the run."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in list(csv.reader(file))[1:] if len(row) == len(COLUMNS)]
+        rows = [row for row in list(csv.reader(file))[1:] if len(row) == width]
     return [row for row in rows if int(row[0]) <= step]

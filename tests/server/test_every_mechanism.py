@@ -13,6 +13,7 @@ from model.attention import MECHANISMS, spec_of
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.tokenizer import train_tokenizer
+from model.training.data import Source
 from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import prose
 
@@ -47,9 +48,9 @@ def trained(attention: str, corpus: Path, out: Path) -> Path:
         attention_options=OPTIONS.get(attention, {}),
     )
     run = TrainConfig(
-        data=(corpus,),
+        data=(Source(corpus),),
         out=out,
-        valid=corpus,
+        valid=(corpus,),
         num_steps=30,
         batch_size=4,
         window=64,

@@ -8,6 +8,7 @@ import pytest
 
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer, train_tokenizer
+from model.training.data import Source
 from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import one_thread, prose
 
@@ -45,9 +46,9 @@ def trained(corpus: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPat
 
 def training(corpus: Path, out: Path, **changes: object) -> TrainConfig:
     values: dict[str, object] = {
-        "data": (corpus,),
+        "data": (Source(corpus),),
         "out": out,
-        "valid": corpus,
+        "valid": (corpus,),
         "num_steps": 10,
         "batch_size": 4,
         "window": 64,

@@ -104,4 +104,4 @@ def test_impossible_conversion_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="match_steps"):
         Conversion("x", "elu", {}, -1, training(corpus, tmp_path))
     with pytest.raises(TrainingError, match="validation"):
-        Conversion("x", "elu", {}, 1, training(corpus, tmp_path, valid=None))
+        Conversion("x", "elu", {}, 1, training(corpus, tmp_path, valid=()))

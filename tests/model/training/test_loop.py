@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
+from model.training.data import Source
 from model.training.evaluate import evaluate
 from model.training.loop import Run, TrainConfig, TrainingError, train
 
@@ -25,10 +26,11 @@ import json, sys
 from pathlib import Path
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
+from model.training.data import Source
 from model.training.loop import Run, TrainConfig
 
 data, out, tokenizer, precision, model = sys.argv[1:]
-config = TrainConfig((Path(data),), Path(out), num_steps=12, batch_size=3, window=32,
+config = TrainConfig((Source(Path(data)),), Path(out), num_steps=12, batch_size=3, window=32,
                      warmup_steps=2, eval_every=4, precision=precision, threads=1)
 run = Run(config, ModelConfig.from_dict(json.loads(model)), Tokenizer.load(Path(tokenizer)))
 for step in range(7):
@@ -43,7 +45,7 @@ sys.stdin.read()
 @pytest.fixture
 def config(corpus: Path, tmp_path: Path) -> TrainConfig:
     return TrainConfig(
-        (corpus,),
+        (Source(corpus),),
         tmp_path / "run",
         num_steps=12,
         batch_size=3,
@@ -87,7 +89,7 @@ def test_killed_run_goes_on_bit_for_bit(
     out, ids = tmp_path / "killed", tmp_path / "tokenizer.json"
     out.mkdir()
     tokenizer.save(ids)
-    names = [str(config.data[0]), str(out), str(ids), precision, json.dumps(tiny.to_dict())]
+    names = [str(config.data[0].path), str(out), str(ids), precision, json.dumps(tiny.to_dict())]
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *names],
         cwd=ROOT,
@@ -130,6 +132,70 @@ def test_other_options_do_not_go_on_with_a_run(
         train(dataclasses.replace(config, learning_rate=1e-4), tiny, tokenizer)
 
 
+def test_run_can_be_made_longer_until_its_rate_falls(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(config, decay=0.5)  # steps 7 to 12
+    train(dataclasses.replace(config, stop_at_step=6), tiny, tokenizer)
+    longer = dataclasses.replace(config, num_steps=16)
+    train(dataclasses.replace(longer, stop_at_step=10), tiny, tokenizer)
+    with pytest.raises(TrainingError, match="another decays_from, num_steps"):
+        train(dataclasses.replace(longer, num_steps=20), tiny, tokenizer)
+    train(longer, tiny, tokenizer)
+    whole = dataclasses.replace(longer, out=tmp_path / "whole")
+    whole.out.mkdir()
+    train(whole, tiny, tokenizer)
+    assert_same_run(config.out, whole.out)
+
+
+def test_number_of_threads_changes_no_bit(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(config, batch_size=9, num_steps=4)
+    train(config, tiny, tokenizer)
+    other = dataclasses.replace(config, out=tmp_path / "two", threads=2)
+    other.out.mkdir()
+    train(other, tiny, tokenizer)
+    assert_same_run(config.out, other.out)
+
+
+def test_gradient_of_shares_is_that_of_the_batch(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    run = Run(dataclasses.replace(config, batch_size=9), tiny, tokenizer)
+    assert len(run.shares.rows) > 1
+    inputs, targets = run.batches.batch(0)
+    loss, _ = run._loss(inputs, targets, run.state, run.position)
+    wanted = torch.autograd.grad(loss, run.parameters)
+    run._backward()
+    for parameter, gradient in zip(run.parameters, wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+    run.close()
+
+
+@pytest.mark.parametrize("attention", ["vq"])
+def test_mechanism_that_learns_in_the_forward_pass_sees_whole_batches(
+    attention: str, config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    run = Run(config, dataclasses.replace(tiny, attention=attention), tokenizer)
+    assert run.shares.rows == [slice(0, config.batch_size)]
+    run.close()
+
+
+def test_run_starts_from_the_weights_of_a_checkpoint(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = train(config, tiny, tokenizer)
+    again = dataclasses.replace(config, out=tmp_path / "again", initial=folder)
+    again.out.mkdir()
+    run = Run(again, tiny, tokenizer)
+    for name, weight in load_checkpoint(folder).model.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], weight), name
+    run.close()
+    with pytest.raises(TrainingError, match="another shape"):
+        Run(again, dataclasses.replace(tiny, intermediate_size=32), tokenizer)
+
+
 def test_stop_at_step_zero_trains_nothing(
     config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
@@ -140,22 +206,22 @@ def test_stop_at_step_zero_trains_nothing(
 def test_state_is_carried_until_a_row_is_reset(
     config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
-    run = Run(dataclasses.replace(config, reset_probability=0.5), tiny, tokenizer)
+    run = Run(dataclasses.replace(config, stream_windows=5), tiny, tokenizer)
     expected = [0, 0, 0]
     for step in range(8):
-        resets = run.batches.resets(step, 0.5).tolist()
+        resets = run.batches.resets(step).tolist()
         expected = [(0 if new else seen) + 32 for new, seen in zip(resets, expected, strict=True)]
         run.train_step()
         assert run.position.tolist() == expected
     assert len(set(expected)) > 1
-    run.report.close()
+    run.close()
 
 
 def test_learns_a_small_text_and_exports_the_model(
     config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     config = dataclasses.replace(
-        config, num_steps=60, eval_every=20, learning_rate=2e-2, valid=config.data[0]
+        config, num_steps=60, eval_every=20, learning_rate=2e-2, valid=(config.data[0].path,)
     )
     folder = train(config, tiny, tokenizer)
 
@@ -164,7 +230,9 @@ def test_learns_a_small_text_and_exports_the_model(
     assert len(bits) == 3
     assert float(rows[-1]["loss"]) < 0.5 * float(rows[0]["loss"])
     checkpoint = load_checkpoint(folder)
-    result = evaluate(checkpoint.model, checkpoint.tokenizer, config.data[0], window=config.window)
+    result = evaluate(
+        checkpoint.model, checkpoint.tokenizer, config.data[0].path, window=config.window
+    )
     assert result.bits_per_byte == pytest.approx(min(bits), abs=1e-3)
     assert (config.out / "curve.png").stat().st_size > 0
 
@@ -185,7 +253,7 @@ def test_loss_that_is_not_finite_names_the_step(
         run.model.norm.weight.fill_(float("nan"))
     with pytest.raises(TrainingError, match="loss is nan at step 1"):
         run.train_step()
-    run.report.close()
+    run.close()
 
 
 def test_gradient_that_is_not_finite_leaves_the_weights(
@@ -198,7 +266,7 @@ def test_gradient_that_is_not_finite_leaves_the_weights(
         run.train_step()
     for name, weight in run.model.state_dict().items():
         assert torch.equal(weight, before[name]), name
-    run.report.close()
+    run.close()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +276,7 @@ def test_gradient_that_is_not_finite_leaves_the_weights(
         ("eval_every", 0),
         ("optimizer", "sgd"),
         ("precision", "float16"),
-        ("reset_probability", 1.5),
+        ("decay", 1.5),
     ],
 )
 def test_bad_option_is_named(config: TrainConfig, name: str, value: object) -> None:

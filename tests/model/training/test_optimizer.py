@@ -2,23 +2,28 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from model.config import ModelConfig
+from model.linear import FusedLinear
 from model.lm import LanguageModel
-from model.training.optimizer import (
-    FINAL_FRACTION,
-    learning_rate_factor,
-    make_optimizers,
-)
+from model.training.optimizer import SplitMuon, learning_rate_factor, make_optimizers, prepare_step
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
     assert [learning_rate_factor(step, 100, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1, 1]
 
 
-def test_cosine_is_half_way_in_the_middle_and_ends_at_the_floor() -> None:
-    assert learning_rate_factor(52, 100, 4) == pytest.approx((1 + FINAL_FRACTION) / 2)
-    assert learning_rate_factor(100, 100, 4) == pytest.approx(FINAL_FRACTION)
+def test_decay_is_linear_and_ends_at_zero() -> None:
+    assert learning_rate_factor(52, 100, 4) == pytest.approx(0.5)
+    assert learning_rate_factor(99, 100, 4) == pytest.approx(1 / 96)
+    assert learning_rate_factor(100, 100, 4) == 0.0
+
+
+def test_rate_stays_at_its_peak_until_the_decay_begins() -> None:
+    factors = [learning_rate_factor(step, 100, 4, decay_steps=20) for step in (4, 79, 80, 90)]
+    assert factors == [1.0, 1.0, 1.0, 0.5]
+    assert learning_rate_factor(99, 100, 4, decay_steps=0) == 1.0
 
 
 def test_no_warm_up_starts_at_the_peak() -> None:
@@ -30,20 +35,54 @@ def test_no_warm_up_starts_at_the_peak() -> None:
 def test_every_weight_is_updated_and_only_matrices_decay(kind: str, attention: str) -> None:
     config = ModelConfig(300, 16, 1, 2, 8, 24, attention=attention)
     model = LanguageModel(config)
-    groups = [g for o in make_optimizers(model, kind, 1e-3, 0.1) for g in o.param_groups]
-    decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
-    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+    model.init_weights(torch.Generator().manual_seed(0))
+    optimizers = make_optimizers(model, kind, 1e-3, 0.1)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in optimizers:
+        optimizer.step()
     for name, parameter in model.named_parameters():
-        decayed = parameter.dim() == 2 and "embedding" not in name and "conv" not in name
-        assert decay[id(parameter)] == (0.1 if decayed else 0.0), name
+        decays = parameter.dim() == 2 and "embedding" not in name and "conv" not in name
+        wanted = before[name] * (1 - 1e-4) if decays else before[name]
+        torch.testing.assert_close(parameter, wanted, rtol=1e-6, atol=0, msg=name)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    for optimizer in optimizers:
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert (parameter != before[name]).any(), name
 
 
-def test_muon_gets_the_matrices_of_the_blocks() -> None:
-    model = LanguageModel(ModelConfig(300, 16, 1, 2, 8, 24))
-    muon, adamw = make_optimizers(model, "muon", 1e-3, 0.1)
-    assert isinstance(muon, torch.optim.Muon)
-    assert all(p.dim() == 2 for g in muon.param_groups for p in g["params"])
+def test_each_block_has_a_muon_and_the_rest_adamw() -> None:
+    model = LanguageModel(ModelConfig(300, 16, 3, 2, 8, 24))
+    *muons, adamw = make_optimizers(model, "muon", 1e-3, 0.1, embedding_learning_rate=3e-3)
+    assert [type(muon) for muon in muons] == [SplitMuon] * 3
+    for muon, block in zip(muons, model.blocks, strict=True):
+        assert isinstance(muon, SplitMuon)
+        inside = {id(parameter) for parameter in block.parameters()}
+        assert all(id(weight) in inside for weight in muon.weights)
     assert any(p is model.embedding.weight for g in adamw.param_groups for p in g["params"])
+    prepare_step([*muons, adamw], 0.5)
+    assert [g["lr"] for o in (*muons, adamw) for g in o.param_groups] == [5e-4] * 3 + [1.5e-3]
+
+
+def test_muon_orthogonalises_each_matrix_of_a_fused_weight() -> None:
+    torch.manual_seed(0)
+    together = nn.Sequential(FusedLinear(16, (16, 16)))
+    apart = [nn.Linear(16, 16, bias=False) for _ in range(2)]
+    gradient = torch.randn(32, 16)
+    gradient[:16] *= 100  # a joint update would leave the other half next to nothing
+    for half, linear in zip(together[0].weight.detach().chunk(2), apart, strict=True):
+        linear.weight.data.copy_(half)
+    together[0].weight.grad = gradient.clone()
+    for half, linear in zip(gradient.chunk(2), apart, strict=True):
+        linear.weight.grad = half.clone()
+    options = {"lr": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    SplitMuon([(together[0].weight, (16, 16))], **options).step()
+    torch.optim.Muon([linear.weight for linear in apart], **options).step()
+    assert torch.equal(together[0].weight, torch.cat([linear.weight for linear in apart]))
 
 
 def test_unknown_optimizer_is_refused() -> None:

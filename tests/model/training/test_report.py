@@ -15,11 +15,11 @@ def write(report: Report, steps: range) -> None:
 def test_resumed_run_shows_its_last_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = Report(tmp_path, 0, 100)
+    first = Report(tmp_path, 0, 100, [Path("valid.txt")])
     write(first, range(1, 41))
-    first.evaluation(40, 1.9431)
+    first.evaluation(40, [1.9431])
     first.close()
-    second = Report(tmp_path, 40, 100)
+    second = Report(tmp_path, 40, 100, [Path("valid.txt")])
     write(second, range(41, 51))
     second.close()
     assert "valid 1.9431 bits/byte" in capsys.readouterr().out.splitlines()[-1]
