@@ -17,7 +17,7 @@ from model.config import ConfigError
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters
-from server.api.model_info import ModelInfo
+from server.api.model_info import ModelInfo, state_tensors
 from server.api.service import make_service
 from server.backend import Backend, BackendError, open_backend
 from server.config import ModelSource, ServerConfig, set_environment
@@ -177,6 +177,7 @@ def _num_sessions(checkpoint: Checkpoint, config: ServerConfig) -> int:
 def _model_info(
     source: ModelSource, checkpoint: Checkpoint, backend: Backend, num_sessions: int
 ) -> ModelInfo:
+    layout = StateLayout.of(checkpoint.config)
     return ModelInfo(
         name=source.name,
         digest=checkpoint.digest,
@@ -184,9 +185,10 @@ def _model_info(
         dtype=backend.dtype,
         parameters=num_parameters(checkpoint.config),
         vocab_size=backend.config.vocab_size,
-        state_bytes_per_session=StateLayout.of(checkpoint.config).num_bytes,
+        state_bytes_per_session=layout.num_bytes,
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(checkpoint.config),
         max_sessions=num_sessions,
+        state=state_tensors(layout),
         created_s=int(time.time()),
         bos_token_id=checkpoint.config.bos_token_id,
         hidden_size=checkpoint.config.hidden_size,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
-from server.api.model_info import ModelInfo
+from server.api.model_info import ModelInfo, StateTensor
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner, Scored
 from server.engine.sampling import has_penalty
@@ -48,6 +48,7 @@ MODEL = ModelInfo(
     state_bytes_per_session=STATE_BYTES,
     kv_cache_bytes_per_token=2 * 6 * 4 * 64 * 2,
     max_sessions=16,
+    state=(StateTensor("S", (8,), "float64", 1, STATE_BYTES),),
     created_s=1_700_000_000,
     bos_token_id=EOS,
     hidden_size=4,

@@ -47,9 +47,9 @@ class Branch:
         return Branch(session, list(turns))
 
 
-def reread(client: Client, turns: Sequence[Turn]) -> Branch:
-    """A new session that reads what was said in ``turns``."""
-    branch = Branch(client.create_session())
+def reread(client: Client, turns: Sequence[Turn], model: str) -> Branch:
+    """A new session of ``model`` that reads what was said in ``turns``."""
+    branch = Branch(client.create_session(model))
     for turn in turns:
         begins = branch.position
         text = turn.prompt + turn.answer

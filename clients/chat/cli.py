@@ -18,6 +18,9 @@ from clients.python import Client, EverstreamError
 def chat(
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
+    model: Annotated[
+        str | None, typer.Option(help="One of the server's models [its first].", show_default=False)
+    ] = None,
 ) -> None:
     """Write together with a running server.
 
@@ -26,7 +29,7 @@ def chat(
     console = Console(highlight=False)
     with _client(url, api_key) as client:
         try:
-            Conversation(client, console).run(_lines(console))
+            Conversation(client, console, model).run(_lines(console))
         except EverstreamError as error:
             typer.echo(f"everstream: {error}", err=True)
             raise typer.Exit(1) from error

@@ -68,10 +68,12 @@ class Mistaken(ValueError):
 class Conversation:
     """Branches of one model on one server; `run` obeys lines."""
 
-    def __init__(self, client: Client, console: Console) -> None:
+    def __init__(self, client: Client, console: Console, model: str | None = None) -> None:
+        """``model`` None is the server's first. Raises `EverstreamError` where it has no such."""
         self._client, self._console = client, console
-        self._model = client.models()[0]
-        self._branches = {MAIN: Branch(client.create_session())}
+        models = client.models()
+        self._branches = {MAIN: Branch(client.create_session(model))}
+        self._model = next(each for each in models if model in (None, each["id"]))
         self._name = MAIN
         self._sampling: Sampling = {"max_tokens": 120}
         self._commands: dict[str, Callable[[Sequence[str]], None]] = {
@@ -94,7 +96,10 @@ class Conversation:
 
     def run(self, lines: Iterator[str]) -> None:
         """Obeys one line after another until they end or one says /quit."""
-        self._say(f"{self._model['id']}, /help for help")
+        details = self._model["everstream"]
+        state_kib = details["state_bytes_per_session"] / 1024
+        kind = f"{details['attention']} attention, state {state_kib:.0f} KiB"
+        self._say(f"{self._model['id']}: {kind}; /help for help")
         for line in lines:
             if line.strip() == "/quit":
                 break
@@ -196,7 +201,7 @@ class Conversation:
         except HistoryGone:
             past, self._branches[self._name] = (
                 self.branch,
-                reread(self._client, self.branch.turns[:num_turns]),
+                reread(self._client, self.branch.turns[:num_turns], self._model["id"]),
             )
             self._forget(past)
 
@@ -219,7 +224,7 @@ class Conversation:
         try:
             copy = self.branch.fork(num_turns)
         except HistoryGone:
-            copy = reread(self._client, self.branch.turns[:num_turns])
+            copy = reread(self._client, self.branch.turns[:num_turns], self._model["id"])
         self._add(arguments[0], copy)
 
     def _list(self, arguments: Sequence[str]) -> None:
@@ -251,7 +256,7 @@ class Conversation:
 
     def _new(self, arguments: Sequence[str]) -> None:
         self._forget(self.branch)
-        self._branches[self._name] = Branch(self._client.create_session())
+        self._branches[self._name] = Branch(self._client.create_session(self._model["id"]))
         self._say("a new session")
 
     def _add(self, name: str, branch: Branch) -> None:

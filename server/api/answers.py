@@ -266,12 +266,23 @@ class SamplingDefaults(BaseModel):
     frequency_penalty: float
 
 
+class StateTensor(BaseModel):
+    """A tensor that each of ``layers`` layers has in a session's state; ``bytes`` of all."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    layers: int
+    bytes: int
+
+
 class ModelDetails(BaseModel):
     """What our own clients show of a model."""
 
     state_bytes_per_session: int
     kv_cache_bytes_per_token: int
     max_sessions: int
+    state: list[StateTensor]
     parameters: int
     vocab_size: int
     digest: str

@@ -4,6 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from model.state import StateLayout
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that each of ``layers`` layers has in a session's state; ``bytes`` of all of them.
+
+    ``shape`` is that of one layer: see `model.attention.state_specs`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layers: int
+    bytes: int
+
+
+def state_tensors(layout: StateLayout) -> tuple[StateTensor, ...]:
+    """What a session's state consists of, in the order of the first layer."""
+    first = (field for field in layout.fields if field.layer == 0)
+    return tuple(
+        StateTensor(
+            field.name,
+            field.spec.shape,
+            field.spec.dtype,
+            layout.num_layers,
+            field.spec.num_bytes * layout.num_layers,
+        )
+        for field in first
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -24,6 +55,7 @@ class ModelInfo:
     state_bytes_per_session: int
     kv_cache_bytes_per_token: int
     max_sessions: int
+    state: tuple[StateTensor, ...]
     created_s: int
     bos_token_id: int = 0
     hidden_size: int = 0

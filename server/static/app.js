@@ -33,6 +33,7 @@ const memory = new Memory({
   stateBytes: $("state-bytes"),
   cacheBytes: $("cache-bytes"),
   verdict: $("verdict"),
+  stateParts: $("state-parts"),
 });
 const speed = new SpeedChart($("speed-chart"), $("token-ms"));
 const announcer = new Announcer($("announcer"));

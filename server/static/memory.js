@@ -5,9 +5,9 @@ import { formatBytes, formatCount } from "./format.js";
 
 /** Shows both sizes at a position of the session, as numbers, a sentence and a chart. */
 export class Memory {
-  constructor({ chart, stateBytes, cacheBytes, verdict }) {
+  constructor({ chart, stateBytes, cacheBytes, verdict, stateParts }) {
     this.chart = new Chart(chart);
-    this.elements = { stateBytes, cacheBytes, verdict };
+    this.elements = { stateBytes, cacheBytes, verdict, stateParts };
     this.model = null;
     this.shown = null;
   }
@@ -17,6 +17,7 @@ export class Memory {
     if (everstream === this.model) return;
     this.model = everstream;
     this.elements.stateBytes.textContent = formatBytes(everstream.state_bytes_per_session);
+    this.elements.stateParts.textContent = parts(everstream);
     this.shown = null;
   }
 
@@ -30,6 +31,13 @@ export class Memory {
     this.elements.verdict.textContent = verdict(state, perToken, position);
     this.chart.draw({ position, stateBytes: state, cacheBytesPerToken: perToken });
   }
+}
+
+/** What the state of a mechanism consists of: "elu: S 2 × 64 × 64, z 2 × 64 in each of 5 layers". */
+function parts({ attention, state }) {
+  const tensors = state.map(({ name, shape }) => `${name}\u00a0${shape.join("\u00a0×\u00a0")}`);
+  const layers = state[0].layers === 1 ? "1 layer" : `each of ${state[0].layers} layers`;
+  return `${attention}: ${tensors.join(", ")} in ${layers}`;
 }
 
 function verdict(state, perToken, position) {

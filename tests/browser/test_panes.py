@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Literal
 
 import httpx
@@ -18,12 +19,14 @@ from tests.browser.reading import (
     expect_position,
     fork_at,
     open_page,
+    position_of,
     story_of,
     token,
     wait_until_ended,
     write,
 )
 from tests.fakes import STORY
+from tests.server.served import write_model
 
 pytestmark = pytest.mark.browser
 
@@ -240,3 +243,34 @@ def test_model_is_chosen_for_new_sessions(visit: Visit, start_real: StartServer)
     generates = [message for message in visit.sent if message["type"] == "generate"]
     assert [message["model"] for message in generates] == ["one", "two"]
     assert story_of(page) == story_of(page, 1)
+
+
+def test_each_model_shows_its_kind_of_state(
+    visit: Visit, start_real: StartServer, tmp_path: Path
+) -> None:
+    kinds = {
+        "delta": "S 2 x 16 x 16, conv 3 x 96",
+        "elu": "S 2 x 16 x 16, z 2 x 16",
+        "vq": "code 64 x 2, v 64 x 2 x 16, count 2 x 64, sum 2 x 64 x 16",
+    }
+    shown = {
+        name: f"{name}: {parts} in each of 2 layers".replace(" x ", " \u00d7 ")
+        for name, parts in kinds.items()
+    }
+    flags = [f"--model={name}={write_model(tmp_path / name, 0, name)}" for name in kinds]
+    server = start_real(*flags, "--store", "memory")
+    sizes = {"delta": "6.25", "elu": "8.50", "vq": "52"}  # KiB
+    page = visit.page
+    open_page(page, server)
+    for number, (name, parts) in enumerate(shown.items()):
+        page.get_by_label("Model of new sessions").select_option(name)
+        if number:
+            page.get_by_role("button", name="Add session").click()
+        expect(page.locator("#model-facts")).to_contain_text(f"{name} attention")
+        expect(page.locator("#state-parts")).to_have_text(parts)
+        write(page, "Once", 5)
+        assert position_of(page) > 5
+    for number, name in enumerate(kinds):  # a session keeps its model, whatever is chosen
+        page.keyboard.press(f"Alt+{number + 1}")
+        expect(page.locator("#state-parts")).to_have_text(shown[name])
+        expect(page.locator("#state-bytes")).to_have_text(f"{sizes[name]}\u00a0KiB")

@@ -34,6 +34,17 @@ def test_answers_with_text_and_its_cost(server_url: str) -> None:
     assert "max_tokens 5, seed 1" in output
 
 
+def test_model_is_named_with_its_kind_of_state(server_url: str) -> None:
+    with Client(server_url) as client:
+        name = client.models()[0]["id"]
+    assert f"{name}: gated attention, state 6 KiB; /help for help" in talk(server_url)
+    command = ["chat", "--url", server_url, "--model"]
+    assert CliRunner().invoke(app, [*command, name], input="/quit").exit_code == 0
+    refused = CliRunner().invoke(app, [*command, "everstream-none"])
+    assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
+    assert "model" in refused.output
+
+
 def test_session_goes_on_until_new(server_url: str) -> None:
     output = talk(server_url, "/tokens 4", "/seed 1", "Once", "", "/new", "Once")
     first, second, third = positions(output)
