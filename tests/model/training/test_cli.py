@@ -42,6 +42,35 @@ def test_train_then_eval(app: typer.Typer, corpus: Path, tmp_path: Path) -> None
         assert 0 < values["bits_per_byte"] < 9
 
 
+def test_second_run_starts_from_the_first_and_ends_on_another_mix(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    first, last, other = tmp_path / "first", tmp_path / "last", tmp_path / "other.txt"
+    other.write_text(corpus.read_text(encoding="utf-8").replace("fox", "hen"), encoding="utf-8")
+    result = CliRunner().invoke(app, train(first, corpus))
+    assert result.exit_code == 0, result.output
+    options = ["--data", f"{corpus}:2", "--data", str(other), "--final-data", f"{other}:3"]
+    valid = ["--valid", str(corpus), "--valid", str(other), "--eval-every", "3"]
+    command = ["train", *options, *valid, "--init-from", str(first / "model"), "--out", str(last)]
+    result = CliRunner().invoke(app, [*command, *RUN.split()])
+    assert result.exit_code == 0, result.output
+    rows = (last / "log.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[0].split(",")[-2:] == ["corpus.txt", "other.txt"]
+    assert all(0 < float(bits) < 9 for bits in rows[-1].split(",")[-2:])
+    config = (first / "model" / "config.json").read_text(encoding="utf-8")
+    assert (last / "model" / "config.json").read_text(encoding="utf-8") == config
+
+
+def test_weight_that_is_not_above_zero_is_one_line(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    command = train(tmp_path / "run", corpus)
+    command[command.index(str(corpus))] = f"{corpus}:0"
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert f"everstream: the weight of {corpus} must be above 0" in result.stderr
+
+
 def test_eval_says_the_same_on_either_backend(
     app: typer.Typer, corpus: Path, tmp_path: Path
 ) -> None:
