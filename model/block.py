@@ -9,6 +9,8 @@ from model.attention import mechanism
 from model.attention.base import Losses, State
 from model.config import ModelConfig
 from model.linear import FusedLinear
+from model.ops.fused.norm import add_rms_norm, rms_norm
+from model.ops.fused.swiglu import swiglu
 
 
 class SwiGLU(nn.Module):
@@ -20,8 +22,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * value)  # type: ignore[no-any-return]
+        return self.down(swiglu(self.up(x)))  # type: ignore[no-any-return]
 
 
 class GeluMLP(nn.Module):
@@ -40,7 +41,22 @@ def make_norm(config: ModelConfig) -> nn.Module:
     """A norm over the model's width, as ``config.norm`` names it."""
     if config.norm == "layer":
         return nn.LayerNorm(config.hidden_size, config.rms_norm_eps)
-    return nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+    return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, by way of `model.ops.fused.norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)  # type: ignore[arg-type]
+
+
+def add_and_norm(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """``x + y`` and its norm."""
+    if isinstance(norm, RMSNorm):
+        return add_rms_norm(x, y, norm.weight, norm.eps)  # type: ignore[arg-type]
+    x = x + y
+    return x, norm(x)
 
 
 class Block(nn.Module):
@@ -54,18 +70,19 @@ class Block(nn.Module):
         self.mlp = {"swiglu": SwiGLU, "gelu": GeluMLP}[config.mlp](config)
 
     def parallel(self, x: Tensor, losses: Losses = None) -> Tensor:
-        return self.with_mlp(x + self.attention.parallel(self.attention_norm(x), losses))
+        return self.with_mlp(x, self.attention.parallel(self.attention_norm(x), losses))
 
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
         y, state = self.attention.chunk(self.attention_norm(x), state, position, losses)
-        return self.with_mlp(x + y), state
+        return self.with_mlp(x, y), state
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         y, state = self.attention.step(self.attention_norm(x), state, position)
-        return self.with_mlp(x + y), state
+        return self.with_mlp(x, y), state
 
-    def with_mlp(self, x: Tensor) -> Tensor:
-        """``x`` after attention to the block's output."""
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+    def with_mlp(self, x: Tensor, y: Tensor) -> Tensor:
+        """The block's input ``x`` and the attention's output ``y`` to the block's output."""
+        x, normed = add_and_norm(self.mlp_norm, x, y)
+        return x + self.mlp(normed)  # type: ignore[no-any-return]

@@ -90,7 +90,7 @@ class LanguageModel(nn.Module):
             inputs = block.attention_norm(x)
             outputs = block.attention.parallel(inputs)
             yield inputs, outputs
-            x = block.with_mlp(x + outputs)
+            x = block.with_mlp(x, outputs)
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., D] from `hidden_parallel` or `hidden_chunk` to [..., vocabulary]."""

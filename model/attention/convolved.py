@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from model.attention.base import State
 from model.attention.heads import GatedOutputAttention
 from model.config import ModelConfig
-from model.ops.convolution import convolution_chunk, convolution_step
+from model.ops.convolution import convolution_step
+from model.ops.fused.convolution import convolved_silu
 
 
 class ConvolvedAttention(GatedOutputAttention):
@@ -36,8 +37,7 @@ class ConvolvedAttention(GatedOutputAttention):
     def _convolved_chunk(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
         qkv, new_state = self.qkv(x), {}
         if self.conv_size:
-            qkv, new_state["conv"] = convolution_chunk(qkv, self.conv_weight, state["conv"])
-            qkv = F.silu(qkv)
+            qkv, new_state["conv"] = convolved_silu(qkv, self.conv_weight, state["conv"])
         return *self._heads(qkv), new_state
 
     def _convolved_step(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, State]:

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from model.attention.base import Losses, State
 from model.attention.convolved import ConvolvedAttention
 from model.config import ModelConfig
-from model.ops.delta import delta_chunk, delta_step
-
-NORM_EPSILON = 1e-6
+from model.ops.delta import delta_step
+from model.ops.fused.convolution import convolved_silu, unit_heads, unit_length
+from model.ops.fused.delta import packed_delta_chunk
 
 
 class DeltaAttention(ConvolvedAttention):
@@ -50,15 +50,22 @@ class DeltaAttention(ConvolvedAttention):
     def chunk(
         self, x: Tensor, state: State, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, State]:
-        q, k, v, new_state = self._convolved_chunk(x, state)
+        qkv, unit, new_state = self.qkv(x), self.num_heads * self.key_width, {}
+        if self.conv_size:
+            qkv, new_state["conv"] = convolved_silu(
+                qkv, self.conv_weight, state["conv"], unit, self.key_width
+            )
+        else:
+            qkv = unit_heads(qkv.float(), unit, self.key_width)
         beta, log_decay = self._gates(x)
-        num, new_state["S"] = delta_chunk(*_unit(q, k), v, beta, log_decay, state["S"])
+        num, new_state["S"] = packed_delta_chunk(qkv, beta, log_decay, state["S"])
         return self._gated_output(num, x), new_state
 
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         q, k, v, new_state = self._convolved_step(x, state)
         beta, log_decay = self._gates(x)
-        num, new_state["S"] = delta_step(*_unit(q, k), v, beta, log_decay, state["S"])
+        q, k = unit_length(q) * self.key_width**-0.5, unit_length(k)
+        num, new_state["S"] = delta_step(q, k, v, beta, log_decay, state["S"])
         return self._gated_output(num, x), new_state
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,8 +78,3 @@ class DeltaAttention(ConvolvedAttention):
         if not self.options["decay"]:
             return beta, torch.zeros_like(beta)
         return beta, self.decay_log.float().exp() * F.logsigmoid(-self.decay(x).float())
-
-
-def _unit(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    q, k = (t * (t.square().sum(dim=-1, keepdim=True) + NORM_EPSILON).rsqrt() for t in (q, k))
-    return q * q.shape[-1] ** -0.5, k

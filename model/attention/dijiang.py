@@ -64,8 +64,9 @@ class DijiangAttention(GatedOutputAttention):
     def _log_decay(self, device: torch.device) -> Tensor:
         return head_log_decay(self.num_heads, device).float().unsqueeze(1)
 
-    def _norm(self, num: Tensor) -> Tensor:
-        return F.layer_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
+    def _gated_norm(self, num: Tensor, gate: Tensor) -> Tensor:
+        normed = F.layer_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
+        return (normed * self.norm_weight.float()).to(gate.dtype) * F.silu(gate)
 
 
 def cosine_transform(size: int, device: torch.device) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from model.attention.base import Attention
 from model.attention.spec import key_dim
 from model.config import ModelConfig
 from model.linear import FusedLinear
+from model.ops.fused.gated_norm import gated_rms_norm
 from model.ops.rotary import rotate
 
 
@@ -70,11 +70,11 @@ class GatedOutputAttention(HeadsAttention):
 
     def _gated_output(self, num: Tensor, x: Tensor) -> Tensor:
         """The sums [..., H, V] and the layer's input [..., D] to [..., D]."""
-        o = self._norm(num) * self.norm_weight.float()
-        return self.out(o.flatten(-2).to(x.dtype) * F.silu(self.gate(x)))  # type: ignore[no-any-return]
+        gate = self.gate(x).unflatten(-1, num.shape[-2:])
+        return self.out(self._gated_norm(num, gate).flatten(-2))  # type: ignore[no-any-return]
 
-    def _norm(self, num: Tensor) -> Tensor:
-        return F.rms_norm(num, num.shape[-1:], eps=self.config.rms_norm_eps)
+    def _gated_norm(self, num: Tensor, gate: Tensor) -> Tensor:
+        return gated_rms_norm(num, self.norm_weight, gate, self.config.rms_norm_eps)
 
 
 def token_positions(position: Tensor, num_tokens: int) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 NO_TOKEN: int
 NOT_FINITE: int
@@ -88,3 +89,96 @@ class Runtime:
     def logprobs(self) -> list[float]: ...
     def top_logprobs(self) -> list[list[tuple[int, float]]]: ...
     def logits(self) -> npt.NDArray[np.float32]: ...
+
+class Training:
+    """The passes of ``training.h``; tensors are torch's, contiguous and without a gradient."""
+
+    def __init__(self, level: str = "") -> None: ...
+    def norm(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        weight: Tensor,
+        epsilon: float,
+        sum: Tensor | None,
+        out: Tensor,
+    ) -> None: ...
+    def norm_backward(
+        self,
+        sum: Tensor,
+        weight: Tensor,
+        epsilon: float,
+        grad_out: Tensor,
+        grad_sum: Tensor | None,
+        grad_x: Tensor,
+        grad_y: Tensor | None,
+        grad_weight: Tensor,
+    ) -> None: ...
+    def gated_norm(
+        self, x: Tensor, weight: Tensor, gate: Tensor, epsilon: float, out: Tensor
+    ) -> None: ...
+    def gated_norm_backward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        gate: Tensor,
+        epsilon: float,
+        grad_out: Tensor,
+        grad_x: Tensor,
+        grad_gate: Tensor,
+        grad_weight: Tensor,
+    ) -> None: ...
+    def swiglu(self, up: Tensor, out: Tensor) -> None: ...
+    def swiglu_backward(self, up: Tensor, grad_out: Tensor, grad_up: Tensor) -> None: ...
+    def convolution(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: Tensor,
+        unit: int,
+        head: int,
+        scale: float,
+        epsilon: float,
+        out: Tensor,
+    ) -> None: ...
+    def convolution_backward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: Tensor,
+        unit: int,
+        head: int,
+        scale: float,
+        epsilon: float,
+        grad_out: Tensor,
+        grad_x: Tensor,
+        grad_weight: Tensor,
+        grad_state: Tensor,
+    ) -> None: ...
+    def delta(
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        log_decay: Tensor,
+        state: Tensor,
+        out: Tensor,
+        u: Tensor,
+        starts: Tensor,
+        new_state: Tensor,
+    ) -> None: ...
+    def delta_backward(
+        self,
+        qkv: Tensor,
+        beta: Tensor,
+        log_decay: Tensor,
+        state: Tensor,
+        u: Tensor,
+        starts: Tensor,
+        grad_out: Tensor,
+        grad_new_state: Tensor | None,
+        grad_qkv: Tensor,
+        grad_beta: Tensor,
+        grad_log_decay: Tensor,
+        grad_state: Tensor,
+    ) -> None: ...
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> float: ...

@@ -35,7 +35,7 @@ def test_pairs_are_what_the_model_computes() -> None:
     x = model.embedding(ids)
     for block, (inputs, outputs) in zip(model.blocks, model.attention_pairs(ids), strict=True):
         assert torch.equal(inputs, block.attention_norm(x))
-        x = block.with_mlp(x + outputs)
+        x = block.with_mlp(x, outputs)
     assert torch.equal(model.logits(model.norm(x)), model.parallel(ids))
 
 

@@ -12,6 +12,7 @@
 
 #include "levels.h"
 #include "runtime.h"
+#include "training_bindings.h"
 
 namespace nb = nanobind;
 
@@ -275,6 +276,7 @@ NB_MODULE(_native, m) {
     m.attr("NO_TOKEN") = NO_TOKEN;
     m.attr("NOT_FINITE") = NOT_FINITE;
     m.def("levels", &levels);
+    bind_training(m);
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"));
     m.def(
         "read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("seconds"), nb::arg("threads"),

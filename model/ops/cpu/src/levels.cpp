@@ -12,6 +12,7 @@ namespace {
 
 struct Level {
     const Kernels* kernels;
+    const TrainingKernels* training;
     bool runs;
 };
 
@@ -30,19 +31,19 @@ std::vector<Level> all_levels() {
         v4 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
     (void)dot, (void)v4, (void)v3, (void)v2;
 #if defined(EVERSTREAM_HAS_V4DOT)
-    levels.push_back({&kernels_v4dot, dot});
+    levels.push_back({&kernels_v4dot, training_v4dot, dot});
 #endif
 #if defined(EVERSTREAM_HAS_V4)
-    levels.push_back({&kernels_v4, v4});
+    levels.push_back({&kernels_v4, training_v4, v4});
 #endif
 #if defined(EVERSTREAM_HAS_V3)
-    levels.push_back({&kernels_v3, v3});
+    levels.push_back({&kernels_v3, training_v3, v3});
 #endif
 #if defined(EVERSTREAM_HAS_V2)
-    levels.push_back({&kernels_v2, v2});
+    levels.push_back({&kernels_v2, training_v2, v2});
 #endif
 #else
-    levels.push_back({&kernels_neon, true});
+    levels.push_back({&kernels_neon, training_neon, true});
 #endif
     return levels;
 }
@@ -56,11 +57,14 @@ std::vector<std::string> levels() {
     return names;
 }
 
-const Kernels& kernels_of(const std::string& name) {
+static Level level_of(const std::string& name) {
     for (const Level& level : all_levels())
-        if (level.runs && (name.empty() || name == level.kernels->name)) return *level.kernels;
+        if (level.runs && (name.empty() || name == level.kernels->name)) return level;
     throw std::invalid_argument("level '" + name + "' does not run on this machine");
 }
+
+const Kernels& kernels_of(const std::string& name) { return *level_of(name).kernels; }
+const TrainingKernels* training_of(const std::string& name) { return level_of(name).training; }
 
 // The sum over threads that run at the same time.
 static double on_threads(int threads, const std::function<double()>& rate) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "training.h"
 
 namespace everstream {
 
@@ -12,6 +13,7 @@ namespace everstream {
 std::vector<std::string> levels();
 // Throws std::invalid_argument for a level that does not run here; "" is the best one.
 const Kernels& kernels_of(const std::string& level);
+const TrainingKernels* training_of(const std::string& level);
 // Bytes per second that `threads` threads read from buffers of `bytes` in all.
 double read_bandwidth(size_t bytes, double seconds, int threads, const std::string& level);
 // Operations per second of `threads` threads in products whose operands are in the nearest cache.

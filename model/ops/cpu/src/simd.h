@@ -50,6 +50,16 @@ struct F {
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
     }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
+    // Rounded to the nearest bfloat16, ties to even; a NaN stays one.
+    void store_bf16(uint16_t* p) const {
+        const __m512i u = _mm512_castps_si512(v);
+        const __m512i lowest = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+        const __m512i sum = _mm512_add_epi32(u, _mm512_add_epi32(lowest, _mm512_set1_epi32(0x7fff)));
+        const __m512i quiet = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
+        const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        const __m512i bits = _mm512_srli_epi32(_mm512_mask_mov_epi32(sum, nan, quiet), 16);
+        _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bits));
+    }
 };
 inline F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -127,6 +137,16 @@ struct F {
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
     }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
+    void store_bf16(uint16_t* p) const {
+        const __m256i u = _mm256_castps_si256(v);
+        const __m256i lowest = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+        const __m256i sum = _mm256_add_epi32(u, _mm256_add_epi32(lowest, _mm256_set1_epi32(0x7fff)));
+        const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+        const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        const __m256i bits = _mm256_srli_epi32(_mm256_blendv_epi8(sum, quiet, nan), 16);
+        const __m128i low = _mm256_castsi256_si128(bits), high = _mm256_extracti128_si256(bits, 1);
+        _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, high));
+    }
 };
 inline F operator+(F a, F b) { return {_mm256_add_ps(a.v, b.v)}; }
 inline F operator-(F a, F b) { return {_mm256_sub_ps(a.v, b.v)}; }
@@ -198,6 +218,15 @@ struct F {
         return {_mm_cvtepi32_ps(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(four)))};
     }
     void store(float* p) const { _mm_storeu_ps(p, v); }
+    void store_bf16(uint16_t* p) const {
+        const __m128i u = _mm_castps_si128(v);
+        const __m128i lowest = _mm_and_si128(_mm_srli_epi32(u, 16), _mm_set1_epi32(1));
+        const __m128i sum = _mm_add_epi32(u, _mm_add_epi32(lowest, _mm_set1_epi32(0x7fff)));
+        const __m128i quiet = _mm_or_si128(u, _mm_set1_epi32(0x400000));
+        const __m128i nan = _mm_castps_si128(_mm_cmpunord_ps(v, v));
+        const __m128i bits = _mm_srli_epi32(_mm_blendv_epi8(sum, quiet, nan), 16);
+        _mm_storel_epi64((__m128i*)p, _mm_packus_epi32(bits, bits));
+    }
 };
 inline F operator+(F a, F b) { return {_mm_add_ps(a.v, b.v)}; }
 inline F operator-(F a, F b) { return {_mm_sub_ps(a.v, b.v)}; }
@@ -271,6 +300,14 @@ struct F {
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))};
     }
     void store(float* p) const { vst1q_f32(p, v); }
+    void store_bf16(uint16_t* p) const {
+        const uint32x4_t u = vreinterpretq_u32_f32(v);
+        const uint32x4_t lowest = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+        const uint32x4_t sum = vaddq_u32(u, vaddq_u32(lowest, vdupq_n_u32(0x7fff)));
+        const uint32x4_t quiet = vorrq_u32(u, vdupq_n_u32(0x400000));
+        const uint32x4_t bits = vbslq_u32(vceqq_f32(v, v), sum, quiet);
+        vst1_u16(p, vshrn_n_u32(bits, 16));
+    }
 };
 inline F operator+(F a, F b) { return {vaddq_f32(a.v, b.v)}; }
 inline F operator-(F a, F b) { return {vsubq_f32(a.v, b.v)}; }
