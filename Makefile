@@ -31,6 +31,12 @@ WITHOUT_NATIVE := The native runtime was not built, so the server runs on torch,
 TORCH_SIZE := torch takes 200 MB to download as a CPU build; the one that the package index has for Linux comes \
 	with CUDA and takes 2.8 GB. PIP_EXTRA_INDEX_URL names an index of CPU builds (see docs/operations.md).
 
+# `make serve` has a model of each kind of state; `everstream serve` alone has the first of them.
+BUNDLED := everstream-stories $(filter-out everstream-stories,$(patsubst model/bundled/%/config.json,%,$(wildcard \
+	model/bundled/*/config.json)))
+OWN_MODEL = $(filter --model --model=% --config --config=% --served-model-name --served-model-name=%,$(ARGS)) \
+	$(EVERSTREAM_MODEL) $(EVERSTREAM_CONFIG) $(EVERSTREAM_SERVED_MODEL_NAME)
+
 # Each worker has the model's packages in memory, and starts servers of its own.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
@@ -47,8 +53,8 @@ POSTGRES_TESTS := tests/server/distributed tests/chaos
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-serve: $(VENV)/.installed ## Installs what is missing and serves the bundled model
-	@$(BIN)/everstream serve $(ARGS)
+serve: $(VENV)/.installed ## Installs what is missing and serves the bundled models
+	@$(BIN)/everstream serve $(if $(strip $(OWN_MODEL)),,$(BUNDLED:%=--model %)) $(ARGS)
 
 test: $(VENV)/.installed-dev ## Installs what is missing and runs every test
 ifeq ($(CHROMIUM),)

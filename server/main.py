@@ -430,6 +430,8 @@ def _openable(host: str) -> str:
 
 def _invite(config: ServerConfig, port: int) -> None:
     """Prints a line that can be pasted to see tokens stream."""
+    from model.bundled_models import DEFAULT_NAME, bundled_models
+
     url = f"http://{_openable(config.host)}:{port}"
     body = {"prompt": "Once upon a time", "max_tokens": 200, "stream": True}
     key = "-H 'Authorization: Bearer YOUR_KEY' " if config.wants_key else ""
@@ -438,6 +440,9 @@ def _invite(config: ServerConfig, port: int) -> None:
         f"  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json'"
         f" -d '{json.dumps(body)}'\n"
     )
+    others = [name for name in bundled_models() if name != DEFAULT_NAME]
+    if config.model[0].source is None and others:
+        typer.echo(f"Also bundled: {', '.join(others)} (--model NAME, repeated for several)\n")
     if config.is_open:
         typer.echo(OPEN_WARNING.format(host=config.host), err=True)
         logging.getLogger("everstream").warning("no API key, and listening on %s", config.host)

@@ -22,6 +22,12 @@ esac
 """
 
 
+EVERSTREAM = """#!/bin/sh
+echo "$@" > "$SERVED"
+echo serves
+"""
+
+
 class Tree:
     """A source tree with an environment in which nothing is installed yet."""
 
@@ -37,7 +43,9 @@ class Tree:
             (self.tools / name).symlink_to(shutil.which(name) or name)
         (path / ".venv/bin").mkdir(parents=True)
         self._script(path / ".venv/bin/python", PYTHON)
-        self._script(path / ".venv/bin/everstream", "#!/bin/sh\necho serves\n")
+        self._script(
+            path / ".venv/bin/everstream", '#!/bin/sh\necho "$@" > "$SERVED"\necho serves\n'
+        )
 
     def _script(self, path: Path, text: str) -> None:
         path.write_text(text)
@@ -46,12 +54,18 @@ class Tree:
     def add_compiler(self) -> None:
         self._script(self.tools / "g++", "#!/bin/sh\n")
 
-    def serve(self) -> tuple[list[str], str]:
+    def served(self, *arguments: str, **variables: str) -> list[str]:
+        """The command that `make serve` runs."""
+        self.serve(*arguments, **variables)
+        return (self.path / "served").read_text().split()
+
+    def serve(self, *arguments: str, **variables: str) -> tuple[list[str], str]:
         """What pip was asked for, and what was said."""
         self.log.write_text("")
         environment = {"PATH": str(self.tools), "LOG": str(self.log), "TREE": str(self.path)}
+        environment |= {"SERVED": str(self.path / "served"), **variables}
         done = subprocess.run(
-            [self.tools / "make", "serve"],
+            [self.tools / "make", "serve", *arguments],
             cwd=self.path,
             env=environment,
             stdout=subprocess.PIPE,
@@ -98,3 +112,21 @@ def test_nothing_is_installed_twice(tree: Tree, has_compiler: bool) -> None:
         tree.add_compiler()
     tree.serve()
     assert tree.serve() == ([], "serves\n")
+
+
+def test_every_bundled_model_is_served_the_default_first(tree: Tree) -> None:
+    for name in ("everstream-elu", "everstream-stories", "everstream-vq"):
+        folder = tree.path / "model" / "bundled" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    names = ("everstream-stories", "everstream-elu", "everstream-vq")
+    models = [word for name in names for word in ("--model", name)]
+    assert tree.served() == ["serve", *models]
+    assert tree.served("ARGS=--port 9000") == ["serve", *models, "--port", "9000"]
+    assert tree.served("ARGS=--model-dir x") == ["serve", *models, "--model-dir", "x"]
+
+
+@pytest.mark.parametrize("own", ["--model runs/mine", "--config=file", "--served-model-name x"])
+def test_model_of_the_caller_is_served_alone(tree: Tree, own: str) -> None:
+    assert tree.served(f"ARGS={own}") == ["serve", *own.split()]
+    assert tree.served(EVERSTREAM_MODEL="runs/mine") == ["serve"]

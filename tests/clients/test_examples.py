@@ -105,7 +105,7 @@ def test_search_keeps_the_best_and_leaves_nothing_behind(
         assert "the best 2 of 3" in output
         assert "the best 2 of 6" in output
         for table in output.split("round ")[1:]:
-            scores = [float(score) for score in re.findall(r"(-\d+\.\d+) ", table)]
+            scores = [float(score) for score in re.findall(r"(-?\d+\.\d+) ", table)]
             assert len(scores) == 2
             assert scores == sorted(scores, reverse=True)
         assert "\nOnce upon" in output

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
+from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import save_checkpoint
 from server.config import ServerConfig
 from server.main import _invite, app
@@ -145,4 +146,5 @@ def test_greeting_names_an_address_that_can_be_opened(
     _invite(ServerConfig(host=host), 8000)
     printed = capsys.readouterr().out
     assert f"Open {url}/ or paste:" in printed
+    assert all(name in printed for name in bundled_models() if name != DEFAULT_NAME)
     assert f"curl -N {url}/v1/completions" in printed
