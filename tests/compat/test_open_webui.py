@@ -13,6 +13,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from model.bundled_models import DEFAULT_MODEL
+from model.config import ModelConfig
 from tests.compat.replayed import Json, chunks, post
 
 #: Sent with each request where an administrator wants users' names forwarded.
@@ -32,6 +34,7 @@ CHAT: Json = {
         {"role": "user", "content": [{"type": "text", "text": "Go on."}]},
     ],
 }
+EOS = ModelConfig.load(DEFAULT_MODEL / "config.json").eos_token_id
 #: As its users set them on the page; it turns its list of biases into this object.
 SETTINGS: Json = {
     "temperature": 0.8,
@@ -43,7 +46,7 @@ SETTINGS: Json = {
     "presence_penalty": 0.1,
     "seed": 42,
     "stop": ["\n\n\n"],
-    "logit_bias": {"5": -100},
+    "logit_bias": {str(EOS): -100},
 }
 
 

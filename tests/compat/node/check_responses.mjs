@@ -10,7 +10,7 @@ import { z } from "zod";
 import { MODEL, PROMPT, all, client } from "./served.mjs";
 
 const api = client();
-const asked = { model: MODEL, input: PROMPT, max_output_tokens: 8, temperature: 0 };
+const asked = { model: MODEL, input: PROMPT, max_output_tokens: 8, temperature: 0, ignore_eos: true };
 const LAST = ["response.completed", "response.incomplete", "response.failed"];
 const Pet = z.object({ kind: z.enum(["cat", "dog"]), age: z.number().int().min(0).max(20) });
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
-from served import MODEL, QUESTION, async_client, client
+from served import ENDLESS, MODEL, QUESTION, async_client, client
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -67,6 +67,7 @@ def test_chat_has_a_message_and_usage() -> None:
             top_logprobs=2,
             n=2,
             seed=1,
+            extra_body=ENDLESS,
         )
     assert [choice.index for choice in answer.choices] == [0, 1]
     choice = answer.choices[0]
@@ -82,7 +83,13 @@ def test_chat_has_a_message_and_usage() -> None:
 
 
 def test_stream_says_what_the_whole_answer_says() -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 16, "seed": 4}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "max_tokens": 16,
+        "seed": 4,
+        "extra_body": ENDLESS,
+    }
     with client() as api:
         whole = api.chat.completions.create(**asked)
         chunks = list(

@@ -7,7 +7,7 @@ import math
 
 import pytest
 from openai import BadRequestError
-from served import MODEL, PROMPT, async_client, client
+from served import ENDLESS, MODEL, PROMPT, async_client, client
 
 
 def test_models_are_listed_and_found() -> None:
@@ -18,7 +18,9 @@ def test_models_are_listed_and_found() -> None:
 
 def test_completion_has_text_and_usage() -> None:
     with client() as openai:
-        answer = openai.completions.create(model=MODEL, prompt=PROMPT, max_tokens=12, seed=1)
+        answer = openai.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=12, seed=1, extra_body=ENDLESS
+        )
     assert answer.object == "text_completion"
     assert answer.choices[0].text
     assert answer.choices[0].finish_reason == "length"
@@ -40,7 +42,9 @@ def test_seed_repeats_a_completion() -> None:
 
 def test_stream_says_what_the_whole_answer_says() -> None:
     with client() as openai:
-        whole = openai.completions.create(model=MODEL, prompt=PROMPT, max_tokens=16, seed=3)
+        whole = openai.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=16, seed=3, extra_body=ENDLESS
+        )
         chunks = list(
             openai.completions.create(
                 model=MODEL,
@@ -49,6 +53,7 @@ def test_stream_says_what_the_whole_answer_says() -> None:
                 seed=3,
                 stream=True,
                 stream_options={"include_usage": True},
+                extra_body=ENDLESS,
             )
         )
     last = chunks.pop()
@@ -72,7 +77,13 @@ def test_batch_of_prompts_with_n_is_numbered_prompt_by_prompt() -> None:
 def test_logprobs_name_each_token() -> None:
     with client() as openai:
         answer = openai.completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=5, temperature=0, logprobs=3, echo=True
+            model=MODEL,
+            prompt=PROMPT,
+            max_tokens=5,
+            temperature=0,
+            logprobs=3,
+            echo=True,
+            extra_body=ENDLESS,
         )
     found = answer.choices[0].logprobs
     assert found is not None

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from check_chat import Pet
-from served import MODEL, PROMPT, async_client, client
+from served import ENDLESS, MODEL, PROMPT, async_client, client
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -27,7 +27,11 @@ WEATHER: dict[str, Any] = {
 def test_response_has_text_and_usage() -> None:
     with client() as api:
         answer = api.responses.create(
-            model=MODEL, input=PROMPT, max_output_tokens=12, metadata={"a": "b"}
+            model=MODEL,
+            input=PROMPT,
+            max_output_tokens=12,
+            metadata={"a": "b"},
+            extra_body=ENDLESS,
         )
     assert answer.object == "response"
     assert answer.output_text
@@ -43,7 +47,12 @@ def test_events_come_in_order_and_add_up() -> None:
     with client() as api:
         events = list(
             api.responses.create(
-                model=MODEL, input=PROMPT, max_output_tokens=12, stream=True, temperature=0
+                model=MODEL,
+                input=PROMPT,
+                max_output_tokens=12,
+                stream=True,
+                temperature=0,
+                extra_body=ENDLESS,
             )
         )
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -109,7 +118,12 @@ def test_lost_stream_is_taken_up_again() -> None:
     with client() as api:
         seen = []
         with api.responses.create(
-            model=MODEL, input=PROMPT, max_output_tokens=40, stream=True, background=True
+            model=MODEL,
+            input=PROMPT,
+            max_output_tokens=40,
+            stream=True,
+            background=True,
+            extra_body=ENDLESS,
         ) as stream:
             for event in stream:
                 seen.append(event)
@@ -172,6 +186,7 @@ def test_logprobs_come_where_they_are_asked_for() -> None:
             model=MODEL,
             input=PROMPT,
             max_output_tokens=4,
+            extra_body=ENDLESS,
             include=["message.output_text.logprobs"],
             top_logprobs=2,
         )
@@ -188,7 +203,12 @@ def test_async_client_streams() -> None:
     async def ask() -> list[str]:
         async with async_client() as api:
             stream = await api.responses.create(
-                model=MODEL, input=PROMPT, max_output_tokens=8, stream=True, store=False
+                model=MODEL,
+                input=PROMPT,
+                max_output_tokens=8,
+                stream=True,
+                store=False,
+                extra_body=ENDLESS,
             )
             return [event.type async for event in stream]
 

@@ -11,6 +11,8 @@ MODEL = "everstream-stories"
 SERVER = os.environ["EVERSTREAM_URL"]
 BASE = f"{SERVER}/v1"
 PROMPT = "Once upon a time"
+#: However soon the model would end its text, all tokens that are asked for come.
+ENDLESS = {"ignore_eos": True}
 QUESTION = [{"role": "user", "content": "Tell me of the old mill."}]
 
 
