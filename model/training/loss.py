@@ -14,35 +14,55 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from model.ops.fused.native import Training, kernels_for
+
 ROWS = 512
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        kernels: Training | None,
+    ) -> Tensor:
         x_low, w_low = x.to(dtype), weight.to(dtype)
         dx, dw = torch.empty_like(x), torch.zeros_like(weight)
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         for start in range(0, len(x), ROWS):
             part = slice(start, start + ROWS)
-            logits = (x_low[part] @ w_low.t()).float()
-            logits.sub_(logits.amax(dim=-1, keepdim=True))
-            wanted = targets[part].unsqueeze(1)
-            target_logits = logits.gather(1, wanted).squeeze(1)
-            p = logits.exp_()
-            sums = p.sum(dim=-1, keepdim=True)
-            total += (sums.squeeze(1).log() - target_logits).sum()
-            p.div_(sums).scatter_add_(1, wanted, torch.full_like(sums, -1.0))
-            p_low = p.to(dtype)
-            dx[part] = p_low @ w_low
-            dw += (p_low.t() @ x_low[part]).float()
-        ctx.save_for_backward(dx.div_(len(x)), dw.div_(len(x)))
+            logits = x_low[part] @ w_low.t()
+            if kernels is None:
+                nll, grad = _softmax_gradient(logits, targets[part])
+                total += nll
+            else:
+                total += kernels.cross_entropy(logits, targets[part])
+                grad = logits  # overwritten
+            dx[part] = grad @ w_low
+            dw += grad.t() @ x_low[part]
+        ctx.save_for_backward(dx, dw)
         return (total / len(x)).float()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dx, dw = ctx.saved_tensors
-        return dx * grads[0], dw * grads[0], None, None
+        scale = grads[0] / len(dx)
+        return dx * scale, dw * scale, None, None, None
+
+
+def _softmax_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of -log p of ``targets`` [N], and softmax of ``logits`` [N, V] less the targets."""
+    dtype, wanted = logits.dtype, targets.unsqueeze(1)
+    logits = logits.float()
+    logits = logits.sub_(logits.amax(dim=-1, keepdim=True))
+    target_logits = logits.gather(1, wanted).squeeze(1)
+    p = logits.exp_()
+    sums = p.sum(dim=-1, keepdim=True)
+    nll = (sums.squeeze(1).log() - target_logits).sum()
+    return nll, p.div_(sums).scatter_add_(1, wanted, torch.full_like(sums, -1.0)).to(dtype)
 
 
 def linear_cross_entropy(
@@ -51,7 +71,8 @@ def linear_cross_entropy(
     """Mean negative log likelihood in nats, a float32 scalar.
 
     ``x`` [N, D], ``weight`` [vocabulary, D], ``targets`` [N] int64; matrix
-    products run in ``dtype``, the softmax in float32.
+    products run in ``dtype``, the softmax in float32, on the CPU in a native kernel.
     """
-    loss = _LinearCrossEntropy.apply(x, weight, targets, dtype)  # type: ignore[no-untyped-call]
+    kernels = kernels_for(dtype, x, weight)
+    loss = _LinearCrossEntropy.apply(x, weight, targets, dtype, kernels)  # type: ignore[no-untyped-call]
     return cast(Tensor, loss)

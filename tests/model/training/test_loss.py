@@ -16,12 +16,26 @@ def test_loss_and_gradients_equal_plain_cross_entropy(rows: int) -> None:
 
     plain = F.cross_entropy(x.double() @ weight.double().t(), targets)
     expected = torch.autograd.grad(3.0 * plain, (x, weight))
-    loss = linear_cross_entropy(x, weight, targets)
-    actual = torch.autograd.grad(3.0 * loss, (x, weight))
+    for dtype in (torch.float32, torch.float64):  # a kernel, where it is built, and torch
+        loss = linear_cross_entropy(x, weight, targets, dtype)
+        actual = torch.autograd.grad(3.0 * loss, (x, weight))
 
-    assert loss.item() == pytest.approx(plain.item(), abs=1e-5)
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+        assert loss.item() == pytest.approx(plain.item(), abs=1e-5)
+        for a, b in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_bfloat16_products_round_no_more_than_their_operands_and_results() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS + 1, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 8, generator=generator, requires_grad=True)
+    targets = torch.randint(50, (ROWS + 1,), generator=generator)
+    exact = linear_cross_entropy(x, weight, targets)
+    low = linear_cross_entropy(x, weight, targets, torch.bfloat16)
+    assert low.item() == pytest.approx(exact.item(), rel=2**-9)
+    pairs = (torch.autograd.grad(loss, (x, weight)) for loss in (low, exact))
+    for a, b in zip(*pairs, strict=True):
+        assert (a - b).norm() < 4 * 2**-9 * b.norm()
 
 
 def test_large_logits_stay_finite() -> None:
