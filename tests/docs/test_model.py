@@ -8,7 +8,6 @@ import shlex
 
 import pytest
 
-from model.bundled_models import DEFAULT_MODEL
 from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.training.loop import _INDIFFERENT
@@ -16,7 +15,6 @@ from model.training.report import COLUMNS
 from tests.docs.pages import flags, names, page, rows, section
 
 TEXT = page("model.md")
-BUNDLED = ModelConfig.load(DEFAULT_MODEL / "config.json")
 COMMANDS = [
     shlex.split(line.replace("\\\n", ""))
     for block in re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -32,8 +30,10 @@ def test_table_has_every_field_and_default() -> None:
         assert table[name] == str(fields[name].default)
 
 
-def test_figures_of_the_bundled_model_are_right() -> None:
-    state, cache = StateLayout.of(BUNDLED).num_bytes, kv_cache_bytes_per_token(BUNDLED)
+@pytest.mark.parametrize("attention", ["gated", "delta"])
+def test_figures_of_the_example_are_right(attention: str) -> None:
+    config = ModelConfig(vocab_size=4096, attention=attention)
+    state, cache = StateLayout.of(config).num_bytes, kv_cache_bytes_per_token(config)
     assert f"= {state:,} bytes\n" in TEXT
     assert f"= {cache:,} bytes for each token, and so is past that after {state // cache} " in TEXT
 

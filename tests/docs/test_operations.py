@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
-from model.bundled_models import DEFAULT_MODEL
-from model.config import ModelConfig
-from model.state import StateLayout
 from server.build import DEFAULT_STATE_MEMORY_BYTES
 from server.config import SHARED_SAVE_INTERVAL, ServerConfig, flag_of, parse_bytes
 from server.engine.types import EngineStats, Finished, FinishReason, Usage
@@ -54,13 +51,6 @@ def test_table_has_every_default() -> None:
     )
     shared = f"{SHARED_SAVE_INTERVAL} with a shared store"
     assert shared in SETTINGS["EVERSTREAM_SAVE_INTERVAL_TOKENS"][3]
-
-
-def test_capacity_of_the_bundled_model_is_as_stated() -> None:
-    size = StateLayout.of(ModelConfig.load(DEFAULT_MODEL / "config.json")).num_bytes
-    counts = [f"{memory // size:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
-    stated = f"{size:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions"
-    assert f"{stated}, and 2 GiB hold {counts[1]}." in TEXT
 
 
 def test_table_has_every_metric_with_its_type() -> None:

@@ -8,22 +8,10 @@ from pathlib import Path
 
 from benchmarks.speed_report import comparison_cells
 from benchmarks.speed_results import read
-from model.bundled_models import DEFAULT_MODEL
-from model.config import ModelConfig
-from model.state import StateLayout, kv_cache_bytes_per_token
-from server.inspection import format_bytes
 from tests.docs.pages import DOCS, rows, section
 
 ROOT = DOCS.parent
 COMPARISON = rows(section((ROOT / "README.md").read_text(encoding="utf-8"), "How it compares"))
-
-
-def test_memory_is_that_of_the_bundled_model() -> None:
-    config = ModelConfig.load(DEFAULT_MODEL / "config.json")
-    state = format_bytes(StateLayout.of(config).num_bytes)
-    cache = f"{kv_cache_bytes_per_token(config) * 100_000 / 2**20:.0f} MiB"
-    (row,) = [row for row in COMPARISON if "at 100,000 tokens" in row[0]]
-    assert row[1:] == [state, cache, cache, cache]
 
 
 def test_speed_is_that_of_the_committed_results() -> None:
