@@ -109,6 +109,7 @@
  * A kept session as the server sees it. `parked`: what it runs rests until somebody reads it.
  * @typedef {object} SessionInfo
  * @property {string} session
+ * @property {string} model
  * @property {string} epoch
  * @property {number} position
  * @property {number} seq

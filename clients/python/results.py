@@ -28,6 +28,7 @@ class SessionInfo:
     """
 
     session: str
+    model: str
     epoch: str
     position: int
     seq: int

@@ -179,6 +179,7 @@ class SessionAnswer(BaseModel):
     """A session as its owner sees it. ``parked``: what it runs rests until somebody reads it."""
 
     session: str
+    model: str
     epoch: str
     position: int
     seq: int

@@ -33,7 +33,8 @@ STATE_SCHEMA = {"type": "string", "format": "binary"}
 
 def session_object(service: Service, info: SessionInfo) -> dict[str, Any]:
     """A session as its owner sees it."""
-    return asdict(info) | {"epoch": service.driver.epoch_name(info.epoch)}
+    names = {"model": service.model.name, "epoch": service.driver.epoch_name(info.epoch)}
+    return asdict(info) | names
 
 
 @router.post(

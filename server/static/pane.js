@@ -95,7 +95,8 @@ export class Pane {
     this.lineage = lineage;
     this.transcript = past;
     if (lineage.length) this.view.showOrigin(origin, lineage[0].at, past.pieces);
-    const { seq, position } = await this.#info();
+    const { seq, position, model } = await this.#info();
+    this.model = (await this.server.modelNamed(model)) ?? this.model;
     past.prompts = await this.server.promptsOf(id, Math.max(0, position - KEPT_PIECES));
     const cursor = { last_seq: Math.max(0, seq - KEPT_PIECES), take_over: true };
     this.run = new Run(this, this.server.client.resume(id, cursor), this.#watcher);

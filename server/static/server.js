@@ -17,6 +17,7 @@ export class Server {
   constructor({ onStatus, onModels }) {
     this.onStatus = onStatus;
     this.onModels = onModels;
+    this.models = []; // as the server has them
     this.isOpen = false;
     const url = new URL(".", document.baseURI);
     this.client = new Client(url, {
@@ -106,9 +107,16 @@ export class Server {
     if (this.isOpen) this.#describe();
   }
 
+  /** The model of this name as the server describes it, or undefined. */
+  async modelNamed(name) {
+    if (!this.models.length) this.models = await this.client.models();
+    return this.models.find(({ id }) => id === name);
+  }
+
   async #describe() {
     try {
-      this.onModels(await this.client.models());
+      this.models = await this.client.models();
+      this.onModels(this.models);
     } catch (error) {
       console.warn(error.message); // the socket says what becomes of the server
     }

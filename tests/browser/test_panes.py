@@ -274,3 +274,8 @@ def test_each_model_shows_its_kind_of_state(
         page.keyboard.press(f"Alt+{number + 1}")
         expect(page.locator("#state-parts")).to_have_text(shown[name])
         expect(page.locator("#state-bytes")).to_have_text(f"{sizes[name]}\u00a0KiB")
+    page.reload()
+    expect(page.locator(".figures").nth(2)).to_have_text(re.compile(r"^[1-9]\d* tokens$"))
+    for number, name in enumerate(kinds):
+        page.keyboard.press(f"Alt+{number + 1}")
+        expect(page.locator("#state-parts")).to_have_text(shown[name])

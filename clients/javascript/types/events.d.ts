@@ -109,6 +109,7 @@ export type Cursor = {
  */
 export type SessionInfo = {
     session: string;
+    model: string;
     epoch: string;
     position: number;
     seq: number;

@@ -75,6 +75,7 @@ async def test_rewind_cuts_the_text_and_begins_a_new_epoch(server: Running) -> N
     assert answer.pop("idle_s") >= 0
     assert answer == {
         "session": session,
+        "model": "fake",
         "epoch": server.driver.epoch_name(1),
         "position": 5,
         "seq": 11,

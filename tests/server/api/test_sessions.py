@@ -25,6 +25,7 @@ async def test_info_shows_position_idle_time_and_bytes(server: Running) -> None:
     assert info.pop("idle_s") >= 0
     assert info == {
         "session": session,
+        "model": "fake",
         "epoch": server.driver.epoch_name(0),
         "position": 5,
         "seq": 4,
