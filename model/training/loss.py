@@ -42,7 +42,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 total += kernels.cross_entropy(logits, targets[part])
                 grad = logits  # overwritten
             dx[part] = grad @ w_low
-            dw += grad.t() @ x_low[part]
+            dw += (grad.t() @ x_low[part]).float()  # adding two types is slower
         ctx.save_for_backward(dx, dw)
         return (total / len(x)).float()
 

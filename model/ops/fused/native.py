@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -12,6 +14,9 @@ try:
 except ImportError:  # no compiler where this was installed
     Training = None  # type: ignore[assignment,misc]
 
+#: Not empty within `without_kernels`.
+_set_aside: list[bool] = []
+
 _LOW_OR_SINGLE = (torch.float32, torch.bfloat16)
 
 
@@ -21,7 +26,7 @@ def kernels_for(dtype: torch.dtype, *tensors: Tensor) -> Training | None:
     ``dtype`` is that of the activations, float32 or bfloat16; each of ``tensors`` must have it or
     be float32. All are on the CPU and not empty, and a gradient is wanted of one of them.
     """
-    if Training is None or dtype not in _LOW_OR_SINGLE or not torch.is_grad_enabled():
+    if Training is None or _set_aside or dtype not in _LOW_OR_SINGLE or not torch.is_grad_enabled():
         return None
     if not any(t.requires_grad for t in tensors):
         return None
@@ -29,6 +34,16 @@ def kernels_for(dtype: torch.dtype, *tensors: Tensor) -> Training | None:
         t.device.type == "cpu" and t.numel() and t.dtype in (dtype, torch.float32) for t in tensors
     )
     return _best() if all(fit) else None
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Runs the definitions in all threads, for a comparison with the kernels."""
+    _set_aside.append(True)
+    try:
+        yield
+    finally:
+        _set_aside.pop()
 
 
 @cache

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.ops.cpu._native import Training
-from model.ops.fused.native import kernels_for
+from model.ops.fused.native import kernels_for, without_kernels
 from model.ops.fused.norm import rms_norm
 from model.ops.fused.swiglu import swiglu
 
@@ -22,6 +22,13 @@ def test_kernels_are_used_where_a_gradient_is_wanted() -> None:
     assert kernels_for(torch.bfloat16, x.bfloat16(), x) is not None
     with torch.no_grad():
         assert kernels_for(torch.float32, x) is None
+
+
+def test_kernels_can_be_set_aside() -> None:
+    x = torch.ones(2, 4, requires_grad=True)
+    with without_kernels():
+        assert kernels_for(torch.float32, x) is None
+    assert kernels_for(torch.float32, x) is not None
 
 
 @pytest.mark.parametrize(
