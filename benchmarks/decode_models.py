@@ -15,7 +15,7 @@ from benchmarks.decode_shapes import Size, matching_width
 from benchmarks.roofline import Cost, matrix_cost
 from model.config import ModelConfig
 from model.state import StateLayout
-from model.weights import num_parameters, weight_shapes
+from model.weights import num_parameters
 
 #: An MLP narrower than that of `Size` is a multiple of it wide, as vector code likes it.
 WIDTH_STEP = 16
@@ -49,7 +49,7 @@ def config_of(size: Size, attention: str) -> ModelConfig:
 def random_weights(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
     """Weights by their names in a checkpoint, the same every time; norms are one."""
     draw, weights = np.random.default_rng(0), {}
-    for name, shape in weight_shapes(config).items():
+    for name, shape in config.weight_shapes().items():
         if name.endswith(("norm.weight", "norm_weight")):
             weights[name] = np.ones(shape, np.float32)
             continue
@@ -75,6 +75,6 @@ def step_cost(config: ModelConfig, item_bytes: int, rows: int, streams: int) -> 
     """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out."""
     layout = StateLayout.of(config)
     state_numbers = sum(math.prod(field.spec.shape) for field in layout.fields if field.name == "S")
-    return matrix_cost(weight_shapes(config), item_bytes, rows, streams, "embedding") + Cost(
+    return matrix_cost(config.weight_shapes(), item_bytes, rows, streams, "embedding") + Cost(
         2 * layout.num_bytes * streams, OPERATIONS_PER_STATE_NUMBER * state_numbers * rows
     )

@@ -25,7 +25,8 @@ from benchmarks.decode_shapes import SIZES, Size
 from benchmarks.harness import available_bytes
 from benchmarks.peers import llama_config
 from benchmarks.roofline import ITEM_BYTES, Cost, matrix_cost
-from model.lm import LanguageModel, model_of
+from model.architectures.network import model_of
+from model.lm import LanguageModel
 
 ATTENTION = "gated"
 #: Chunks in which a prompt is read, as the server's torch path does.

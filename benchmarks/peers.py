@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.decode_shapes import matching_width
+from model.architectures.network import ModelState
 from model.config import ModelConfig
-from model.lm import LanguageModel, ModelState
+from model.lm import LanguageModel
 
 
 class Peer(Protocol):

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model import chat_template
+from model.architectures import config_from_dict
+from model.architectures.config import Config, read_json
 from model.bundled_models import bundled_models
 from model.chat_template import ChatTemplate, read_chat_template
-from model.config import ModelConfig, read_json
 from model.tokenizer import Tokenizer
 from model.weights import (
     INDEX,
@@ -41,7 +42,7 @@ from model.weights import (
 if TYPE_CHECKING:
     import torch
 
-    from model.lm import LanguageModel
+    from model.architectures.network import Network
 
 __all__ = ["Checkpoint", "CheckpointError", "load_checkpoint", "locate", "save_checkpoint"]
 
@@ -59,23 +60,23 @@ class Checkpoint:
     checkpoint's own, or the plain one.
     """
 
-    config: ModelConfig
+    config: Config
     weights: Weights
     tokenizer: Tokenizer
     digest: str
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
 
     @cached_property
-    def model(self) -> LanguageModel:
+    def model(self) -> Network:
         """The model on torch in float32, in evaluation mode, made when it is first asked for."""
-        from model.lm import model_of
+        from model.architectures.network import model_of
 
         return model_of(self.config, self.weights)
 
 
 def save_checkpoint(
     folder: Path,
-    model: LanguageModel,
+    model: Network,
     tokenizer: Tokenizer,
     dtype: torch.dtype | None = None,
 ) -> None:
@@ -175,17 +176,17 @@ def _is_readable(path: Path) -> bool:
     return True
 
 
-def _read(folder: Path, tokenizer: Tokenizer) -> tuple[ModelConfig, Weights]:
+def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
     """Config and weights, in our names whatever the folder's."""
     from model import foreign  # most checkpoints are not
 
     values = read_json(folder / CONFIG)
     if not foreign.is_foreign(values.get("model_type")):
-        return ModelConfig.from_dict(values), read_weights(folder)
+        return config_from_dict(values), read_weights(folder)
     return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)
 
 
-def _plain(config: ModelConfig, tokenizer: Tokenizer) -> ChatTemplate:
+def _plain(config: Config, tokenizer: Tokenizer) -> ChatTemplate:
     """The template for a checkpoint without one: texts begin with the model's start token."""
     starts = [name for name, id in tokenizer.special_ids.items() if id == config.bos_token_id]
     return ChatTemplate(special_tokens={"bos_token": starts[0]} if starts else {})

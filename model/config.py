@@ -6,11 +6,24 @@ have one, so that tools which read those files read ours too.
 
 from __future__ import annotations
 
-import dataclasses
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from model.architectures.config import (
+    Config,
+    ConfigError,
+    JsonConfig,
+    check_epsilon,
+    check_positive,
+    check_token_ids,
+    read_json,
+)
+
+if TYPE_CHECKING:
+    from model.attention.spec import Shape, TensorSpec
+
+__all__ = ["MODEL_TYPE", "ConfigError", "ModelConfig", "own_config", "read_json"]
 
 MODEL_TYPE = "everstream"
 
@@ -26,12 +39,8 @@ _KINDS = {
 _ADDED_LATER = ("attention_bias", "norm", "mlp", "max_position_embeddings")
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be a model. The message names the field."""
-
-
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(JsonConfig):
     """Everything that decides the shapes of weights and state.
 
     The defaults of the last four fields are the project's own models; the other
@@ -45,6 +54,9 @@ class ModelConfig:
     reads ``conv_size``, for example); the mechanism validates it and refuses
     unknown keys.
     """
+
+    model_type: ClassVar[str] = MODEL_TYPE
+    added_later: ClassVar[tuple[str, ...]] = _ADDED_LATER
 
     vocab_size: int
     hidden_size: int = 256
@@ -64,23 +76,10 @@ class ModelConfig:
     max_position_embeddings: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "head_dim",
-            "intermediate_size",
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, not {value!r}")
-        for name in ("bos_token_id", "eos_token_id"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value < self.vocab_size:
-                raise ConfigError(f"{name} must be in 0..{self.vocab_size - 1}, not {value!r}")
-        if type(self.rms_norm_eps) is not float or not 0.0 < self.rms_norm_eps < 1.0:
-            raise ConfigError(f"rms_norm_eps must be in (0, 1), not {self.rms_norm_eps!r}")
+        check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers")
+        check_positive(self, "num_attention_heads", "head_dim", "intermediate_size")
+        check_token_ids(self, "bos_token_id", "eos_token_id")
+        check_epsilon(self, "rms_norm_eps")
         for name, (kind, words) in _KINDS.items():
             if type(getattr(self, name)) is not kind:
                 raise ConfigError(f"{name} must be {words}, not {getattr(self, name)!r}")
@@ -97,47 +96,31 @@ class ModelConfig:
 
         spec_of(self.attention).check(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields plus ``model_type``, ready for JSON."""
-        values = dataclasses.asdict(self)
-        for added in dataclasses.fields(self):
-            if added.name in _ADDED_LATER and values[added.name] == added.default:
-                del values[added.name]
-        return {"model_type": MODEL_TYPE, **values}
+    def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
+        """See `model.architectures.config.Config`; every layer has the same tensors."""
+        from model.attention import spec_of
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The inverse of `to_dict`.
+        attention = spec_of(self.attention)
+        if not attention.constant_state:
+            raise ConfigError(f"attention {self.attention!r} has no constant state")
+        return [attention.state_spec(self)] * self.num_hidden_layers
 
-        Raises `ConfigError` for another ``model_type`` and for unknown or
-        missing fields.
-        """
-        values = dict(values)
-        model_type = values.pop("model_type", None)
-        if model_type != MODEL_TYPE:
-            raise ConfigError(f"model_type must be {MODEL_TYPE!r}, not {model_type!r}")
-        unknown = sorted(values.keys() - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ConfigError(f"unknown field {unknown[0]!r}")
-        if "vocab_size" not in values:
-            raise ConfigError("vocab_size is missing")
-        return cls(**values)
+    def weight_shapes(self) -> dict[str, Shape]:
+        """See `model.architectures.config.Config`."""
+        from model.block_weights import weight_shapes
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        return weight_shapes(self)
 
-    @classmethod
-    def load(cls, path: Path) -> ModelConfig:
-        """Reads ``config.json``; raises `ConfigError` where it is not one."""
-        return cls.from_dict(read_json(path))
+    def fixed_weights(self) -> frozenset[str]:
+        """Fixed features, and codebooks without a gradient."""
+        from model.attention import spec_of
+
+        layers, buffers = range(self.num_hidden_layers), spec_of(self.attention).buffers
+        return frozenset(f"blocks.{layer}.attention.{name}" for layer in layers for name in buffers)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `ConfigError` where there is none."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return values
+def own_config(config: Config) -> ModelConfig:
+    """``config`` where it is one of our own blocks; raises `ConfigError` otherwise."""
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(f"models of {config.attention} can be served, not trained or converted")
+    return config

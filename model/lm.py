@@ -1,28 +1,24 @@
-"""The language model: embedding, blocks, logits, in the three forms of the contract."""
+"""Our own language model: embedding, blocks of attention and MLP, logits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from model.attention.base import Losses, State
+from model.architectures.network import ModelState, Network
+from model.attention.base import Losses
 from model.attention.heads import token_positions
 from model.block import Block, make_norm
 from model.config import ModelConfig
 
-#: One `State` per layer.
-ModelState = tuple[State, ...]
 
-
-class LanguageModel(nn.Module):
+class LanguageModel(Network):
     """Token ids to logits. Weights are uninitialised until `init_weights` or a checkpoint."""
+
+    config: ModelConfig
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -36,24 +32,6 @@ class LanguageModel(nn.Module):
         self.norm = make_norm(config)
         if not config.tie_word_embeddings:
             self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    def parallel(self, tokens: Tensor, losses: Losses = None) -> Tensor:
-        """[B, T] int64 to logits [B, T, vocabulary], from the empty state."""
-        return self.logits(self.hidden_parallel(tokens, losses))
-
-    def chunk(
-        self, tokens: Tensor, state: ModelState, position: Tensor
-    ) -> tuple[Tensor, ModelState]:
-        """[B, T] int64 with the state of ``position`` [B] tokens; logits and the new state."""
-        x, state = self.hidden_chunk(tokens, state, position)
-        return self.logits(x), state
-
-    def step(
-        self, tokens: Tensor, state: ModelState, position: Tensor
-    ) -> tuple[Tensor, ModelState]:
-        """One token each, [B] int64; logits [B, vocabulary] and the new state."""
-        x, state = self.hidden_step(tokens, state, position)
-        return self.logits(x), state
 
     def hidden_parallel(self, tokens: Tensor, losses: Losses = None) -> Tensor:
         """`parallel` without the head: the normed output of the last block, [B, T, D]."""
@@ -92,10 +70,6 @@ class LanguageModel(nn.Module):
             yield inputs, outputs
             x = block.with_mlp(x, outputs)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """[..., D] from `hidden_parallel` or `hidden_chunk` to [..., vocabulary]."""
-        return F.linear(x, self.head_weight)
-
     @property
     def head_weight(self) -> Tensor:
         """[vocabulary, D]; the embedding itself where the two are tied."""
@@ -125,9 +99,6 @@ class LanguageModel(nn.Module):
         for block in self._blocks():
             block.attention.reset_parameters(generator)
 
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The embeddings of ``tokens``, plus those of ``positions`` where there is a table."""
         x = self.embedding(tokens)
@@ -138,18 +109,3 @@ class LanguageModel(nn.Module):
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]
-
-
-def model_of(
-    config: ModelConfig, weights: Mapping[str, npt.NDArray[Any]], dtype: torch.dtype = torch.float32
-) -> LanguageModel:
-    """A model with these weights, which are copied, as ``dtype``, in evaluation mode and frozen."""
-    model = LanguageModel(config)
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(torch.from_numpy(np.array(weights[name])))
-    return model.to(dtype).eval().requires_grad_(False)
-
-
-def weights_of(model: LanguageModel) -> dict[str, npt.NDArray[np.float32]]:
-    """Copies of a model's weights as a checkpoint has them."""
-    return {name: tensor.float().numpy().copy() for name, tensor in model.state_dict().items()}

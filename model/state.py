@@ -1,6 +1,6 @@
 """The layout of a session's state: one contiguous block of bytes, known from the config.
 
-Layer by layer, tensor by tensor in the order of the mechanism's spec, each
+Layer by layer, tensor by tensor in the order of `Config.layer_states`, each
 starting at a multiple of `ALIGNMENT` bytes. A copy of the block is a fork, a
 snapshot or a hibernated session, whatever runs the model.
 """
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model.attention import spec_of
+from model.architectures.config import Config
 from model.attention.spec import TensorSpec
-from model.config import ConfigError, ModelConfig
 
 ALIGNMENT = 64
 
@@ -39,14 +38,11 @@ class StateLayout:
     num_bytes: int
 
     @classmethod
-    def of(cls, config: ModelConfig) -> StateLayout:
-        """Raises `ConfigError` for a mechanism whose state grows."""
-        attention = spec_of(config.attention)
-        if not attention.constant_state:
-            raise ConfigError(f"attention {config.attention!r} has no constant state")
+    def of(cls, config: Config) -> StateLayout:
+        """Raises `ConfigError` for a model whose state grows."""
         fields, offset = [], 0
-        for layer in range(config.num_hidden_layers):
-            for name, spec in attention.state_spec(config).items():
+        for layer, tensors in enumerate(config.layer_states()):
+            for name, spec in tensors.items():
                 fields.append(Field(layer, name, spec, offset))
                 offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
         return cls(tuple(fields), config.num_hidden_layers, offset)
@@ -62,7 +58,7 @@ class StateLayout:
         return tuple(layers)
 
 
-def kv_cache_bytes_per_token(config: ModelConfig) -> int:
+def kv_cache_bytes_per_token(config: Config) -> int:
     """What softmax attention of the same shape caches for each token: K and V of all layers.
 
     In 16 bits, as servers keep such caches, though our own state is float32.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model.architectures.network import ModelState
 from model.attention.base import DTYPES
-from model.lm import ModelState
 from model.state import StateLayout
 
 

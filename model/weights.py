@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from model.attention import spec_of
+from model.architectures.config import Config, read_json
 from model.attention.spec import Shape
-from model.config import ModelConfig, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Ends the name of an int8 matrix's scales, [rows] float32.
@@ -68,7 +68,24 @@ class _Entry:
     start: int
 
 
-class WeightFiles(Mapping[str, Array]):
+class StoredWeights(Mapping[str, Array], ABC):
+    """Tensors in files, each read when it is asked for, as float32 where it is floating point."""
+
+    @abstractmethod
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor, which is not read."""
+
+    @abstractmethod
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor comes out as floating point; it is not read."""
+
+    @property
+    @abstractmethod
+    def stored_dtype(self) -> str:
+        """The dtype of most of the numbers in the files, such as ``int8``."""
+
+
+class WeightFiles(StoredWeights):
     """The tensors of safetensors files. Arrays are read-only where they share a file's memory."""
 
     def __init__(self, paths: list[Path]) -> None:
@@ -91,9 +108,7 @@ class WeightFiles(Mapping[str, Array]):
             raise CheckpointError(f"{entry.path}: {name} has the unknown dtype {entry.dtype}")
         count = math.prod(entry.shape)
         raw = np.frombuffer(entry.bytes, dtype, count, entry.start).reshape(entry.shape)
-        if entry.dtype == "BF16":  # the upper half of a float32
-            return (raw.astype(np.uint32) << 16).view(np.float32)
-        return np.require(raw, np.float32 if raw.dtype.kind == "f" else None, "A")
+        return decoded(raw, entry.dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -102,21 +117,30 @@ class WeightFiles(Mapping[str, Array]):
         return len(self._entries)
 
     def shape(self, name: str) -> Shape:
-        """The shape of a tensor, which is not read."""
         return self._entries[name].shape
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype of most of the numbers in the files, such as ``int8``."""
-        counts: dict[str, int] = {}
-        for entry in self._entries.values():
-            counts[entry.dtype] = counts.get(entry.dtype, 0) + math.prod(entry.shape)
-        most = max(counts, key=lambda dtype: counts[dtype])
-        return _NAMES.get(most, most)
+        return most_common_dtype((e.dtype, e.shape) for e in self._entries.values())
 
     def is_float(self, name: str) -> bool:
-        """Whether a tensor comes out as floating point; it is not read."""
         return name in self._scales or "F" in self._entries[name].dtype
+
+
+def decoded(raw: Array, dtype: str) -> Array:
+    """Numbers as a file of ``dtype`` has them, BF16 as uint16, to float32 or their integers."""
+    if dtype == "BF16":  # the upper half of a float32
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return np.require(raw, np.float32 if raw.dtype.kind == "f" else None, "A")
+
+
+def most_common_dtype(tensors: Iterable[tuple[str, Shape]]) -> str:
+    """The name of the dtype that most numbers of the (dtype, shape) pairs have."""
+    counts: dict[str, int] = {}
+    for dtype, shape in tensors:
+        counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
+    most = max(counts, key=lambda dtype: counts[dtype])
+    return _NAMES.get(most, most)
 
 
 def read_weights(folder: Path) -> WeightFiles:
@@ -133,7 +157,9 @@ def is_quantized(weights: Weights) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The one file, or those that the index names, in order."""
+    """The one file, or those that the index names, in order; ``folder`` where it is a file."""
+    if folder.is_file():
+        return [folder]
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     names = read_json(folder / INDEX).get("weight_map")
@@ -146,45 +172,20 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """The names and shapes of all weights of a model, as a checkpoint holds them."""
-    width, inner = config.hidden_size, config.intermediate_size
-    gelu = config.mlp == "gelu"
-    block = {
-        **_norm("attention_norm", config),
-        **_norm("mlp_norm", config),
-        "mlp.up.weight": (inner if gelu else 2 * inner, width),
-        "mlp.down.weight": (width, inner),
-        **({"mlp.up.bias": (inner,), "mlp.down.bias": (width,)} if gelu else {}),
-    }
-    attention = spec_of(config.attention).weight_shapes(config)
-    block |= {f"attention.{name}": shape for name, shape in attention.items()}
-    shapes = {"embedding.weight": (config.vocab_size, width), **_norm("norm", config)}
-    if config.max_position_embeddings:
-        shapes["position_embedding.weight"] = (config.max_position_embeddings, width)
-    if not config.tie_word_embeddings:
-        shapes["head.weight"] = (config.vocab_size, width)
-    for layer in range(config.num_hidden_layers):
-        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
-    return shapes
+def num_parameters(config: Config) -> int:
+    """Numbers that training sets; see `Config.fixed_weights` for what it does not."""
+    shapes, fixed = config.weight_shapes(), config.fixed_weights()
+    return sum(math.prod(shape) for name, shape in shapes.items() if name not in fixed)
 
 
-def num_parameters(config: ModelConfig) -> int:
-    """Numbers that training sets; fixed features and codebooks without a gradient are none."""
-    buffers = spec_of(config.attention).buffers
-    ends = tuple(f".attention.{name}" for name in buffers)
-    shapes = weight_shapes(config).items()
-    return sum(math.prod(shape) for name, shape in shapes if not name.endswith(ends))
-
-
-def check_weights(config: ModelConfig, weights: Weights) -> None:
+def check_weights(config: Config, weights: Weights) -> None:
     """Raises `CheckpointError` where a key is missing, unknown, or of another shape or kind."""
     # Before anything is made for each layer: the number is the config's word alone.
     if config.num_hidden_layers > len(weights):
         raise CheckpointError(
             f"{WEIGHTS} has {len(weights)} keys, too few for {config.num_hidden_layers} layers"
         )
-    wanted = weight_shapes(config)
+    wanted = config.weight_shapes()
     for kind, names in (
         ("lacks", wanted.keys() - weights.keys()),
         ("has an unknown", weights.keys() - wanted.keys()),
@@ -199,14 +200,9 @@ def check_weights(config: ModelConfig, weights: Weights) -> None:
             raise CheckpointError(f"{WEIGHTS}: {name} is of integers and has no {name}{SCALE}")
 
 
-def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
-    kinds = ("weight", "bias") if config.norm == "layer" else ("weight",)
-    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}
-
-
 def _shape_and_kind(weights: Weights, name: str) -> tuple[Shape, bool]:
     """The shape, and whether it is floating point, without reading a file's tensor."""
-    if isinstance(weights, WeightFiles):
+    if isinstance(weights, StoredWeights):
         return weights.shape(name), weights.is_float(name)
     return weights[name].shape, weights[name].dtype.kind == "f"
 

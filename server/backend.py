@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from model.architectures.config import Config
 from model.checkpoint import Checkpoint
-from model.config import ModelConfig
 from model.ops.cpu.runtime import NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class Backend:
 
     name: str
     dtype: str
-    config: ModelConfig
+    config: Config
     tokenizer: Tokenizer
     make_runner: Callable[[StatePool], Runner]
 
@@ -93,7 +93,7 @@ def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Bac
     try:
         import torch
 
-        from model.lm import model_of
+        from model.architectures.network import model_of
         from server.engine.torch_runner import TorchRunner
     except ImportError as error:
         raise BackendError(

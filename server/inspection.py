@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.state import StateLayout, kv_cache_bytes_per_token
-from model.weights import WeightFiles, num_parameters, weight_files
+from model.weights import StoredWeights, num_parameters, weight_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
 def _stored(checkpoint: Checkpoint, files: list[Path]) -> str:
     size = f"{sum(file.stat().st_size for file in files):,} bytes"
     weights = checkpoint.weights
-    return f"{weights.stored_dtype}, {size}" if isinstance(weights, WeightFiles) else size
+    return f"{weights.stored_dtype}, {size}" if isinstance(weights, StoredWeights) else size
 
 
 def _memory_table(checkpoint: Checkpoint) -> Table:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from model.architectures.network import Network, weights_of
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.lm import LanguageModel, weights_of
+from model.lm import LanguageModel
 from model.state import StateLayout
 from model.tokenizer import Tokenizer, train_tokenizer
 from server.engine.engine import Engine, EngineConfig
@@ -82,7 +83,7 @@ def tiny_engine(
     runtime: FakeRuntime | Runtime | None = None,
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
     tokenizer: Tokenizer | None = None,
-    model: LanguageModel | None = None,
+    model: Network | None = None,
     **config: Any,
 ) -> Engine:
     """On torch, or on the native runtime or a stand-in for it. ``config`` is `EngineConfig`'s."""

@@ -19,9 +19,10 @@ from benchmarks.harness import Figures
 from benchmarks.mechanisms.folder import Folder
 from benchmarks.mechanisms.language import Recipe, session_bytes, training
 from benchmarks.mechanisms.specs import SIZES, Spec
+from model.architectures.network import ModelState
 from model.attention import spec_of
 from model.config import ModelConfig
-from model.lm import LanguageModel, ModelState
+from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training.loop import Run
 

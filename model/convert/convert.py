@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from model.architectures.network import Network
 from model.checkpoint import load_checkpoint
+from model.config import own_config
 from model.convert.match import match_layers
 from model.convert.report import ConversionReport
 from model.convert.swap import copy_shared, target_config
@@ -52,13 +54,17 @@ def convert(conversion: Conversion) -> ConversionReport:
     source = load_checkpoint(conversion.source)
     run = Run(
         config,
-        target_config(source.config, conversion.attention, conversion.attention_options),
+        target_config(
+            own_config(source.config), conversion.attention, conversion.attention_options
+        ),
         source.tokenizer,
     )
     try:
+        original = source.model.to(run.device)
+        assert isinstance(original, LanguageModel), type(original)
         if run.step:
             raise TrainingError(f"{config.out} holds a training run: use another --out")
-        report = _convert(conversion, source.model.to(run.device), run)
+        report = _convert(conversion, original, run)
     finally:
         run.close()
     report.save(config.out)
@@ -109,7 +115,7 @@ def _fine_tune(run: Run) -> None:
             run.evaluate()
 
 
-def _bits_per_byte(model: LanguageModel, run: Run) -> float:
+def _bits_per_byte(model: Network, run: Run) -> float:
     (valid, *_) = run.config.valid
     model.to(run.device).eval()
     with _autocast(run):

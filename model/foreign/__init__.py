@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from model.config import ModelConfig
+from model.architectures.config import Config
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
 from model.weights import Array
 
-Reader = Callable[[ForeignConfig, Weights], tuple[ModelConfig, dict[str, Array]]]
+Reader = Callable[[ForeignConfig, Weights], tuple[Config, dict[str, Array]]]
 
 #: ``model_type`` of config.json -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
@@ -36,7 +36,7 @@ def is_foreign(model_type: object) -> bool:
 
 def read(
     values: dict[str, Any], tensors: Mapping[str, Array], vocab_size: int, eos_token_id: int
-) -> tuple[ModelConfig, dict[str, Array]]:
+) -> tuple[Config, dict[str, Array]]:
     """Our config and weights for a foreign config.json and the tensors of its weight files.
 
     ``vocab_size`` is the tokenizer's: ids above it have no text, and files hold them only to
@@ -57,12 +57,17 @@ def read(
 
 
 def _without_padding(
-    config: ModelConfig, weights: dict[str, Array], vocab_size: int
-) -> tuple[ModelConfig, dict[str, Array]]:
+    config: Config, weights: dict[str, Array], vocab_size: int
+) -> tuple[Config, dict[str, Array]]:
     if config.vocab_size <= vocab_size:
         return config, weights
     for name in weights.keys() & {"embedding.weight", "head.weight"}:
         # Another length is refused when it is loaded.
         if weights[name].shape[:1] == (config.vocab_size,):
             weights[name] = weights[name][:vocab_size]
-    return dataclasses.replace(config, vocab_size=vocab_size), weights
+    return _with_vocab_size(config, vocab_size), weights
+
+
+def _with_vocab_size(config: Config, vocab_size: int) -> Config:
+    changed: Config = dataclasses.replace(config, vocab_size=vocab_size)  # type: ignore[type-var]
+    return changed

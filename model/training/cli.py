@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from model.config import ConfigError, ModelConfig
+from model.config import ConfigError, ModelConfig, own_config
 from model.evaluation import Evaluation, Half, Mode
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def train_command(
         out.mkdir(parents=True, exist_ok=True)
         if init_from is not None:
             checkpoint = load_checkpoint(init_from)
-            model_config, ids = checkpoint.config, checkpoint.tokenizer
+            model_config, ids = own_config(checkpoint.config), checkpoint.tokenizer
         else:
             learnt = out / "tokenizer.json"
             if tokenizer is None and not learnt.is_file():

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model.architectures.network import Network
 from model.evaluation import DataError, Evaluation, Half, Mode, documents
-from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 
 __all__ = ["Evaluation", "Mode", "evaluate"]
@@ -23,7 +23,7 @@ __all__ = ["Evaluation", "Mode", "evaluate"]
 
 @torch.no_grad()
 def evaluate(
-    model: LanguageModel,
+    model: Network,
     tokenizer: Tokenizer,
     path: Path,
     mode: Mode = "windows",
@@ -62,7 +62,7 @@ def evaluate(
 
 
 def _scored(
-    model: LanguageModel, inputs: Tensor, targets: Tensor, mode: Mode, window: int
+    model: Network, inputs: Tensor, targets: Tensor, mode: Mode, window: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits [N, vocabulary] and targets [N], which together cover every token once."""
     if mode == "sliding":

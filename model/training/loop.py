@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.architectures.network import ModelState
 from model.attention import spec_of
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
-from model.lm import LanguageModel, ModelState
+from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training.data import Source, StreamBatches, tokenize_file
 from model.training.evaluate import evaluate

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.lm import LanguageModel, ModelState
+from model.architectures.network import ModelState
+from model.lm import LanguageModel
 
 
 def save_progress(

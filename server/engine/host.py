@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from model.config import ModelConfig
+from model.architectures.config import Config
 from model.tokenizer import Tokenizer
 from server.engine.checks import check_tokens
 from server.engine.config import EngineConfig
@@ -31,7 +31,7 @@ class Host:
 
     def __init__(
         self,
-        model_config: ModelConfig,
+        model_config: Config,
         tokenizer: Tokenizer,
         pool: StatePool,
         runner: Runner,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.lm import LanguageModel
+from model.architectures.network import Network
 
 logger = logging.getLogger("everstream.engine")
 
@@ -40,11 +40,11 @@ LARGE = 2.0**20
 MIN_USE = 0.6
 
 #: Results by model and number of threads; what else they depend on does not change in a process.
-_known: weakref.WeakKeyDictionary[LanguageModel, dict[int, tuple[int, ...]]]
+_known: weakref.WeakKeyDictionary[Network, dict[int, tuple[int, ...]]]
 _known = weakref.WeakKeyDictionary()
 
 
-def row_sizes(model: LanguageModel) -> tuple[int, ...]:
+def row_sizes(model: Network) -> tuple[int, ...]:
     """Batch sizes, ascending, such that `step` gives a row the same bits in all of them.
 
     Tried once for each model and number of threads.
@@ -69,7 +69,7 @@ def batches(num_rows: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 @torch.inference_mode()
-def _tried(model: LanguageModel) -> tuple[int, ...]:
+def _tried(model: Network) -> tuple[int, ...]:
     """The largest set of sizes that agree; of equally large ones that with the smaller sizes."""
     run = _trial(model)
     groups: list[tuple[Tensor, list[int]]] = []
@@ -95,7 +95,7 @@ def _bits_everywhere(run: Callable[[Tensor], Tensor], size: int) -> Tensor | Non
     return bits if agree else None
 
 
-def _trial(model: LanguageModel) -> Callable[[Tensor], Tensor]:
+def _trial(model: Network) -> Callable[[Tensor], Tensor]:
     """A run of chosen rows of two texts; gives all that it computes as bytes [rows, bytes].
 
     That is the logits and states of `step`, and the products of `_products`. The states
@@ -122,7 +122,7 @@ def _trial(model: LanguageModel) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def _products(model: LanguageModel, generator: torch.Generator) -> list[Callable[[Tensor], Tensor]]:
+def _products(model: Network, generator: torch.Generator) -> list[Callable[[Tensor], Tensor]]:
     """Products like those with the model's weights, one for each shape, of numbers that tell."""
     like = {(model.head_weight.shape, False, model.head_weight.dtype)}
     for module in model.modules():

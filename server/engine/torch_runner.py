@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model.lm import LanguageModel, ModelState
+from model.architectures.network import ModelState, Network
 from model.state_tensors import state_views
 from server.engine.invariance import batches, row_sizes
 from server.engine.runner import HIDDEN_UNIT, NO_TOKEN, Feed, Scored
@@ -46,7 +46,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Network,
         pool: StatePool,
         num_ids: int,
         grid: tuple[int, ...] = GRID,

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.decode_models import config_of, random_weights
 from benchmarks.decode_shapes import BLOCK, SIZES, count, matching_width, peer_tensors
 from benchmarks.peers import own_parameters
-from model.weights import num_parameters, weight_shapes
+from model.weights import num_parameters
 
 COMPARED = ("S1", "S2")
 
@@ -48,6 +48,6 @@ def test_matching_width_is_the_nearest() -> None:
 def test_random_weights_are_all_there_and_the_same_every_time() -> None:
     config = config_of(SIZES["tiny"], "gated")
     first, second = random_weights(config), random_weights(config)
-    assert {name: weight.shape for name, weight in first.items()} == weight_shapes(config)
+    assert {name: weight.shape for name, weight in first.items()} == config.weight_shapes()
     assert all((first[name] == second[name]).all() for name in first)
     assert all(weight.any() for weight in first.values())

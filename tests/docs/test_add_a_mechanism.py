@@ -14,12 +14,13 @@ from typing import cast
 import pytest
 import torch
 
+from model.architectures.network import weights_of
 from model.attention import MECHANISMS, mechanism, specs
 from model.attention.base import Attention
 from model.attention.spec import Spec
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
-from model.lm import LanguageModel, weights_of
+from model.lm import LanguageModel
 from model.weights import check_weights
 from server.backend import open_backend
 from server.engine.engine import EngineConfig

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.architectures.network import ModelState
 from model.config import ModelConfig
-from model.lm import LanguageModel, ModelState
+from model.lm import LanguageModel
 from tests.tiny import tiny_checkpoint
 
 MECHANISMS = ["elu", "gated", "softmax"]

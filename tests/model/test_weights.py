@@ -18,7 +18,6 @@ from model.weights import (
     check_weights,
     num_parameters,
     read_weights,
-    weight_shapes,
 )
 from tests.model.attention.test_contract import CASES, Case, case_id
 from tests.tiny import tiny_checkpoint
@@ -99,7 +98,7 @@ def assert_shapes(**settings: object) -> None:
     )
     model = LanguageModel(config)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    assert weight_shapes(config) == wanted
+    assert config.weight_shapes() == wanted
     assert num_parameters(config) == model.num_parameters()
 
 

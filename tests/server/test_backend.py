@@ -7,9 +7,10 @@ import logging
 import pytest
 import torch
 
+from model.architectures.network import weights_of
 from model.attention import MECHANISMS, spec_of
 from model.checkpoint import Checkpoint
-from model.lm import LanguageModel, weights_of
+from model.lm import LanguageModel
 from model.ops.cpu.runtime import built
 from server.backend import BackendError, Name, open_backend
 from server.engine.engine import Engine, EngineConfig

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from model.architectures.config import Config
 from model.attention import spec_of
 from model.attention.spec import key_dim
 from model.config import ConfigError, ModelConfig
@@ -64,7 +65,7 @@ class Runtime:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: Config,
         weights: Mapping[str, npt.NDArray[Any]],
         dtype: str = "bfloat16",
         threads: int = 1,
@@ -82,6 +83,8 @@ class Runtime:
         num_ids = config.vocab_size if num_ids is None else num_ids
         if not 1 <= num_ids <= config.vocab_size:
             raise NativeError(f"num_ids must be in 1..{config.vocab_size}, not {num_ids}")
+        if not isinstance(config, ModelConfig):
+            raise NativeError(f"it has no kernels for {config.attention} models")
         self.config, self.dtype = config, dtype
         try:
             self.layout = StateLayout.of(config)

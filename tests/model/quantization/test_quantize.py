@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from model.architectures.network import weights_of
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ModelConfig
-from model.lm import LanguageModel, weights_of
+from model.lm import LanguageModel
 from model.ops.cpu.runtime import Runtime
 from model.quantization.quantize import quantize_rows, save_quantized
 from model.weights import CheckpointError, is_quantized, read_weights

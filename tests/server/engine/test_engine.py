@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from model.architectures.network import weights_of
 from model.checkpoint import Checkpoint
-from model.lm import LanguageModel, weights_of
+from model.lm import LanguageModel
 from server.backend import open_backend
 from server.engine.engine import Engine, EngineConfig
 from server.engine.errors import (

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from model.lm import LanguageModel, model_of
+from model.architectures.network import model_of
+from model.lm import LanguageModel
 from server.engine.engine import Engine
 from server.engine.invariance import MIN_USE, SIZES, batches, row_sizes
 from server.engine.types import Event

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from model.architectures.network import model_of
 from model.attention import MECHANISMS, spec_of
-from model.lm import model_of
 from server.engine.runner import HIDDEN_UNIT, Feed, Runner
 from server.engine.types import SamplingParams
 from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner, needs_native

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.architectures.network import ModelState
 from model.attention import MECHANISMS, spec_of
-from model.lm import LanguageModel, ModelState
+from model.lm import LanguageModel
 from server.engine.runner import Feed, Runner
 from server.engine.state_pool import StatePool
 from server.engine.torch_runner import TorchRunner

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.lm import model_of
+from model.architectures.network import model_of
 from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
 from server.engine.types import SamplingParams
 from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner

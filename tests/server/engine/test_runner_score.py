@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.lm import model_of
+from model.architectures.network import model_of
 from server.engine.runner import Feed, Runner
 from server.engine.types import SamplingParams
 from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner, needs_native

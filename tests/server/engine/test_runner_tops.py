@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.lm import model_of
+from model.architectures.network import model_of
 from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.architectures.network import weights_of
 from model.attention import MECHANISMS, spec_of
 from model.attention.base import State
 from model.block import Block
 from model.config import ModelConfig
-from model.lm import LanguageModel, weights_of
+from model.lm import LanguageModel
 from model.ops.cpu.runtime import Runtime, levels
 from model.state import StateLayout
 from tests.model.attention.oracles import ORACLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.lm import model_of, weights_of
+from model.architectures.network import model_of, weights_of
 from model.ops.cpu.runtime import NO_TOKEN, Runtime
 from model.state import StateLayout
 from model.state_tensors import pack_state

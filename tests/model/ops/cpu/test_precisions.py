@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from model.lm import LanguageModel, model_of, weights_of
+from model.architectures.network import model_of, weights_of
+from model.lm import LanguageModel
 from model.ops.cpu.runtime import Runtime, levels
 from tests.model.ops.cpu.models import (
     NAMES,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.lm import weights_of
+from model.architectures.network import weights_of
 from model.ops.cpu import _native
 from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from server.engine.sampler import uniform

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model.lm import model_of, weights_of
+from model.architectures.network import model_of, weights_of
 from model.ops.cpu.runtime import DTYPES, Runtime
 from tests.model.ops.cpu.models import (
     NAMES,

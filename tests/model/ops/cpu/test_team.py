@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.lm import weights_of
+from model.architectures.network import weights_of
 from model.ops.cpu.runtime import Runtime
 from tests.model.ops.cpu.models import Shape, make_model, random_tokens, small_weights
 

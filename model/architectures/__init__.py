@@ -1,0 +1,63 @@
+"""Model families: what the engine, the store and the API need to know of each, and nothing else.
+
+An architecture is a config and a network.
+
+- The **config** (`model.architectures.config.Config`) is known without torch and without
+  weights. It is validated, has a JSON form with a ``model_type`` of its own, names the
+  tensors of a session's state layer by layer (all zeros is the empty state), and gives the
+  names and shapes of the weights.
+- The **network** (`model.architectures.network.Network`) maps token ids to logits in the
+  three forms ``parallel``, ``chunk`` and ``step``, with the state as named tensors per layer.
+
+`model.state.StateLayout` puts the state of any config into one block of bytes, which is all
+that sessions, forks, snapshots and stores handle. A new family costs a folder here and a line
+in `ARCHITECTURES`; a reader of its published files is added to `model.foreign` or
+`model.files`.
+
+Importing this imports no torch; `network_class` does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from model.architectures.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from model.architectures.network import Network
+
+__all__ = ["ARCHITECTURES", "Config", "ConfigError", "config_from_dict", "network_class"]
+
+
+class Architecture(NamedTuple):
+    """The classes of a family, each as (module, name); imported when asked for."""
+
+    config: tuple[str, str]
+    network: tuple[str, str]
+
+
+#: ``model_type`` of our own checkpoint folders -> the family.
+ARCHITECTURES: dict[str, Architecture] = {
+    "everstream": Architecture(
+        config=("model.config", "ModelConfig"), network=("model.lm", "LanguageModel")
+    ),
+}
+
+
+def config_from_dict(values: dict[str, Any]) -> Config:
+    """The config in a ``config.json`` of ours; raises `ConfigError` where there is none."""
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        known = " or ".join(map(repr, ARCHITECTURES))
+        raise ConfigError(f"model_type must be {known}, not {model_type!r}")
+    module, name = ARCHITECTURES[model_type].config
+    config: Config = getattr(import_module(module), name).from_dict(values)
+    return config
+
+
+def network_class(config: Config) -> type[Network]:
+    """The network that ``config`` describes; it is constructed from the config alone."""
+    module, name = ARCHITECTURES[config.model_type].network
+    cls: type[Network] = getattr(import_module(module), name)
+    return cls

@@ -1,0 +1,140 @@
+"""The config of an architecture: what is known of a model without its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+if TYPE_CHECKING:
+    from model.attention.spec import Shape, TensorSpec
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be a model. The message names the field."""
+
+
+class Config(Protocol):
+    """What every part of the server may ask of a model's config. Immutable and validated."""
+
+    model_type: ClassVar[str]
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def bos_token_id(self) -> int: ...
+    @property
+    def eos_token_id(self) -> int: ...
+
+    @property
+    def attention(self) -> str:
+        """The name of the token mixing, as users see it."""
+
+    @property
+    def attention_options(self) -> Mapping[str, Any]:
+        """What else decides the shapes of the token mixing, for users to read."""
+
+    def layer_states(self) -> Sequence[Mapping[str, TensorSpec]]:
+        """The state tensors of each layer, in their order in a session's block.
+
+        Raises `ConfigError` where the state grows with the text.
+        """
+
+    def weight_shapes(self) -> dict[str, Shape]:
+        """The names and shapes of all weights, as a checkpoint holds them."""
+
+    def fixed_weights(self) -> frozenset[str]:
+        """Those of `weight_shapes` that no gradient trains."""
+
+    def save(self, path: Path) -> None:
+        """Writes the JSON form. Raises OSError."""
+
+
+class JsonConfig:
+    """The JSON form of a config that is a dataclass: its fields and a ``model_type``."""
+
+    model_type: ClassVar[str]
+    #: Fields written only where they are not the default: older files keep their bytes and digest.
+    added_later: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields plus ``model_type``, ready for JSON."""
+        values = dataclasses.asdict(self)  # type: ignore[call-overload]
+        for added in dataclasses.fields(self):  # type: ignore[arg-type]
+            if added.name in self.added_later and values[added.name] == added.default:
+                del values[added.name]
+        return {"model_type": self.model_type, **values}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises `ConfigError` for another ``model_type`` and for unknown or
+        missing fields.
+        """
+        values = dict(values)
+        model_type = values.pop("model_type", None)
+        if model_type != cls.model_type:
+            raise ConfigError(f"model_type must be {cls.model_type!r}, not {model_type!r}")
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        unknown = sorted(values.keys() - {field.name for field in fields})
+        if unknown:
+            raise ConfigError(f"unknown field {unknown[0]!r}")
+        for field in fields:
+            no_default = field.default is field.default_factory is dataclasses.MISSING
+            if no_default and field.name not in values:
+                raise ConfigError(f"{field.name} is missing")
+        return cls(**values)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads ``config.json``; raises `ConfigError` where it is not one."""
+        return cls.from_dict(read_json(path))
+
+
+def check_positive(config: object, *names: str) -> None:
+    """Raises `ConfigError` where a field is not a positive integer."""
+    for name in names:
+        value = getattr(config, name)
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+
+
+def check_token_ids(config: Config, *names: str) -> None:
+    """Raises `ConfigError` where a field is no id of the vocabulary."""
+    for name in names:
+        value = getattr(config, name)
+        if type(value) is not int or not 0 <= value < config.vocab_size:
+            raise ConfigError(f"{name} must be in 0..{config.vocab_size - 1}, not {value!r}")
+
+
+def check_epsilon(config: object, *names: str) -> None:
+    """Raises `ConfigError` where a field is no float between 0 and 1."""
+    for name in names:
+        value = getattr(config, name)
+        if type(value) is not float or not 0.0 < value < 1.0:
+            raise ConfigError(f"{name} must be in (0, 1), not {value!r}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises `ConfigError` where there is none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return values
