@@ -4,7 +4,7 @@ Keys and shapes are checked strictly, and a digest over config, weights and
 tokenizer names the model: a session's state means something only to the model
 that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files beside
-an index.
+an index. So does a native RWKV-7 file, ``NAME.pth``, with a tokenizer in the same folder.
 
 A chat template may lie beside them (`model.chat_template`); what a state means
 does not depend on it, so the digest leaves it out.
@@ -18,6 +18,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +49,10 @@ __all__ = ["Checkpoint", "CheckpointError", "load_checkpoint", "locate", "save_c
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 FILES = (CONFIG, WEIGHTS, TOKENIZER)
+#: Tokenizers that a `.pth` file may have in its folder, the first one that is there.
+TOKENIZERS = (TOKENIZER, "rwkv_vocab_v20230424.txt")
+#: Ends the name of a native RWKV file, which is a model without a folder.
+TORCH_SUFFIX = ".pth"
 #: ``owner/name``.
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
@@ -97,12 +102,50 @@ def save_checkpoint(
     shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # `save_file` writes for its user alone
 
 
-def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
-    """Loads a folder, a bundled model by its name, or a hub id (see `locate`).
+def load_checkpoint(
+    source: str | Path, revision: str | None = None, tokenizer: Path | None = None
+) -> Checkpoint:
+    """Loads a folder, a ``.pth`` file, a bundled model by its name, or a hub id (see `locate`).
 
+    ``tokenizer`` is the tokenizer's file of a ``.pth``; by default it is in the same folder.
     Raises `CheckpointError`, `ConfigError` or `TokenizerError`.
     """
     folder = locate(source, revision)
+    if folder.suffix == TORCH_SUFFIX:
+        return _load_file(folder, tokenizer or _beside(folder))
+    return _load_folder(folder)
+
+
+def tokenizer_file(source: str | Path) -> Path:
+    """The tokenizer's file of what `locate` finds. Raises `CheckpointError`."""
+    found = locate(source)
+    return _beside(found) if found.suffix == TORCH_SUFFIX else found / TOKENIZER
+
+
+def _beside(path: Path) -> Path:
+    """The tokenizer's file in the folder of ``path``."""
+    found = [path.with_name(name) for name in TOKENIZERS if _is_readable(path.with_name(name))]
+    if not found:
+        raise CheckpointError(f"{path.parent} has no {' or '.join(TOKENIZERS)} for {path.name}")
+    return found[0]
+
+
+def _load_file(path: Path, tokenizer_file: Path) -> Checkpoint:
+    """A native RWKV file and its tokenizer's."""
+    from model.foreign.rwkv7 import read_native
+    from model.torch_file import TorchFile
+
+    tokenizer = Tokenizer.load(tokenizer_file)
+    config, weights = read_native(TorchFile(path), path.name)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"
+        )
+    template = read_chat_template(path.parent) or _plain(config, tokenizer)
+    return Checkpoint(config, weights, tokenizer, _digest([path, tokenizer_file]), template)
+
+
+def _load_folder(folder: Path) -> Checkpoint:
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     config, weights = _read(folder, tokenizer)
     if tokenizer.vocab_size > config.vocab_size:
@@ -111,15 +154,19 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
         )
     check_weights(config, weights)
     template = read_chat_template(folder) or _plain(config, tokenizer)
-    return Checkpoint(config, weights, tokenizer, _digest(folder), template)
+    files = [folder / CONFIG, *weight_files(folder), folder / TOKENIZER]
+    return Checkpoint(config, weights, tokenizer, _digest(files), template)
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
     """The folder of ``source``: a local one, else a bundled model's, else fetched from the hub.
 
+    A ``.pth`` file is itself what is located.
     The hub is for ids ``owner/name``, and needs ``huggingface_hub``. Raises `CheckpointError`.
     """
     folder = Path(source)
+    if folder.suffix == TORCH_SUFFIX and _is_readable(folder):
+        return folder
     if os.path.isdir(folder):
         return _complete(folder)
     if str(source) in bundled_models():
@@ -148,12 +195,12 @@ def _why_no_folder(path: Path) -> str:
         path.stat()
     except FileNotFoundError:
         return (
-            "there is no such folder; a model is a folder with config.json,"
+            "there is no such folder; a model is a folder with config.json, a .pth file,"
             f" {', '.join(bundled_models())}, or owner/name on the Hugging Face hub"
         )
     except OSError as error:
         return str(error.strerror)
-    return "not a folder; a model is a folder with config.json, not one of its files"
+    return "not a folder; a model is a folder with config.json or a .pth file"
 
 
 def _complete(folder: Path) -> Path:
@@ -181,6 +228,7 @@ def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
     from model import foreign  # most checkpoints are not
 
     values = read_json(folder / CONFIG)
+    foreign.refuse_unsupported(values.get("model_type"))
     if not foreign.is_foreign(values.get("model_type")):
         return config_from_dict(values), read_weights(folder)
     return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)
@@ -192,8 +240,9 @@ def _plain(config: Config, tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(special_tokens={"bos_token": starts[0]} if starts else {})
 
 
-def _digest(folder: Path) -> str:
+def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for path in (folder / CONFIG, *weight_files(folder), folder / TOKENIZER):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -75,6 +75,8 @@ ON_THE_NATIVE_WAY = (
     *("model.config", "model.attention", "model.state", "model.tokenizer", "model.weights"),
     *("model.checkpoint", "model.foreign.gpt2", "model.foreign.llama"),
     *("model.foreign.flash_linear_attention", "model.ops.cpu.runtime"),
+    *("model.architectures", "model.architectures.rwkv7.config", "model.foreign.rwkv7"),
+    *("model.torch_file", "model.tensor_pickle"),
     *("server.engine.engine", "server.engine.scheduler", "server.engine.state_pool"),
     *("server.engine.sessions", "server.engine.native_runner", "server.backend", "server.main"),
     *("server.inspection", "server.terminal", "server.config", "server.serving", "server.driver"),
@@ -103,6 +105,9 @@ UNSAFE = (
     *("torch.package", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load"),
     *("allow_pickle", "pandas.read_pickle"),
 )
+
+#: Files that tests read are written by torch itself, which runs nothing that they hold.
+WRITERS = {"tests/rwkv7.py": ("torch.save",)}
 
 #: The only readers of the environment.
 ENVIRONMENT_READERS = ("server.config",)
@@ -166,6 +171,7 @@ def test_nothing_runs_code_from_data() -> None:
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in source_files()
         for line, name in uses(ast.parse(path.read_bytes(), str(path)), UNSAFE)
+        if name not in WRITERS.get(str(path.relative_to(ROOT)), ())
     ]
     assert used == []
 

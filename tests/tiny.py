@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from model.architectures import Config, network_class
 from model.architectures.network import Network, weights_of
+from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel
@@ -45,11 +47,41 @@ def tiny_tokenizer() -> Tokenizer:
         return train_tokenizer([file], 300)
 
 
+#: What `tiny_checkpoint` takes for a mechanism of our own block, and is another architecture.
+ARCHITECTURES = ("rwkv7",)
+
+
 @cache
 def tiny_checkpoint(attention: str = "gated", seed: int = 0) -> Checkpoint:
-    tokenizer = tiny_tokenizer()
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
+    config = _tiny_config(attention)
+    model, generator = network_class(config)(config), torch.Generator().manual_seed(seed)
+    if isinstance(model, LanguageModel):
+        model.init_weights(generator)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not isinstance(model, LanguageModel):
+                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.2)
+            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
+    digest = f"tiny-{attention}-{seed}"
+    return Checkpoint(config, weights_of(model), tiny_tokenizer(), digest)
+
+
+def _tiny_config(attention: str) -> Config:
+    vocab_size = tiny_tokenizer().vocab_size
+    if attention == "rwkv7":
+        return Rwkv7Config(
+            vocab_size=vocab_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            head_dim=16,
+            intermediate_size=48,
+            decay_rank=8,
+            rate_rank=8,
+            value_rank=4,
+            gate_rank=12,
+        )
+    return ModelConfig(
+        vocab_size=vocab_size,
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -57,13 +89,6 @@ def tiny_checkpoint(attention: str = "gated", seed: int = 0) -> Checkpoint:
         intermediate_size=48,
         attention=attention,
     )
-    model = LanguageModel(config)
-    generator = torch.Generator().manual_seed(seed)
-    model.init_weights(generator)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
-    return Checkpoint(config, weights_of(model), tokenizer, digest=f"tiny-{attention}-{seed}")
 
 
 @cache

@@ -42,6 +42,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "everstream": Architecture(
         config=("model.config", "ModelConfig"), network=("model.lm", "LanguageModel")
     ),
+    "everstream-rwkv7": Architecture(
+        config=("model.architectures.rwkv7.config", "Rwkv7Config"),
+        network=("model.architectures.rwkv7.network", "Rwkv7"),
+    ),
 }
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from model.architectures.config import Config
+from model.architectures.config import Config, ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
 from model.weights import Array
 
-Reader = Callable[[ForeignConfig, Weights], tuple[Config, dict[str, Array]]]
+Reader = Callable[[ForeignConfig, Weights], tuple[Config, Mapping[str, Array]]]
 
 #: ``model_type`` of config.json -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
@@ -26,7 +26,26 @@ READERS: dict[str, tuple[str, str]] = {
     "gla": ("model.foreign.flash_linear_attention", "read_gla"),
     "retnet": ("model.foreign.flash_linear_attention", "read_retnet"),
     "linear_attn": ("model.foreign.flash_linear_attention", "read_linear_attn"),
+    "rwkv7": ("model.foreign.rwkv7", "read_rwkv7"),
+    "rwkv7_native": ("model.foreign.rwkv7", "read_rwkv7"),
+    "rwkv7_hf_adapter": ("model.foreign.rwkv7", "read_rwkv7"),
 }
+
+#: Families that people will try, by why they cannot be served.
+REFUSED: dict[str, tuple[str, ...]] = {
+    "some of its layers are attention, whose state grows with the text": (
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "kimi_linear", "falcon_h1", "minimax"),
+        *("granitemoehybrid", "nemotron_h", "jamba", "bamba", "lfm2", "plamo2", "zamba2"),
+    ),
+    "of this family only RWKV-7 is": ("rwkv", "rwkv5", "rwkv6", "rwkv6qwen2", "arwkv7"),
+}
+
+
+def refuse_unsupported(model_type: object) -> None:
+    """Raises `ConfigError` for a family that is known and cannot be served."""
+    for reason, families in REFUSED.items():
+        if model_type in families:
+            raise ConfigError(f"{model_type} models are not supported: {reason}")
 
 
 def is_foreign(model_type: object) -> bool:
@@ -36,7 +55,7 @@ def is_foreign(model_type: object) -> bool:
 
 def read(
     values: dict[str, Any], tensors: Mapping[str, Array], vocab_size: int, eos_token_id: int
-) -> tuple[Config, dict[str, Array]]:
+) -> tuple[Config, Mapping[str, Array]]:
     """Our config and weights for a foreign config.json and the tensors of its weight files.
 
     ``vocab_size`` is the tokenizer's: ids above it have no text, and files hold them only to
@@ -57,9 +76,10 @@ def read(
 
 
 def _without_padding(
-    config: Config, weights: dict[str, Array], vocab_size: int
-) -> tuple[Config, dict[str, Array]]:
-    if config.vocab_size <= vocab_size:
+    config: Config, weights: Mapping[str, Array], vocab_size: int
+) -> tuple[Config, Mapping[str, Array]]:
+    # What is read only when asked for stays whole; ids without text are never drawn.
+    if config.vocab_size <= vocab_size or not isinstance(weights, dict):
         return config, weights
     for name in weights.keys() & {"embedding.weight", "head.weight"}:
         # Another length is refused when it is loaded.

@@ -81,6 +81,11 @@ class Weights:
             )
         return {}
 
+    def take_all(self) -> Mapping[str, Array]:
+        """All tensors, for a reader that checks the keys itself."""
+        self._left = {}
+        return self._tensors
+
     def refuse_unknown(self) -> None:
         """Raises `CheckpointError` for a key that no reader took."""
         if self._left:

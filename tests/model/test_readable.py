@@ -98,7 +98,7 @@ def test_what_a_model_can_be_is_said(source: str) -> None:
         load_checkpoint(source)
     message = str(caught.value)
     assert message.startswith(f"{source}: there is no such folder")
-    assert "config.json, or owner/name on the Hugging Face hub" in message
+    assert "config.json, a .pth file, or owner/name on the Hugging Face hub" in message
 
 
 def test_a_file_of_a_model_is_not_its_folder(folder: Path) -> None:

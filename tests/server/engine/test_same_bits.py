@@ -14,10 +14,10 @@ import torch
 from model.attention import MECHANISMS, spec_of
 from server.engine.engine import Engine
 from server.engine.errors import SessionNotFound
-from tests.tiny import drain, finished, request, solo, state_of, tokens_of
+from tests.tiny import ARCHITECTURES, drain, finished, request, solo, state_of, tokens_of
 
 MakeEngine = Callable[..., Engine]
-SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
+SERVED = [name for name in MECHANISMS if spec_of(name).constant_state] + [*ARCHITECTURES]
 PROMPT = tuple(range(1, 150))  # two chunks of the grid and a rest
 
 

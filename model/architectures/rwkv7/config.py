@@ -1,0 +1,115 @@
+"""The config of an RWKV-7 model, its state and its weights' names and shapes.
+
+Symbols: D ``hidden_size``, F ``intermediate_size``, H heads, N ``head_dim``, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from model.architectures.config import (
+    ConfigError,
+    JsonConfig,
+    check_epsilon,
+    check_positive,
+    check_token_ids,
+)
+from model.attention.spec import Shape, TensorSpec
+
+#: The low-rank maps of the time mix by module name; those with a bias, and the rank's field.
+LOW_RANKS = {
+    "decay": (True, "decay_rank"),
+    "rate": (True, "rate_rank"),
+    "value_mix": (True, "value_rank"),
+    "gate": (False, "gate_rank"),
+}
+
+
+@dataclass(frozen=True)
+class Rwkv7Config(JsonConfig):
+    """Everything that decides the shapes of weights and state."""
+
+    model_type: ClassVar[str] = "everstream-rwkv7"
+    attention: ClassVar[str] = "rwkv7"
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    head_dim: int = 64
+    intermediate_size: int = 3072
+    #: Ranks of the maps w, a, v and g. ``value_rank`` has no weights in layer 0.
+    decay_rank: int = 64
+    rate_rank: int = 64
+    value_rank: int = 32
+    gate_rank: int = 128
+    norm_eps: float = 1e-5
+    group_norm_eps: float = 64e-5
+    bos_token_id: int = 0
+    eos_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
+        check_positive(self, "intermediate_size", *(rank for _, rank in LOW_RANKS.values()))
+        check_epsilon(self, "norm_eps", "group_norm_eps")
+        check_token_ids(self, "bos_token_id", "eos_token_id")
+        if self.hidden_size % self.head_dim:
+            raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.hidden_size // self.head_dim
+
+    @property
+    def attention_options(self) -> dict[str, int]:
+        return {rank: getattr(self, rank) for _, rank in LOW_RANKS.values()}
+
+    def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
+        """S [H, N, N] as [key, value], and the last input of either token shift [D]."""
+        heads, dim, shift = self.num_attention_heads, self.head_dim, TensorSpec((self.hidden_size,))
+        layer = {"S": TensorSpec((heads, dim, dim)), "time_shift": shift, "channel_shift": shift}
+        return [layer] * self.num_hidden_layers
+
+    def weight_shapes(self) -> dict[str, Shape]:
+        """See `model.architectures.config.Config`."""
+        width = self.hidden_size
+        shapes: dict[str, Shape] = {"embedding.weight": (self.vocab_size, width)}
+        shapes |= {"head.weight": (self.vocab_size, width)}
+        shapes |= _affine("embedding_norm", width) | _affine("norm", width)
+        for layer in range(self.num_hidden_layers):
+            block = self._block_shapes(layer)
+            shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
+        return shapes
+
+    def fixed_weights(self) -> frozenset[str]:
+        return frozenset()
+
+    def _block_shapes(self, layer: int) -> dict[str, Shape]:
+        width, inner = self.hidden_size, self.intermediate_size
+        shapes: dict[str, Shape] = {
+            "time_mix.shift_mix": (6, width),
+            "time_mix.k_k": (width,),
+            "time_mix.k_a": (width,),
+            "time_mix.r_k": (self.num_attention_heads, self.head_dim),
+            "channel_mix.shift_mix": (width,),
+            "channel_mix.key.weight": (inner, width),
+            "channel_mix.value.weight": (width, inner),
+        }
+        for name in ("receptance", "key", "value", "output"):
+            shapes[f"time_mix.{name}.weight"] = (width, width)
+        for name, (has_bias, field) in LOW_RANKS.items():
+            if name == "value_mix" and layer == 0:
+                continue
+            rank = getattr(self, field)
+            shapes[f"time_mix.{name}.down.weight"] = (rank, width)
+            shapes[f"time_mix.{name}.up.weight"] = (width, rank)
+            if has_bias:
+                shapes[f"time_mix.{name}.up.bias"] = (width,)
+        for name in ("time_norm", "channel_norm", "time_mix.group_norm"):
+            shapes |= _affine(name, width)
+        return shapes
+
+
+def _affine(name: str, width: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}

@@ -1,0 +1,221 @@
+"""RWKV-7 as it is published: native ``.pth`` files and Hugging Face folders of fla-hub.
+
+Both hold the same tensors under other names. Native low-rank matrices are [in, out], those
+of fla are Linear weights [out, in]. Vectors may be [D] or [1, 1, D]. Sizes are read from the
+weights; a ``config.json`` may only agree with them. Tensors are read when they are asked for.
+
+Id 0 begins and ends texts in every RWKV vocabulary, whatever a ``config.json`` says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from model.architectures.rwkv7.config import Rwkv7Config
+from model.attention.spec import Shape
+from model.config import ConfigError
+from model.foreign.config import ForeignConfig
+from model.foreign.rwkv7_names import FLA, FUSED, NATIVE, Names, Part, parts_of
+from model.foreign.weights import Weights
+from model.weights import WEIGHTS, Array, CheckpointError, StoredWeights
+
+#: What training and other kernels use, and special ids: see the module's docstring.
+HARMLESS = (
+    *("attn_mode", "fuse_norm", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"),
+    *("max_position_embeddings", "bos_token_id", "eos_token_id", "rescale_prenorm_residual"),
+    "tokenizer_class",
+)
+
+#: Keys that only another generation has, the newest first.
+VARIANTS = (
+    (r"\.ffn\.enn\.weight$", "an RWKV-8 model; only RWKV-7 is supported"),
+    (r"^blocks\.\d+\.qkv\.", "an RWKV-7b model, which is not supported: its state grows"),
+    (r"\.ffn\.s_emb", "an RWKV-7a model; its deep embeddings are not supported"),
+    (r"\.att\.time_maa_", "an RWKV-6 model; only RWKV-7 is supported"),
+    (r"\.att\.gate\.weight$", "an RWKV-5 model; only RWKV-7 is supported"),
+    (r"\.att\.time_decay$", "an RWKV-4 or RWKV-5 model; only RWKV-7 is supported"),
+)
+
+
+class Renamed(StoredWeights):
+    """The tensors of ``files`` by our names."""
+
+    def __init__(self, files: Mapping[str, Array], parts: Mapping[str, Part]) -> None:
+        self._files, self._parts = files, parts
+
+    def __getitem__(self, name: str) -> Array:
+        part = self._parts[name]
+        tensors = [_formed(self._files[key], part.form) for key in part.keys]
+        return tensors[0] if len(tensors) == 1 else np.stack(tensors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def shape(self, name: str) -> Shape:
+        part = self._parts[name]
+        shape = _formed_shape(shape_in(self._files, part.keys[0]), part.form)
+        return shape if len(part.keys) == 1 else (len(part.keys), *shape)
+
+    def is_float(self, name: str) -> bool:
+        keys = self._parts[name].keys
+        if isinstance(self._files, StoredWeights):
+            return all(self._files.is_float(key) for key in keys)
+        return all(self._files[key].dtype.kind == "f" for key in keys)
+
+    @property
+    def stored_dtype(self) -> str:
+        assert isinstance(self._files, StoredWeights), type(self._files)
+        return self._files.stored_dtype
+
+
+def read_native(files: StoredWeights, name: str) -> tuple[Rwkv7Config, Renamed]:
+    """The model in a ``.pth`` called ``name``. Raises `CheckpointError` that names the key."""
+    _refuse_variants(files, name)
+    config = _sizes(files, name, NATIVE)
+    # The first layer has no values to mix in, but its file may: never used.
+    unused = {f"blocks.0.att.v{n}" for n in "012"}
+    return config, _renamed(files, name, config, NATIVE, unused)
+
+
+def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Renamed]:
+    """The model in a folder of fla-hub: see the module's docstring."""
+    source.ignore(*HARMLESS)
+    files = weights.take_all()
+    _refuse_variants(files, WEIGHTS)
+    source.choice("attn", None)
+    source.choice("hidden_act", "sqrelu")
+    source.choice("norm_first", True)
+    source.choice("norm_bias", True)
+    source.choice("tie_word_embeddings", False)
+    names = FUSED if "model.layers.0.attn.x_x" in files else FLA
+    norm_eps = source.number("norm_eps", 1e-5)
+    config = _sizes(files, WEIGHTS, names, norm_eps)
+    _check_sizes(source, config)
+    return config, _renamed(files, WEIGHTS, config, names, set())
+
+
+def shape_in(files: Mapping[str, Array], key: str) -> Shape:
+    """The shape of a tensor, which is not read where it is in a file."""
+    return files.shape(key) if isinstance(files, StoredWeights) else files[key].shape
+
+
+def _sizes(
+    files: Mapping[str, Array], name: str, names: Names, norm_eps: float = 1e-5
+) -> Rwkv7Config:
+    """The config, from the shapes of the weights."""
+
+    def shape(key: str, num_axes: int = 2) -> Shape:
+        if key not in files:
+            raise CheckpointError(f"{name} lacks key {key!r}")
+        found = shape_in(files, key)
+        if len(found) != num_axes or 0 in found:
+            raise CheckpointError(f"{name}: {key} is {list(found)}, wanted {num_axes} axes")
+        return found
+
+    def rank(layer: int, letter: str) -> int:
+        found = shape(f"{names.block.format(layer)}.{names.low_rank[0].format(letter)}")
+        return _formed_shape(found, names.low_rank_form)[0]
+
+    pattern = re.escape(names.block).replace(r"\{\}", r"(\d+)") + r"\."
+    layers = {int(match[1]) for key in files if (match := re.match(pattern, key))}
+    vocab_size, width = shape(names.embedding)
+    heads, head_dim = shape(f"{names.block.format(0)}.{names.mix}.r_k")
+    if heads * head_dim != width:
+        raise CheckpointError(f"{name}: r_k is {[heads, head_dim]} for a width of {width}")
+    return Rwkv7Config(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=len(layers),
+        head_dim=head_dim,
+        intermediate_size=shape(f"{names.block.format(0)}.ffn.key.weight")[0],
+        decay_rank=rank(0, "w"),
+        rate_rank=rank(0, "a"),
+        value_rank=rank(1, "v") if len(layers) > 1 else 1,
+        gate_rank=rank(0, "g"),
+        norm_eps=norm_eps,
+        group_norm_eps=norm_eps * 64,
+    )
+
+
+def _renamed(
+    files: Mapping[str, Array],
+    name: str,
+    config: Rwkv7Config,
+    names: Names,
+    unused: set[str],
+) -> Renamed:
+    """The weights, of which each key is there, has its shape, and none is left over."""
+    parts, wanted = parts_of(config, names), config.weight_shapes()
+    assert parts.keys() == wanted.keys(), parts.keys() ^ wanted.keys()
+    known = {key for part in parts.values() for key in part.keys}
+    missing = [key for part in parts.values() for key in part.keys if key not in files]
+    if missing:
+        raise CheckpointError(f"{name} lacks key {missing[0]!r} ({len(missing)} in all)")
+    left = sorted(set(files) - known - unused)
+    if left:
+        raise CheckpointError(f"{name} has an unknown key {left[0]!r} ({len(left)} in all)")
+    for ours, part in parts.items():
+        shape = wanted[ours] if len(part.keys) == 1 else wanted[ours][1:]
+        for key in part.keys:
+            found = shape_in(files, key)
+            if _formed_shape(found, part.form) != shape:
+                want = shape[::-1] if part.form == "transposed" else shape
+                raise CheckpointError(f"{name}: {key} is {list(found)}, wanted {list(want)}")
+    return Renamed(files, parts)
+
+
+def _formed_shape(shape: Shape, form: str) -> Shape:
+    if form == "transposed":
+        return shape[::-1]
+    if form == "flat" and len(shape) == 3 and shape[:2] == (1, 1):
+        return shape[2:]
+    return shape
+
+
+def _formed(tensor: Array, form: str) -> Array:
+    tensor = tensor.T if form == "transposed" else tensor
+    return tensor.reshape(_formed_shape(tensor.shape, form)) if form == "flat" else tensor
+
+
+def _check_sizes(source: ForeignConfig, config: Rwkv7Config) -> None:
+    """Raises `ConfigError` where ``config.json`` says another size than the weights have."""
+    width, heads = config.hidden_size, config.num_attention_heads
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": config.num_hidden_layers,
+        "head_dim": config.head_dim,
+        "num_heads": heads,
+        "intermediate_size": config.intermediate_size,
+        "decay_low_rank_dim": config.decay_rank,
+        "a_low_rank_dim": config.rate_rank,
+        "gate_low_rank_dim": config.gate_rank,
+    }
+    if config.num_hidden_layers > 1:
+        sizes["v_low_rank_dim"] = config.value_rank
+    else:
+        source.ignore("v_low_rank_dim")
+    source.ignore("hidden_ratio")
+    for name, size in sizes.items():
+        found = source.integer(name, size)
+        if found != size:
+            raise ConfigError(f"{source.family}: {name} is {found}, the weights have {size}")
+    dims = source.anything("value_dim")
+    dims = dims if isinstance(dims, list) else [width if dims is None else dims]
+    if any(dim != width for dim in dims):
+        raise ConfigError(f"{source.family}: value_dim must be {width} in all layers, not {dims}")
+
+
+def _refuse_variants(files: Mapping[str, Array], name: str) -> None:
+    """Raises `CheckpointError` for the other generations of RWKV, by name."""
+    for pattern, what in VARIANTS:
+        if any(re.search(pattern, key) for key in files):
+            raise CheckpointError(f"{name} is {what}")
+    if not any(re.search(r"\.att[n]?\.r_k$", key) for key in files):
+        raise CheckpointError(f"{name} is no RWKV-7 model: it has no key 'blocks.0.att.r_k'")

@@ -1,0 +1,130 @@
+"""The keys of RWKV-7 files, and which of our weights each is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from model.architectures.rwkv7.config import LOW_RANKS, Rwkv7Config
+
+#: The inputs of the time mix in the order of the rows of ``shift_mix``.
+INPUTS = "rwkvag"
+#: Letters of the low-rank maps in the files -> our names.
+LETTERS = {"w": "decay", "a": "rate", "v": "value_mix", "g": "gate"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a tensor of ours is: the file's keys, of which several are stacked as rows."""
+
+    keys: tuple[str, ...]
+    form: str = "same"  # or "transposed", "flat"
+
+
+@dataclass(frozen=True)
+class Names:
+    """The keys of one kind of file. ``{}`` is a layer in ``block`` and a letter in the rest."""
+
+    embedding: str
+    head: str
+    embedding_norm: str
+    norm: str
+    block: str
+    mix: str
+    shift_mix: Part
+    #: Of a low-rank map: down, up, bias.
+    low_rank: tuple[str, ...]
+    low_rank_form: str
+    #: Our names -> theirs, without ``weight`` and ``bias``.
+    norms: Mapping[str, str]
+    projections: Mapping[str, str]
+
+
+NATIVE = Names(
+    embedding="emb.weight",
+    head="head.weight",
+    embedding_norm="blocks.0.ln0",
+    norm="ln_out",
+    block="blocks.{}",
+    mix="att",
+    shift_mix=Part(tuple(f"att.x_{letter}" for letter in INPUTS), "flat"),
+    low_rank=("att.{}1", "att.{}2", "att.{}0"),
+    low_rank_form="transposed",
+    norms={"time_norm": "ln1", "channel_norm": "ln2", "time_mix.group_norm": "att.ln_x"},
+    projections={
+        "time_mix.receptance": "att.receptance",
+        "time_mix.key": "att.key",
+        "time_mix.value": "att.value",
+        "time_mix.output": "att.output",
+        "channel_mix.key": "ffn.key",
+        "channel_mix.value": "ffn.value",
+    },
+)
+FLA = Names(
+    embedding="model.embeddings.weight",
+    head="lm_head.weight",
+    embedding_norm="model.layers.0.pre_norm",
+    norm="model.norm",
+    block="model.layers.{}",
+    mix="attn",
+    shift_mix=Part(tuple(f"attn.x_{letter}" for letter in INPUTS), "flat"),
+    low_rank=(
+        "attn.{}_lora.lora.0.weight",
+        "attn.{}_lora.lora.2.weight",
+        "attn.{}_lora.lora.2.bias",
+    ),
+    low_rank_form="same",
+    norms={
+        "time_norm": "attn_norm",
+        "channel_norm": "ffn_norm",
+        "time_mix.group_norm": "attn.g_norm",
+    },
+    projections={
+        "time_mix.receptance": "attn.r_proj",
+        "time_mix.key": "attn.k_proj",
+        "time_mix.value": "attn.v_proj",
+        "time_mix.output": "attn.o_proj",
+        "channel_mix.key": "ffn.key",
+        "channel_mix.value": "ffn.value",
+    },
+)
+#: Older files have one tensor [6, D] for the token shift of the time mix.
+FUSED = replace(FLA, shift_mix=Part(("attn.x_x",)))
+
+
+def parts_of(config: Rwkv7Config, names: Names) -> dict[str, Part]:
+    """Where each weight of a model with ``config`` is, by our names."""
+    parts = {"embedding.weight": Part((names.embedding,)), "head.weight": Part((names.head,))}
+    parts |= _affine("embedding_norm", names.embedding_norm) | _affine("norm", names.norm)
+    for layer in range(config.num_hidden_layers):
+        theirs = names.block.format(layer)
+        for ours, part in _block_parts(layer, names).items():
+            keys = tuple(f"{theirs}.{key}" for key in part.keys)
+            parts[f"blocks.{layer}.{ours}"] = Part(keys, part.form)
+    return parts
+
+
+def _block_parts(layer: int, names: Names) -> dict[str, Part]:
+    parts = {
+        "time_mix.shift_mix": names.shift_mix,
+        "channel_mix.shift_mix": Part(("ffn.x_k",), "flat"),
+        "time_mix.k_k": Part((f"{names.mix}.k_k",), "flat"),
+        "time_mix.k_a": Part((f"{names.mix}.k_a",), "flat"),
+        "time_mix.r_k": Part((f"{names.mix}.r_k",)),
+    }
+    parts |= {f"{ours}.weight": Part((f"{key}.weight",)) for ours, key in names.projections.items()}
+    for ours, key in names.norms.items():
+        parts |= _affine(ours, key)
+    for letter, name in LETTERS.items():
+        if name == "value_mix" and layer == 0:
+            continue
+        down, up, bias = (key.format(letter) for key in names.low_rank)
+        parts[f"time_mix.{name}.down.weight"] = Part((down,), names.low_rank_form)
+        parts[f"time_mix.{name}.up.weight"] = Part((up,), names.low_rank_form)
+        if LOW_RANKS[name][0]:
+            parts[f"time_mix.{name}.up.bias"] = Part((bias,), "flat")
+    return parts
+
+
+def _affine(ours: str, theirs: str) -> dict[str, Part]:
+    return {f"{ours}.{kind}": Part((f"{theirs}.{kind}",)) for kind in ("weight", "bias")}

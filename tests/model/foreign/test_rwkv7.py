@@ -1,0 +1,215 @@
+"""RWKV-7 files: native and of fla-hub, the same model; what is wrong is named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.config import ConfigError
+from model.foreign.rwkv7 import read_native
+from model.torch_file import TorchFile
+from model.weights import CheckpointError
+from tests.rwkv7 import SHAPES, Published, fla_config, fla_names, published, write_fla, write_pth
+from tests.tiny import tiny_tokenizer
+
+SHAPE = SHAPES["square"]
+Change = Callable[[Published], Any]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A native file with a tokenizer in the same folder."""
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    return write_pth(tmp_path / "model.pth", published(SHAPE))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = write_fla(tmp_path / "fla", fla_names(published(SHAPE)), fla_config(SHAPE))
+    tiny_tokenizer().save(folder / "tokenizer.json")
+    return folder
+
+
+def logits(checkpoint: Checkpoint) -> torch.Tensor:
+    return checkpoint.model.parallel(torch.arange(2, 40)[None])
+
+
+def test_file_is_a_model(file: Path) -> None:
+    checkpoint = load_checkpoint(file)
+    assert checkpoint.config == SHAPE.config
+    assert {n: checkpoint.weights[n].shape for n in checkpoint.weights} == (
+        checkpoint.config.weight_shapes()
+    )
+    weights = published(SHAPE)
+    down = checkpoint.weights["blocks.1.time_mix.value_mix.down.weight"]
+    assert np.array_equal(down, weights["blocks.1.att.v1"].T.numpy())
+
+
+def test_digest_is_of_the_file_and_the_tokenizer(file: Path) -> None:
+    first = load_checkpoint(file).digest
+    assert load_checkpoint(file).digest == first
+    write_pth(file, published(SHAPE, seed=1))
+    assert load_checkpoint(file).digest != first
+
+
+def test_tokenizer_may_be_elsewhere(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json or rwkv_vocab.*model\.pth"):
+        load_checkpoint(shutil.copy(file, (tmp_path / "fla").mkdir() or tmp_path / "fla"))
+    elsewhere = tmp_path / "fla" / "model.pth"
+    assert load_checkpoint(elsewhere, tokenizer=tmp_path / "tokenizer.json").config == SHAPE.config
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_are_their_float32(file: Path, dtype: torch.dtype) -> None:
+    low = {key: tensor.to(dtype) for key, tensor in published(SHAPE).items()}
+    write_pth(file, low)
+    found = logits(load_checkpoint(file))
+    write_pth(file, {key: tensor.float() for key, tensor in low.items()})
+    assert torch.equal(found, logits(load_checkpoint(file)))
+
+
+def test_unused_values_of_the_first_layer_are_ignored(file: Path) -> None:
+    wanted, weights = logits(load_checkpoint(file)), published(SHAPE)
+    for name in ("v0", "v1", "v2"):
+        weights[f"blocks.0.att.{name}"] = weights[f"blocks.1.att.{name}"]
+    write_pth(file, weights)
+    assert torch.equal(logits(load_checkpoint(file)), wanted)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_folder_equals_the_file(file: Path, tmp_path: Path, fused: bool, shards: int) -> None:
+    folder = tmp_path / "sharded"
+    write_fla(folder, fla_names(published(SHAPE), fused), fla_config(SHAPE), shards)
+    tiny_tokenizer().save(folder / "tokenizer.json")
+    found, wanted = load_checkpoint(folder), load_checkpoint(file)
+    assert found.config == wanted.config
+    assert torch.equal(logits(found), logits(wanted))
+
+
+def test_one_layer_has_no_value_residual(file: Path) -> None:
+    one = {k: t for k, t in published(SHAPE).items() if not k.startswith("blocks.1.")}
+    write_pth(file, one)
+    checkpoint = load_checkpoint(file)
+    assert checkpoint.config.num_hidden_layers == 1
+    assert logits(checkpoint).isfinite().all()
+
+
+def drop(key: str) -> Change:
+    return lambda weights: weights.pop(key)
+
+
+def put(key: str, *shape: int) -> Change:
+    return lambda weights: weights.update({key: torch.ones(shape)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop("emb.weight"), "lacks key 'emb.weight'"),
+        (drop("ln_out.bias"), r"lacks key 'ln_out.bias' \(1 in all\)"),
+        (drop("blocks.0.ln0.weight"), "lacks key 'blocks.0.ln0.weight'"),
+        (drop("blocks.1.att.v2"), "lacks key 'blocks.1.att.v2'"),
+        (drop("blocks.0.att.w1"), "lacks key 'blocks.0.att.w1'"),
+        (put("extra", 3), r"has an unknown key 'extra' \(1 in all\)"),
+        (put("blocks.0.att.g0", 128), "has an unknown key 'blocks.0.att.g0'"),
+        (put("blocks.0.att.w1", 16, 128), r"blocks.0.att.w1 is \[16, 128\], wanted \[128, 128\]"),
+        (put("blocks.1.att.a1", 128, 17), r"blocks.1.att.a1 is \[128, 17\], wanted \[128, 16\]"),
+        (put("blocks.1.ffn.key.weight", 2, 2), r"blocks.1.ffn.key.weight is \[2, 2\], wanted"),
+        (put("blocks.0.att.x_g", 64), r"blocks.0.att.x_g is \[64\], wanted \[128\]"),
+        (put("blocks.0.att.r_k", 128), r"blocks.0.att.r_k is \[128\], wanted 2 axes"),
+        (put("blocks.0.att.r_k", 3, 64), r"r_k is \[3, 64\] for a width of 128"),
+        (put("blocks.7.ln1.weight", 128), "lacks key 'blocks.2.att.x_r'"),
+        (put("blocks.0.ffn.s_emb.weight", 9, 9), "is an RWKV-7a model"),
+        (put("blocks.0.qkv.weight", 9, 9), "is an RWKV-7b model.*its state grows"),
+        (put("blocks.0.ffn.enn.weight", 9, 9), "is an RWKV-8 model"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(file: Path, change: Change, message: str) -> None:
+    weights = published(SHAPE)
+    change(weights)
+    write_pth(file, weights)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_checkpoint(file)
+    assert str(error.value).startswith("model.pth")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "generation"),
+    [
+        (("time_maa_x", "time_decay", "ln_x.weight", "gate.weight"), "an RWKV-6 model"),
+        (("time_mix_g", "time_decay", "ln_x.weight", "gate.weight"), "an RWKV-5 model"),
+        (("time_mix_k", "time_decay", "time_first"), "an RWKV-4 or RWKV-5 model"),
+        (("query.weight",), "no RWKV-7 model: it has no key 'blocks.0.att.r_k'"),
+    ],
+)
+def test_other_generations_are_refused_by_name(
+    file: Path, keys: tuple[str, ...], generation: str
+) -> None:
+    write_pth(file, {f"blocks.0.att.{key}": torch.ones(4) for key in keys})
+    with pytest.raises(CheckpointError, match=f"model.pth is {generation}"):
+        read_native(TorchFile(file), file.name)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("attn", {"layers": [1]}, "rwkv7: attn .* is not supported"),
+        ("hidden_act", "relu", "rwkv7: hidden_act 'relu' is not supported"),
+        ("norm_first", False, "rwkv7: norm_first False is not supported"),
+        ("value_dim", [128, 256], "rwkv7: value_dim must be 128 in all layers"),
+        ("hidden_size", 64, "rwkv7: hidden_size is 64, the weights have 128"),
+        ("num_hidden_layers", 3, "rwkv7: num_hidden_layers is 3, the weights have 2"),
+        ("decay_low_rank_dim", 8, "rwkv7: decay_low_rank_dim is 8, the weights have 16"),
+        ("num_heads", 4, "rwkv7: num_heads is 4, the weights have 2"),
+        ("surprise", 1, "rwkv7: unknown field 'surprise'"),
+    ],
+)
+def test_config_that_asks_for_something_else_is_refused(
+    folder: Path, field: str, value: object, message: str
+) -> None:
+    write_fla(folder, fla_names(published(SHAPE)), {**fla_config(SHAPE), field: value})
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("field", ["value_dim", "num_heads", "a_low_rank_dim", "attn"])
+def test_fields_may_be_missing_or_null(folder: Path, field: str) -> None:
+    config = fla_config(SHAPE)
+    del config[field]
+    for each in (config, {**config, field: None}):
+        write_fla(folder, fla_names(published(SHAPE)), each)
+        assert load_checkpoint(folder).config == SHAPE.config
+
+
+def test_missing_key_of_a_folder_is_named(folder: Path) -> None:
+    weights = fla_names(published(SHAPE))
+    del weights["model.layers.1.attn.g_norm.bias"]
+    write_fla(folder, weights, fla_config(SHAPE))
+    message = r"model.safetensors lacks key 'model.layers.1.attn.g_norm.bias' \(1 in all\)"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("qwen3_next", "some of its layers are attention, whose state grows with the text"),
+        ("jamba", "some of its layers are attention"),
+        ("rwkv6", "of this family only RWKV-7 is"),
+    ],
+)
+def test_other_families_are_refused_with_the_reason(
+    folder: Path, model_type: str, reason: str
+) -> None:
+    write_fla(folder, fla_names(published(SHAPE)), {"model_type": model_type})
+    with pytest.raises(ConfigError, match=f"{model_type} models are not supported: {reason}"):
+        load_checkpoint(folder)

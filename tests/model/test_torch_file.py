@@ -1,0 +1,149 @@
+"""Files of torch.save, read without torch and without running what they name."""
+
+from __future__ import annotations
+
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model.torch_file import TorchFile
+from model.weights import CheckpointError
+from tests.rwkv7 import unsaved_member, write_pth
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.pth"
+
+
+class Attack:
+    """Pickles as a call of ``function``."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_come_out_as_float32(file: Path, dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0.1, -3e4, 0.0], [1e-6, float("inf"), -0.0]], dtype=dtype)
+    weights = TorchFile(write_pth(file, {"a": tensor, "b.c": torch.ones(3)}))
+    assert list(weights) == ["a", "b.c"]
+    assert weights["a"].dtype == np.float32
+    assert weights["a"].tobytes() == tensor.float().numpy().tobytes()
+    assert weights.shape("a") == (2, 3)
+    assert weights.is_float("a")
+
+
+def test_float32_shares_the_memory_of_the_file(file: Path) -> None:
+    found = TorchFile(write_pth(file, {"a": torch.ones(1000)}))["a"]
+    assert not found.flags.owndata
+    assert not found.flags.writeable
+
+
+def test_views_of_one_storage_are_cut_as_torch_cuts_them(file: Path) -> None:
+    whole = torch.arange(24.0).view(4, 6)
+    views = {
+        "whole": whole,
+        "rows": whole[1:3],
+        "transposed": whole.T,
+        "scalar": whole[2, 3],
+        "empty": whole[:0],
+    }
+    weights = TorchFile(write_pth(file, views))
+    for name, view in views.items():
+        assert weights.shape(name) == tuple(view.shape)
+        assert np.array_equal(weights[name], view.numpy())
+
+
+def test_parameters_and_ordered_dictionaries_are_read(file: Path) -> None:
+    module = torch.nn.Linear(3, 2)
+    weights = TorchFile(write_pth(file, module.state_dict()))
+    assert np.array_equal(weights["weight"], module.weight.detach().numpy())
+    parameters = OrderedDict(module.named_parameters())
+    assert list(TorchFile(write_pth(file, parameters))) == ["weight", "bias"]
+
+
+def test_most_numbers_name_the_dtype(file: Path) -> None:
+    weights = {"a": torch.ones(2), "b": torch.ones(3, dtype=torch.bfloat16)}
+    assert TorchFile(write_pth(file, weights)).stored_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Attack(print, "ran"), r"would call __builtin__\.print, which is refused"),
+        ({"a": Attack(getattr, 1, "x")}, r"would call __builtin__\.getattr, which is refused"),
+        ({"a": torch.nn.Linear}, r"would call torch\.nn\.modules\.linear\.Linear"),
+        ({"a": 3}, "'a' is no tensor"),
+        ({3: torch.ones(2)}, "3 is no tensor"),
+        ({"a": {"b": torch.ones(2)}}, "'a' is no tensor"),
+        (torch.ones(2), "it holds a Tensor, not a dictionary of tensors"),
+        ([torch.ones(2)], "its pickle has the instruction EMPTY_LIST: no tensor needs it"),
+        ({"a": torch.ones(2, dtype=torch.int64)}, "a is of the unsupported 'torch LongStorage'"),
+    ],
+)
+def test_what_is_no_dictionary_of_tensors_is_refused(
+    file: Path, value: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pth(file, value)
+    with pytest.raises(CheckpointError, match=message) as error:
+        TorchFile(file)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(file))
+    assert capsys.readouterr().out == ""
+
+
+def test_old_format_is_refused(file: Path) -> None:
+    write_pth(file, {"a": torch.ones(2)}, zipped=False)
+    with pytest.raises(CheckpointError, match=r"no zip archive of torch"):
+        TorchFile(file)
+
+
+def test_missing_numbers_are_named(file: Path) -> None:
+    unsaved_member(write_pth(file, {"a": torch.ones(2)}), "data/0")
+    with pytest.raises(CheckpointError, match="the numbers of a are missing"):
+        TorchFile(file)
+
+
+def test_archive_without_a_pickle_is_refused(file: Path) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("readme", "nothing")
+    with pytest.raises(CheckpointError, match=r"it has no data\.pkl"):
+        TorchFile(file)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_truncated_file_is_refused(file: Path, part: float) -> None:
+    data = write_pth(file, {"a": torch.ones(200), "b": torch.ones(100)}).read_bytes()
+    file.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(CheckpointError, match=r"model\.pth"):
+        TorchFile(file)
+
+
+def test_any_changed_byte_of_the_pickle_is_an_error_or_tensors(file: Path) -> None:
+    """Nothing else: no other exception, and no tensor beyond its storage."""
+    write_pth(file, {"a": torch.arange(6.0).view(2, 3)})
+    with zipfile.ZipFile(file) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    name = next(name for name in members if name.endswith("data.pkl"))
+    for at in range(len(members[name])):
+        for value in (0, 0xFF, members[name][at] ^ 1, ord("K"), ord(".")):
+            changed = bytearray(members[name])
+            changed[at] = value
+            with zipfile.ZipFile(file, "w") as archive:
+                for member, data in members.items():
+                    archive.writestr(member, bytes(changed) if member == name else data)
+            try:
+                weights = TorchFile(file)
+            except CheckpointError:
+                continue
+            for key in weights:
+                assert set(weights[key].flatten().tolist()) <= set(range(6))
