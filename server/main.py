@@ -44,7 +44,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Checkpoint folder, bundled model or hub id [everstream-stories].",
+        help="Checkpoint folder, .pth file, bundled model or hub id [everstream-stories].",
         show_default=False,
     ),
 ]
@@ -87,7 +87,8 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder, bundled model or hub id; NAME=PATH for several [everstream-stories]."
+            help="Folder, .pth file, bundled model or hub id; NAME=PATH for several"
+            " [everstream-stories]."
         ),
     ] = None,
     config_file: Annotated[
@@ -327,7 +328,7 @@ def generate(
 @app.command()
 def inspect(
     model: Annotated[
-        str | None, typer.Argument(help="Checkpoint folder, bundled model or hub id.")
+        str | None, typer.Argument(help="Checkpoint folder, .pth file, bundled model or hub id.")
     ] = None,
 ) -> None:
     """Show a model's parameters and the memory of a session.

@@ -137,14 +137,14 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
             "the session has gone on since it was saved: name its model, --model FOLDER "
             f"(bundled: {', '.join(bundled_models())})"
         )
-    from model.checkpoint import CheckpointError, locate
+    from model.checkpoint import CheckpointError, tokenizer_file
     from model.tokenizer import Tokenizer, TokenizerError
     from server.engine.detokenizer import Detokenizer
     from server.engine.replay import replay
     from server.engine.session import Session
 
     try:
-        tokenizer = Tokenizer.load(locate(model) / "tokenizer.json")
+        tokenizer = Tokenizer.load(tokenizer_file(model))
     except (CheckpointError, TokenizerError) as error:
         raise _fail(str(error)) from error
     session = Session.of(loaded.value, Detokenizer(tokenizer), 0.0)

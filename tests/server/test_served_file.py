@@ -1,0 +1,66 @@
+"""A native RWKV-7 file is served like any model, and its sessions outlive the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from model.checkpoint import load_checkpoint
+from server.main import app
+from tests.rwkv7 import SHAPES, published, write_pth
+from tests.server.served import served
+from tests.tiny import tiny_tokenizer
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    return write_pth(tmp_path / "small.pth", published(SHAPES["square"]))
+
+
+async def test_text_is_that_of_the_model(file: Path) -> None:
+    checkpoint = load_checkpoint(file)
+    tokens = [checkpoint.config.bos_token_id, *checkpoint.tokenizer.encode("Once")]
+    prompt = len(tokens)
+    for _ in range(12):
+        logits = checkpoint.model.parallel(torch.tensor([tokens]))[0, -1]
+        tokens.append(int(logits[: checkpoint.tokenizer.vocab_size].argmax()))
+    async with served(str(file), dtype="float32") as server:
+        text = await server.text("Once", max_tokens=12, temperature=0)
+        (model,) = (await server.http.get("/v1/models")).json()["data"]
+    assert text == checkpoint.tokenizer.decode(tokens[prompt:])
+    assert model["id"] == "small.pth"
+    assert model["everstream"]["attention"] == "rwkv7"
+    names = [tensor["name"] for tensor in model["everstream"]["state"]]
+    assert names == ["S", "time_shift", "channel_shift"]
+
+
+async def test_session_goes_on_after_a_restart(file: Path, tmp_path: Path) -> None:
+    settings = {"store": str(tmp_path / "store"), "dtype": "float32"}
+    async with served(str(file), **settings) as server:
+        whole = await server.text("Once", max_tokens=20)
+        session = (await server.http.post("/v1/sessions", json={})).json()["session"]
+        first = await server.text("Once", session=session, max_tokens=12)
+    async with served(str(file), **settings) as server:
+        second = await server.text("", session=session, max_tokens=8)
+    assert first + second == whole
+
+
+def test_inspect_shows_what_it_is(file: Path) -> None:
+    result = CliRunner().invoke(app, ["inspect", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "rwkv7" in result.stdout
+    assert "decay_rank" in result.stdout
+
+
+def test_what_is_wrong_is_one_line(file: Path) -> None:
+    weights = published(SHAPES["square"])
+    del weights["blocks.1.att.w0"]
+    write_pth(file, weights)
+    result = CliRunner().invoke(app, ["serve", "--model", str(file)])
+    assert result.exit_code != 0
+    assert "small.pth lacks key 'blocks.1.att.w0' (1 in all)" in " ".join(result.output.split())
+    assert "Traceback" not in result.output
