@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.bundled_models import bundled_models
 from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from model.quantization.quantize import save_quantized
 from model.training.resume import save_progress
@@ -98,7 +99,9 @@ def test_what_a_model_can_be_is_said(source: str) -> None:
         load_checkpoint(source)
     message = str(caught.value)
     assert message.startswith(f"{source}: there is no such folder")
-    assert "config.json, a .pth file, or owner/name on the Hugging Face hub" in message
+    assert "a folder with config.json, a .pth file, " in message
+    assert all(name in message for name in bundled_models())
+    assert message.endswith(", or owner/name on the Hugging Face hub")
 
 
 def test_a_file_of_a_model_is_not_its_folder(folder: Path) -> None:
