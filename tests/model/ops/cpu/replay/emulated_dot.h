@@ -27,7 +27,19 @@ static inline __m512 emulated_dpbf16(__m512 sum, __m512bh a, __m512bh b) {
     return _mm512_fmadd_ps(even(a), even(b), sum);
 }
 
+// Both vectors rounded to the nearest bfloat16, ties to even, those of `low` first.
+static inline __m512bh emulated_cvtne2ps(__m512 high, __m512 low) {
+    const auto rounded = [](__m512 x) {
+        const __m512i u = _mm512_castps_si512(x);
+        const __m512i lowest = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+        const __m512i sum = _mm512_add_epi32(u, _mm512_add_epi32(lowest, _mm512_set1_epi32(0x7fff)));
+        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16));
+    };
+    return (__m512bh)_mm512_inserti64x4(_mm512_castsi256_si512(rounded(low)), rounded(high), 1);
+}
+
 #define __AVX512VNNI__ 1
 #define __AVX512BF16__ 1
 #define _mm512_dpbusd_epi32 emulated_dpbusd
 #define _mm512_dpbf16_ps emulated_dpbf16
+#define _mm512_cvtne2ps_pbh emulated_cvtne2ps
