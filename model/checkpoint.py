@@ -1,4 +1,4 @@
-"""Checkpoints: a folder of ``config.json``, ``model.safetensors`` and ``tokenizer.json``.
+"""Checkpoints: a folder of ``config.json``, ``model.safetensors`` and a tokenizer's file.
 
 Keys and shapes are checked strictly, and a digest over config, weights and
 tokenizer names the model: a session's state means something only to the model
@@ -15,6 +15,7 @@ Loading needs no torch; a checkpoint's `model` and saving import it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -29,6 +30,8 @@ from model.architectures import config_from_dict
 from model.architectures.config import Config, read_json
 from model.bundled_models import bundled_models
 from model.chat_template import ChatTemplate, read_chat_template
+from model.tokenization.ends import GENERATION_CONFIG
+from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer
 from model.weights import (
     INDEX,
@@ -45,12 +48,18 @@ if TYPE_CHECKING:
 
     from model.architectures.network import Network
 
-__all__ = ["Checkpoint", "CheckpointError", "load_checkpoint", "locate", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "load_checkpoint",
+    "locate",
+    "save_checkpoint",
+    "save_tokenizer",
+]
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-FILES = (CONFIG, WEIGHTS, TOKENIZER)
-#: Tokenizers that a `.pth` file may have in its folder, the first one that is there.
-TOKENIZERS = (TOKENIZER, "rwkv_vocab_v20230424.txt")
+CONFIG = "config.json"
+#: A tokenizer of another kind may stand for ``tokenizer.json``, and an index for the weights.
+FILES = (CONFIG, WEIGHTS, TOKENIZER_FILES[0])
 #: Ends the name of a native RWKV file, which is a model without a folder.
 TORCH_SUFFIX = ".pth"
 #: ``owner/name``.
@@ -93,13 +102,22 @@ def save_checkpoint(
 
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save(folder / CONFIG)
-    tokenizer.save(folder / TOKENIZER)
+    save_tokenizer(folder, tokenizer)
     weights = {
         name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
         for name, tensor in model.state_dict().items()
     }
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # `save_file` writes for its user alone
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Writes a checkpoint's tokenizer; where several tokens end a text, which ones as well."""
+    tokenizer.save(folder / tokenizer.file_name)
+    if len(tokenizer.eos_token_ids) > 1:
+        values = {"eos_token_id": tokenizer.eos_token_ids}
+        text = json.dumps(values, indent=2) + "\n"
+        (folder / GENERATION_CONFIG).write_text(text, encoding="utf-8")
 
 
 def load_checkpoint(
@@ -119,15 +137,15 @@ def load_checkpoint(
 def tokenizer_file(source: str | Path) -> Path:
     """The tokenizer's file of what `locate` finds. Raises `CheckpointError`."""
     found = locate(source)
-    return _beside(found) if found.suffix == TORCH_SUFFIX else found / TOKENIZER
+    return _beside(found if found.suffix == TORCH_SUFFIX else found / CONFIG)
 
 
 def _beside(path: Path) -> Path:
     """The tokenizer's file in the folder of ``path``."""
-    found = [path.with_name(name) for name in TOKENIZERS if _is_readable(path.with_name(name))]
-    if not found:
-        raise CheckpointError(f"{path.parent} has no {' or '.join(TOKENIZERS)} for {path.name}")
-    return found[0]
+    for name in TOKENIZER_FILES:
+        if _is_readable(path.with_name(name)):
+            return path.with_name(name)
+    raise CheckpointError(f"{path.parent} has no {' or '.join(TOKENIZER_FILES)} for {path.name}")
 
 
 def _load_file(path: Path, tokenizer_file: Path) -> Checkpoint:
@@ -146,15 +164,17 @@ def _load_file(path: Path, tokenizer_file: Path) -> Checkpoint:
 
 
 def _load_folder(folder: Path) -> Checkpoint:
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    tokenizer_file = _beside(folder / CONFIG)
+    tokenizer = Tokenizer.load(tokenizer_file)
     config, weights = _read(folder, tokenizer)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
-            f"{TOKENIZER} has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}"
+            f"{tokenizer.file_name} has {tokenizer.vocab_size} ids,"
+            f" vocab_size is {config.vocab_size}"
         )
     check_weights(config, weights)
     template = read_chat_template(folder) or _plain(config, tokenizer)
-    files = [folder / CONFIG, *weight_files(folder), folder / TOKENIZER]
+    files = [folder / CONFIG, *weight_files(folder), tokenizer_file]
     return Checkpoint(config, weights, tokenizer, _digest(files), template)
 
 
@@ -187,7 +207,10 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     return _complete(folder)
 
 
-_PATTERNS = [*FILES, *chat_template.FILES, INDEX, "model-*.safetensors"]
+_PATTERNS = [
+    *(CONFIG, GENERATION_CONFIG, WEIGHTS, INDEX, "model-*.safetensors"),
+    *(*TOKENIZER_FILES, *chat_template.FILES),
+]
 
 
 def _why_no_folder(path: Path) -> str:
@@ -205,9 +228,8 @@ def _why_no_folder(path: Path) -> str:
 
 def _complete(folder: Path) -> Path:
     for name in FILES:
-        if not _is_readable(folder / name) and not (
-            name == WEIGHTS and _is_readable(folder / INDEX)
-        ):
+        instead = {WEIGHTS: (INDEX,), TOKENIZER_FILES[0]: TOKENIZER_FILES[1:]}.get(name, ())
+        if not any(_is_readable(folder / file) for file in (name, *instead)):
             raise CheckpointError(f"{folder} has no {name}")
     return folder
 

@@ -1,8 +1,8 @@
-"""Byte-level BPE over the `tokenizers` library, with special ids and no unknown token.
+"""Text to token ids and back, with special ids and exact bytes.
 
-`tokenizer.json` is the file format of that library, so other tools read it.
 Every byte sequence has ids and every id a byte sequence, which `token_bytes`
-gives; a streaming detokeniser is built on that and on nothing else.
+gives; a streaming detokeniser is built on that and on nothing else. The kinds of
+tokenizer are those of `model.tokenization`.
 """
 
 from __future__ import annotations
@@ -15,63 +15,106 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-END_OF_TEXT = "<|endoftext|>"
+from model.tokenization import library, world
+from model.tokenization.base import END_OF_TEXT, Codec, TokenizerError
+from model.tokenization.ends import read_ends
+from model.tokenization.library import LibraryCodec
+
+__all__ = [
+    "END_OF_TEXT",
+    "FILES",
+    "Tokenizer",
+    "TokenizerError",
+    "train_tokenizer",
+]
+
 SPECIAL_TOKENS = (END_OF_TEXT,)
 
-
-class TokenizerError(ValueError):
-    """A tokenizer file that this project cannot serve."""
+#: Names of a tokenizer's file in a checkpoint; the first that is there counts.
+FILES = (library.FILE, world.FILE)
 
 
 class Tokenizer:
-    """Text to ids and back. Immutable."""
+    """Text to ids and back. Immutable.
 
-    def __init__(self, backend: Backend) -> None:
-        end_of_text = backend.token_to_id(END_OF_TEXT)
-        if end_of_text is None:
-            raise TokenizerError(f"tokenizer.json has no {END_OF_TEXT!r} token")
-        # What is special comes from `pieces`: the library would match the names in any text.
-        backend.encode_special_tokens = True
-        self._backend = backend
-        self.eos_token_id: int = end_of_text
-        self.vocab_size: int = backend.get_vocab_size()
-        added = backend.get_added_tokens_decoder()
-        special = {end_of_text: AddedToken(END_OF_TEXT, special=True)}
-        special |= {id: token for id, token in added.items() if token.special}
-        self.special_ids: dict[str, int] = {token.content: id for id, token in special.items()}
-        self._special = frozenset(special)
-        self._names = _pattern(special.values())
-        self._bytes = _token_bytes(backend)
-        for id in self._special:
-            self._bytes[id] = b""
+    ``eos_token_ids`` end a text; ``eos_token_id`` is the main one, which separates texts.
+    ``file_name`` is what the file is called in a checkpoint. ``puts_space_in_front``: a text
+    that begins has other ids than one that continues.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.eos_token_ids: tuple[int, ...] = codec.eos_token_ids
+        self.eos_token_id: int = codec.eos_token_ids[0]
+        self.vocab_size: int = len(codec.token_bytes)
+        self.special_ids: dict[str, int] = {t.content: id for id, t in codec.special.items()}
+        self.file_name = library.FILE if isinstance(codec, LibraryCodec) else world.FILE
+        self.puts_space_in_front: bool = codec.puts_space_in_front
+        self._codec, self._bytes = codec, codec.token_bytes
+        self._names = _pattern(codec.special.values())
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Reads ``tokenizer.json``; raises `TokenizerError` where it is not a byte-level BPE."""
+        """Reads ``tokenizer.json`` or an RWKV vocabulary (``.txt``), and the configs next to it.
+
+        Raises `TokenizerError` where tokens have no exact bytes, and `ConfigError` where the
+        configs name an end of text that the vocabulary does not have.
+        """
         if not path.is_file():
             raise TokenizerError(f"{path} does not exist")
+        ends = read_ends(path.parent)
+        if path.suffix == ".txt":
+            return cls(world.read_world(path, ends))
         try:
-            backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for a bad file
+            return cls(LibraryCodec(path.read_text(encoding="utf-8"), ends))
+        except (TokenizerError, UnicodeDecodeError) as error:
             raise TokenizerError(f"{path}: {error}") from error
-        return cls(backend)
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """The tokenizer of the text of a ``tokenizer.json``. Raises `TokenizerError`."""
+        return cls(LibraryCodec(text))
 
     def save(self, path: Path) -> None:
-        self._backend.save(str(path), pretty=False)
+        """Writes the tokenizer's file; `file_name` is what checkpoints call it."""
+        path.write_text(self.content, encoding="utf-8", newline="\n")
+
+    @property
+    def content(self) -> str:
+        """The text of the tokenizer's file."""
+        return self._codec.content()
 
     @property
     def digest(self) -> str:
         """SHA-256 of what decides the ids, in hex."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+        return hashlib.sha256(self.content.encode()).hexdigest()
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Ids of ``text``. A special token's name in it is plain text unless allowed."""
+        """Ids of a text from its beginning, where some kinds put a space in front.
+
+        A special token's name in it is plain text unless allowed.
+        """
         if not allow_special:
-            return self._encode_plain(text)
+            return self._codec.encode(text)
+        return self.encode_pieces(self.pieces(text))
+
+    def encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
+        """Ids of a text from its beginning, of which special tokens are given by their ids."""
         ids: list[int] = []
-        for piece in self.pieces(text):
-            ids += [piece] if isinstance(piece, int) else self._encode_plain(piece)
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                codec = self._codec
+                ids += codec.encode_after_special(piece) if ids else codec.encode(piece)
         return ids
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Ids of what continues a text: no space is put in front."""
+        return self._codec.encode_continuation(text)
+
+    def encode_exact(self, text: str) -> list[int]:
+        """Ids whose bytes are those of ``text``: nothing put in front, nothing normalised."""
+        return self._codec.encode_exact(text)
 
     def pieces(self, text: str) -> Iterator[str | int]:
         """``text`` in its order: the ids of the special tokens named in it, and what is between."""
@@ -84,21 +127,32 @@ class Tokenizer:
         if start < len(text):
             yield text[start:]
 
-    def _encode_plain(self, text: str) -> list[int]:
-        # The batch form lets go of the GIL, so that a long text stalls no other thread.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
-        return list(encoding.ids)
-
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``, without special tokens; broken UTF-8 becomes U+FFFD."""
-        return b"".join(self.token_bytes(id) for id in ids).decode("utf-8", errors="replace")
+        """The text of ``ids`` from its beginning, without special tokens.
+
+        Broken UTF-8 becomes U+FFFD.
+        """
+        parts, begun = [], False
+        for id in ids:
+            data = self._bytes[id] if begun else self.first_bytes(id)
+            begun = begun or bool(self._bytes[id])
+            parts.append(data)
+        return b"".join(parts).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that ``id`` stands for; empty for a special token."""
         return self._bytes[id]
 
+    def first_bytes(self, id: int) -> bytes:
+        """The bytes of ``id`` as the first token of a text that has any.
+
+        Without the space that encoding puts in front; else those of `token_bytes`.
+        """
+        return self._codec.first_bytes.get(id, self._bytes[id])
+
     def is_special(self, id: int) -> bool:
-        return id in self._special
+        """Whether ``id`` stands for no text, and has a name instead."""
+        return id in self._codec.special
 
 
 def train_tokenizer(files: Sequence[Path], vocab_size: int) -> Tokenizer:
@@ -119,7 +173,7 @@ def train_tokenizer(files: Sequence[Path], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(_paragraphs(files), trainer)
-    return Tokenizer(backend)
+    return Tokenizer.from_json(backend.to_str())
 
 
 def _paragraphs(files: Sequence[Path]) -> Iterator[str]:
@@ -137,28 +191,3 @@ def _pattern(special: Iterable[AddedToken]) -> re.Pattern[str]:
         for index, token in enumerate(names)
     )
     return re.compile("|".join(alternatives))
-
-
-def _token_bytes(backend: Backend) -> list[bytes]:
-    """The bytes of every id, from GPT-2's printable stand-ins for bytes."""
-    byte_of = {char: byte for byte, char in _byte_characters().items()}
-    added = backend.get_added_tokens_decoder()
-    table = [b""] * backend.get_vocab_size()
-    for token, id in backend.get_vocab().items():
-        if id in added:
-            table[id] = token.encode("utf-8")
-            continue
-        try:
-            table[id] = bytes(byte_of[char] for char in token)
-        except KeyError as error:
-            raise TokenizerError(f"token {id} is not byte-level: {token!r}") from error
-    return table
-
-
-def _byte_characters() -> dict[int, str]:
-    """GPT-2's map: printable Latin-1 bytes stand for themselves, the rest from U+0100 up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {byte: chr(byte) for byte in printable}
-    others = (byte for byte in range(256) if byte not in table)
-    table.update({byte: chr(0x100 + offset) for offset, byte in enumerate(others)})
-    return table

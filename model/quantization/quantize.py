@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from model.checkpoint import CONFIG, TOKENIZER, Checkpoint
+from model.checkpoint import CONFIG, Checkpoint, save_tokenizer
 from model.weights import SCALE, WEIGHTS, CheckpointError
 
 Dtype = Literal["int8", "bfloat16"]
@@ -62,7 +62,7 @@ def save_quantized(folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:
     tensors = dict(_tensors(checkpoint, dtype))
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.config.save(folder / CONFIG)
-    checkpoint.tokenizer.save(folder / TOKENIZER)
+    save_tokenizer(folder, checkpoint.tokenizer)
     _write(folder / WEIGHTS, tensors)
 
 

@@ -68,10 +68,10 @@ def test_files_that_cannot_serve_are_refused(tmp_path: Path) -> None:
 
 
 def chat_tokenizer() -> Tokenizer:
-    backend = Backend.from_str(tiny_tokenizer()._backend.to_str())
+    backend = Backend.from_str(tiny_tokenizer().content)
     names = ["<|im_start|>", "<|im_start|>s", AddedToken("<|end|>", lstrip=True, rstrip=True)]
     backend.add_special_tokens(names)
-    return Tokenizer(backend)
+    return Tokenizer.from_json(backend.to_str())
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Which tokenizer.json files load: GPT-2's kind does, the others are refused."""
+"""Which tokenizer.json files load: the kinds of GPT-2 and Llama; others are refused by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers
-from transformers import GPT2TokenizerFast
+from tokenizers import models
+from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from model.tokenizer import Tokenizer, TokenizerError
+from tests.model.tokenization.files import llama
 from tests.tiny import TEXT
 
 
@@ -27,22 +28,20 @@ def test_gpt2_tokenizer_gives_the_ids_of_transformers(tokenizer: Tokenizer, tmp_
     assert loaded.eos_token_id == theirs.eos_token_id
 
 
-def sentence_piece(special: str) -> Backend:
-    vocab = {"<unk>": 0, "<0x0A>": 1, "▁": 2, "a": 3, "▁a": 4}
-    backend = Backend(models.BPE(vocab, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+def test_llama_tokenizer_gives_the_ids_of_transformers(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(llama("first"), encoding="utf-8")
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )
-    backend.decoder = decoders.ByteFallback()
-    backend.add_special_tokens([special])
-    return backend
+    theirs.save_pretrained(tmp_path)
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    text = TEXT + " naïve\n\n  café — 3.14 漢字 🦊"
+    assert loaded.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+    assert loaded.decode(loaded.encode(text)) == theirs.decode(loaded.encode(text)) == text
+    assert loaded.eos_token_id == theirs.eos_token_id == 2
 
 
-@pytest.mark.parametrize(
-    ("special", "message"),
-    [("</s>", r"no '<\|endoftext\|>' token"), ("<|endoftext|>", "is not byte-level")],
-)
-def test_sentence_piece_is_refused(tmp_path: Path, special: str, message: str) -> None:
-    sentence_piece(special).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TokenizerError, match=message):
+def test_refusal_names_the_file_and_the_reason(tmp_path: Path) -> None:
+    Backend(models.WordPiece({"[UNK]": 0, "a": 1})).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: model WordPiece is not supported"):
         Tokenizer.load(tmp_path / "tokenizer.json")

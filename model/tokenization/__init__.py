@@ -1,0 +1,1 @@
+"""The kinds of tokenizer that checkpoints have: each gives ids for a text and bytes for an id."""

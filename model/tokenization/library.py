@@ -1,0 +1,187 @@
+"""Tokenizers in the format of the `tokenizers` library, ``tokenizer.json``.
+
+The library encodes; the bytes of tokens come from `model.tokenization.kinds`. A file may
+normalise a text and put a space in front of it, so there are up to three of the library's
+tokenizers: that of the file, one that puts no space in front, and one that does neither.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from model.tokenization.base import END_OF_TEXT, TokenizerError
+from model.tokenization.ends import NO_ENDS, Ends, resolve
+from model.tokenization.kinds import SPACE, Json, byte_ids, bytes_of, first_bytes_of, flat, kind_of
+
+FILE = "tokenizer.json"
+
+
+class LibraryCodec:
+    """See `model.tokenization.base.Codec`. Raises `TokenizerError` or `ConfigError`."""
+
+    def __init__(self, text: str, ends: Ends = NO_ENDS) -> None:
+        values = _parsed(text)
+        self._kind = kind_of(values)
+        backend = _backend(text)
+        vocabulary, added = backend.get_vocab(), backend.get_added_tokens_decoder()
+        size = max(vocabulary.values(), default=-1) + 1
+        self.eos_token_ids = _ends(backend, ends, size, added)
+        ends_and_special = {id for id, token in added.items() if token.special}
+        ends_and_special |= {id for id in self.eos_token_ids if id in added}
+        ends_and_special.add(self.eos_token_ids[0])
+        if not all(added[id].special for id in ends_and_special & added.keys()):
+            # Else the library would find the names of ends in any text.
+            for token in values["added_tokens"]:
+                token["special"] = token["id"] in ends_and_special
+            backend = _backend(_json(values))
+        self._backend = self._continuing = backend
+        if (continuing := _without_space(values)) != values:
+            self._continuing = _backend(_json(continuing))
+        exact = _exact(continuing)
+        same = exact == continuing
+        self._exact_backend = self._continuing if same else _backend(_json(exact))
+        self.puts_space_in_front = self._continuing is not self._backend
+        first = any(cut.get("prepend_scheme") == "first" for cut in _cuts(values))
+        self._after_special = self._continuing if first else self._backend
+        self.special = {
+            id: added.get(id) or AddedToken(str(backend.id_to_token(id)), special=True)
+            for id in ends_and_special
+        }
+        self._fill_tables(vocabulary, added, size)
+        if self._kind.fallback:
+            self._byte_ids = byte_ids(self._kind, vocabulary)
+
+    def _fill_tables(
+        self, vocabulary: dict[str, int], added: dict[int, AddedToken], size: int
+    ) -> None:
+        self.token_bytes, self.first_bytes = [b""] * size, dict[int, bytes]()
+        for token, id in vocabulary.items():
+            if id in self.special:
+                continue
+            if id in added and not self._kind.fallback:
+                self.token_bytes[id] = token.encode()
+                continue
+            data = self.token_bytes[id] = bytes_of(self._kind, token)
+            first = first_bytes_of(self._kind, token)
+            if first != data:
+                self.first_bytes[id] = first
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text that begins a text, as the file says."""
+        return _ids(self._backend, text)
+
+    def encode_after_special(self, text: str) -> list[int]:
+        """The same behind a special token, where a file may put no space in front."""
+        return _ids(self._after_special, text)
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """The same with no space in front."""
+        return _ids(self._continuing, text)
+
+    def encode_exact(self, text: str) -> list[int]:
+        """Ids whose bytes are those of ``text``."""
+        if not self._kind.fallback or SPACE not in text:
+            return self._exact(text)
+        first, *rest = text.split(SPACE)
+        ids = self._exact(first)
+        for part in rest:
+            ids += [*(self._byte_ids[byte] for byte in SPACE.encode()), *self._exact(part)]
+        return ids
+
+    def content(self) -> str:
+        """The file, as the library writes it."""
+        return str(self._backend.to_str())
+
+    def _exact(self, text: str) -> list[int]:
+        ids = _ids(self._exact_backend, text)
+        data = b"".join(self.token_bytes[id] for id in ids)
+        assert data == text.encode(), f"{text!r} is encoded as {data!r}"
+        return ids
+
+
+def _parsed(text: str) -> Json:
+    """Raises `TokenizerError` where the text is no object with a model."""
+    try:
+        values: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"is not JSON: {error}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+        raise TokenizerError("is no JSON object with a model")
+    return values
+
+
+def _backend(text: str) -> Backend:
+    try:
+        backend = Backend.from_str(text)
+    except Exception as error:  # the library raises bare Exception for a bad file
+        raise TokenizerError(str(error)) from error
+    # What is special comes from `Tokenizer.pieces`: the library would match names in any text.
+    backend.encode_special_tokens = True
+    # A file may hold how its tokenizer was called last; texts are neither cut nor filled up.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _ids(backend: Backend, text: str) -> list[int]:
+    # The batch form lets go of the GIL, so that a long text stalls no other thread.
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+    return list(encoding.ids)
+
+
+def _ends(backend: Backend, ends: Ends, size: int, added: dict[int, AddedToken]) -> tuple[int, ...]:
+    """The ids that end a text, a special one first. Raises `TokenizerError` where none is named."""
+    ids = resolve(ends, size, backend.token_to_id)
+    if not ids:
+        usual = backend.token_to_id(END_OF_TEXT)
+        if usual is None:
+            raise TokenizerError(
+                f"no token ends a text: there is no {END_OF_TEXT!r}, and no eos_token_id in"
+                " config.json or generation_config.json and no eos_token in tokenizer_config.json"
+                " names another"
+            )
+        ids = [usual]
+    return tuple(sorted(ids, key=lambda id: id not in added))
+
+
+def _cuts(values: Json) -> list[Json]:
+    return list(flat(values.get("pre_tokenizer"), "pretokenizers"))
+
+
+def _without_space(values: Json) -> Json:
+    """A copy without what puts a space in front of a text."""
+    values = copy.deepcopy(values)
+    for cut in _cuts(values):
+        if cut["type"] == "Metaspace":
+            cut.pop("add_prefix_space", None)  # of older files, beside the scheme or instead
+            cut["prepend_scheme"] = "never"
+        elif cut["type"] == "ByteLevel":
+            cut["add_prefix_space"] = False
+    steps = list(flat(values.get("normalizer"), "normalizers"))
+    kept = [step for step in steps if step["type"] != "Prepend"]
+    if kept != steps:
+        values["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    return values
+
+
+def _exact(values: Json) -> Json:
+    """A copy that changes nothing of a text before it is encoded."""
+    exact = copy.deepcopy(values)
+    # Of a normalizer what writes spaces otherwise is left; nothing else keeps the bytes.
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    steps = list(flat(exact.get("normalizer"), "normalizers"))
+    if [spaces] != steps:
+        exact["normalizer"] = spaces if spaces in steps else None
+    for token in exact.get("added_tokens", ()):
+        if not token.get("special"):
+            token.update(lstrip=False, rstrip=False, normalized=False)
+    return exact
+
+
+def _json(values: Json) -> str:
+    return json.dumps(values, ensure_ascii=False)

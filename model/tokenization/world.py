@@ -1,0 +1,188 @@
+"""RWKV's World tokenizer: at each place of the UTF-8 bytes, the longest token that fits.
+
+Its file, ``rwkv_vocab_v20230424.txt``, has a line ``id literal length`` for each token: the literal
+is Python's, of a str or of bytes, and the length is that of the token in bytes. Id 0 is not in
+it: it ends a text. The 256 single bytes are tokens, so that every byte sequence has ids.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from model.tokenization.base import END_OF_TEXT, TokenizerError
+from model.tokenization.ends import NO_ENDS, Ends, resolve
+
+FILE = "rwkv_vocab_v20230424.txt"
+EOS = 0
+
+#: Rows of the embedding in published checkpoints: the file's 65,529 ids, that of the end, padding.
+PADDED_SIZE = 1 << 16
+
+#: No published vocabulary comes near; a damaged id must not ask for gigabytes.
+MAX_ID = 1 << 20
+
+#: Key of a node's own id. Bytes are 0..255.
+_ID = -1
+
+
+class WorldCodec:
+    """The tokenizer of ``(id, bytes)`` pairs. Raises `TokenizerError` where they are none.
+
+    ``ends`` may name further ids that end a text, such as that of an empty line.
+    """
+
+    puts_space_in_front = False
+    first_bytes: dict[int, bytes] = {}  # noqa: RUF012 - nothing is put in front of a text
+
+    def __init__(self, tokens: Iterable[tuple[int, bytes]], ends: Ends = NO_ENDS) -> None:
+        self._by_id = _checked(tokens)
+        self.token_bytes = [self._by_id.get(id, b"") for id in range(max(self._by_id) + 1)]
+        self.special = {EOS: AddedToken(END_OF_TEXT, special=True)}
+        # Published configs name "\\n\\n" as an end and mean an id that is not in the file: the ids
+        # of padding and all names are passed over.
+        others = resolve(Ends(ends.ids), max(PADDED_SIZE, len(self.token_bytes)), int)
+        others = [id for id in others if id in self._by_id]
+        self.eos_token_ids = (EOS, *dict.fromkeys(others))
+        self._trie = _trie(self._by_id)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids whose bytes are those of ``text``, at its beginning or anywhere."""
+        return self.encode_bytes(text.encode())
+
+    encode_after_special = encode_continuation = encode_exact = encode
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """The same for bytes, which need not be UTF-8."""
+        ids: list[int] = []
+        node: Any
+        append, root = ids.append, self._trie
+        start, end = 0, len(data)
+        while start < end:
+            node, place, id = root, start, EOS
+            while place < end:
+                node = node.get(data[place])
+                if node is None:
+                    break
+                place += 1
+                if node.__class__ is int:  # a token that no other one begins with
+                    id, start = node, place
+                    break
+                if _ID in node:
+                    id, start = node[_ID], place
+            append(id)
+        return ids
+
+    def content(self) -> str:
+        """The tokens in the file's format."""
+        return "".join(
+            f"{id} {_literal(token)} {len(token)}\n" for id, token in sorted(self._by_id.items())
+        )
+
+
+def read_world(path: Path, ends: Ends = NO_ENDS) -> WorldCodec:
+    """Reads a vocabulary file. Raises `TokenizerError` with the file and the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8: {error}") from error
+    try:
+        return WorldCodec(_lines(path, text), ends)
+    except TokenizerError as error:
+        message = str(error)
+        raise TokenizerError(
+            message if message.startswith(str(path)) else f"{path}: {message}"
+        ) from error
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, bytes]]:
+    seen: dict[int | bytes, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if not line:
+            continue
+        try:
+            id, token = _parsed(line)
+            for value in (id, token):
+                if value in seen:
+                    raise ValueError(f"{value!r} is that of line {seen[value]}, too")
+                seen[value] = number
+        except ValueError as error:
+            raise TokenizerError(f"{path}, line {number}: {error}") from error
+        yield id, token
+
+
+def _parsed(line: str) -> tuple[int, bytes]:
+    """The id and the bytes of a line. Raises ValueError."""
+    id, _, rest = line.partition(" ")
+    literal, _, length = rest.rpartition(" ")
+    if not (id.isascii() and id.isdigit() and length.isascii() and length.isdigit()):
+        raise ValueError("is not 'id literal length'")
+    if not 0 < int(id[:8]) == int(id) <= MAX_ID:
+        raise ValueError(f"the id must be in 1..{MAX_ID}, not {id}")
+    token = _evaluated(literal)
+    if str(len(token)) != length:
+        raise ValueError(f"the token has {len(token)} bytes, not {length}")
+    return int(id), token
+
+
+def _evaluated(literal: str) -> bytes:
+    """The bytes of a literal of a str or of bytes. Raises ValueError."""
+    quote = literal.removeprefix("b")[:1]
+    if quote not in ("'", '"') or len(literal) < 3 or literal[-1] != quote:
+        raise ValueError("the token is no literal in quotes")
+    body = literal.removeprefix("b")[1:-1]
+    if quote in body.replace(f"\\{quote}", ""):
+        raise ValueError("the token is no literal in quotes")
+    if "\\" not in body and literal[0] != "b":
+        return body.encode()
+    try:
+        value = ast.literal_eval(literal)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ValueError(f"the token is no literal of Python: {error}") from error
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _literal(token: bytes) -> str:
+    """As the published file has it: of a str where the bytes are UTF-8."""
+    try:
+        return repr(token.decode())
+    except UnicodeDecodeError:
+        return repr(token)
+
+
+def _checked(tokens: Iterable[tuple[int, bytes]]) -> dict[int, bytes]:
+    by_id: dict[int, bytes] = {}
+    for id, token in tokens:
+        if not 0 < id <= MAX_ID or id in by_id or not token:
+            raise TokenizerError(f"id {id} of {token!r} is 0, too large, there twice or empty")
+        by_id[id] = token
+    known = set(by_id.values())
+    if len(known) < len(by_id):
+        raise TokenizerError("two ids have the same bytes")
+    missing = [byte for byte in range(256) if bytes([byte]) not in known]
+    if missing:
+        raise TokenizerError(f"there is no token for byte 0x{missing[0]:02X}")
+    return by_id
+
+
+def _trie(by_id: dict[int, bytes]) -> dict[int, Any]:
+    """Dictionaries by the next byte; a token that no other one begins with is its id alone.
+
+    Dictionaries, because they are what the interpreter looks up fastest.
+    """
+    root: dict[int, Any] = {}
+    # The shorter ones first: a token meets only beginnings of itself on its way.
+    for id, token in sorted(by_id.items(), key=lambda item: len(item[1])):
+        node = root
+        for byte in token[:-1]:
+            below = node.get(byte)
+            if not isinstance(below, dict):
+                below = node[byte] = {} if below is None else {_ID: below}
+            node = below
+        node[token[-1]] = id
+    return root
