@@ -16,6 +16,9 @@ from server.sessions import Sessions
 from server.store.errors import HistoryGone
 from server.store.history import length_after
 
+#: Tokens before a page that are looked at, whether the page begins the text.
+MAX_HEAD = 16
+
 Kind = Literal["input", "output"]
 
 
@@ -46,12 +49,14 @@ class _Run:
 class Transcript:
     """The tokens at positions ``start`` to ``stop`` of a session, from its log's entries.
 
-    ``first`` is the position of the oldest token in the log, None before any came.
+    ``first`` is the position of the oldest token in the log, None before any came. The head is
+    what comes before ``start``, as far as it is needed to know whether any text does.
     """
 
     start: int
     stop: int
     first: int | None = None
+    _head: list[int] = field(default_factory=list)
     _runs: list[_Run] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
@@ -69,7 +74,8 @@ class Transcript:
         """With their texts. Where more follows they end between two characters, if they can."""
         if self._runs and self._runs[-1].end == self.stop:
             self._end_between_characters(tokenizer)
-        detokenizer = Detokenizer(tokenizer)
+        silent = all(not tokenizer.token_bytes(token) for token in self._head)
+        detokenizer = Detokenizer(tokenizer, start=silent and len(self._head) == self.start)
         return [
             Part(run.kind, run.start, run.end, "".join(map(detokenizer.push, run.tokens)))
             for run in self._runs
@@ -88,6 +94,8 @@ class Transcript:
     def _extend(self, kind: Kind, position: int, tokens: Sequence[int]) -> None:
         if self.first is None:
             self.first = position
+        if position == len(self._head):
+            self._head += tokens[: max(0, min(self.start, MAX_HEAD) - position)]
         tokens = tokens[max(0, self.start - position) : max(0, self.stop - position)]
         if not tokens:
             return
@@ -99,6 +107,7 @@ class Transcript:
             last.tokens.extend(tokens)
 
     def _cut(self, length: int) -> None:
+        del self._head[length:]
         while self._runs and self._runs[-1].start >= length:
             self._runs.pop()
         if self._runs:

@@ -59,14 +59,14 @@ class ByteTokenizer:
     """UTF-8 bytes as ids, and one more for the end of text."""
 
     vocab_size = 257
-    eos_token_id = EOS
+    eos_token_id, eos_token_ids = EOS, (EOS,)
+    puts_space_in_front = False
     special_ids = {"<|endoftext|>": EOS}  # noqa: RUF012 - nobody writes to it
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         if not allow_special:
             return list(text.encode())
-        pieces = [[p] if isinstance(p, int) else self.encode(p) for p in self.pieces(text)]
-        return [id for piece in pieces for id in piece]
+        return self.encode_pieces(self.pieces(text))
 
     def pieces(self, text: str) -> Iterator[str | int]:
         first, *rest = text.split("<|endoftext|>")
@@ -77,8 +77,19 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
+    def encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
+        found = [[piece] if isinstance(piece, int) else self.encode(piece) for piece in pieces]
+        return [id for ids in found for id in ids]
+
+    def encode_exact(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    encode_continuation = encode_exact
+
     def token_bytes(self, id: int) -> bytes:
         return b"" if id == EOS else bytes([id])
+
+    first_bytes = token_bytes
 
 
 def state_after(tokens: Iterable[int], state: bytes = bytes(STATE_BYTES)) -> bytes:

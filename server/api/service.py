@@ -70,7 +70,7 @@ def make_service(
         driver=driver,
         sessions=sessions,
         porter=Porter(sessions, signing.identity, signing.key, config.trust_unsigned_state),
-        translator=Translator(tokenizer, limits, constraints),
+        translator=Translator(tokenizer, limits, constraints, sessions),
         model=model,
         tokenizer=tokenizer,
         outbox_events=config.outbox_events,

@@ -16,7 +16,7 @@ from server.api.parse import parse_body as parse_body
 from server.api.parse import parse_message as parse_message
 from server.api.parse import request_id_of as request_id_of
 from server.api.schemas import AppendBody, Continuation, Sampling
-from server.engine.types import Request, SamplingParams, Usage
+from server.engine.types import Request, SamplingParams, SessionInfo, Usage
 from server.sampling_defaults import with_defaults
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
@@ -29,12 +29,21 @@ class Constraints(Protocol):
     async def grammar(self, wanted: ResponseFormat | None, owner: str, /) -> str | None: ...
 
 
+class SessionsLike(Protocol):
+    """What is needed of `server.sessions.Sessions`."""
+
+    async def info(self, session: str, owner: str, /) -> SessionInfo: ...
+
+
 class TokenizerLike(Protocol):
     """What is needed of `model.tokenizer.Tokenizer`."""
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def puts_space_in_front(self) -> bool: ...
     def encode(self, text: str, /) -> list[int]: ...
+    def encode_continuation(self, text: str, /) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +76,20 @@ class Translator:
     """Builds engine requests from parsed messages. Raises `InvalidRequest`.
 
     A prompt that is text gets the model's start token where its session is
-    empty; a prompt of token ids is taken as it is.
+    empty; a prompt of token ids is taken as it is. ``sessions`` tell which are empty,
+    for tokenizers that encode a text's beginning otherwise.
     """
 
     def __init__(
-        self, tokenizer: TokenizerLike, limits: Limits, constraints: Constraints | None = None
+        self,
+        tokenizer: TokenizerLike,
+        limits: Limits,
+        constraints: Constraints | None = None,
+        sessions: SessionsLike | None = None,
     ) -> None:
         self.max_ids, self.max_tokens = limits.max_prompt_tokens, limits.max_tokens
         self._tokenizer, self._constraints = tokenizer, constraints
-        self._limits = limits
+        self._limits, self._sessions = limits, sessions
 
     async def generate(
         self,
@@ -91,7 +105,8 @@ class Translator:
         With ``max_tokens`` 0 the prompt is only fed.
         """
         prompt = wanted.prompt
-        tokens = () if prompt is None else await self.tokens(prompt, "prompt")
+        continues = await self._continues(wanted.session, owner, prompt)
+        tokens = () if prompt is None else await self.tokens(prompt, "prompt", continues)
         if wanted.idempotency_key is not None and wanted.session is None and not wanted.keep:
             raise invalid("idempotency_key", "needs a session that is kept")
         if not tokens and wanted.session is None:
@@ -119,7 +134,8 @@ class Translator:
             raise invalid("tokens", "give either text or tokens, not both")
         field = "text" if body.tokens is None else "tokens"
         given = body.text if body.tokens is None else body.tokens
-        tokens = () if given is None else await self.tokens(given, field)
+        continues = await self._continues(session, owner, given)
+        tokens = () if given is None else await self.tokens(given, field, continues)
         if not tokens:
             raise invalid(field, "must not be empty")
         return Request(
@@ -134,9 +150,14 @@ class Translator:
             score=bool(body.logprobs),
         )
 
-    async def tokens(self, prompt: str | Sequence[int], field: str) -> tuple[int, ...]:
-        """The ids of ``prompt``, the value of ``field``, as they are fed."""
-        ids = await self._encode(prompt) if isinstance(prompt, str) else prompt
+    async def tokens(
+        self, prompt: str | Sequence[int], field: str, continues: bool = False
+    ) -> tuple[int, ...]:
+        """The ids of ``prompt``, the value of ``field``, as they are fed.
+
+        It begins a text, or ``continues`` one.
+        """
+        ids = await self._encode(prompt, continues) if isinstance(prompt, str) else prompt
         if len(ids) > self._limits.max_prompt_tokens:
             raise invalid(field, f"must have at most {self._limits.max_prompt_tokens} tokens")
         if not isinstance(prompt, str):
@@ -148,10 +169,22 @@ class Translator:
         if ids and not (min(ids) >= 0 and max(ids) < self._tokenizer.vocab_size):
             raise invalid(field, f"token ids must be in 0..{self._tokenizer.vocab_size - 1}")
 
-    async def _encode(self, text: str) -> list[int]:
+    async def _encode(self, text: str, continues: bool) -> list[int]:
+        tokenizer = self._tokenizer
+        encode = tokenizer.encode_continuation if continues else tokenizer.encode
         if len(text) <= MAX_INLINE_CHARS:
-            return self._tokenizer.encode(text)
-        return await asyncio.to_thread(self._tokenizer.encode, text)
+            return encode(text)
+        return await asyncio.to_thread(encode, text)
+
+    async def _continues(
+        self, session: str | None, owner: str, prompt: str | Sequence[int] | None
+    ) -> bool:
+        """Whether ``prompt`` follows other text; asked only where that makes a difference."""
+        if session is None or not isinstance(prompt, str) or self._sessions is None:
+            return False
+        if not self._tokenizer.puts_space_in_front:
+            return False
+        return (await self._sessions.info(session, owner)).position > 0
 
     async def _grammar(self, wanted: ResponseFormat | None, owner: str) -> str | None:
         if wanted is None or wanted.type == "text":

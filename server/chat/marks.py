@@ -68,10 +68,10 @@ class Marks:
 
     def ids(self, rendered: str, tokenizer: Tokenizer) -> list[int]:
         """The tokens of what a template wrote."""
-        ids: list[int] = []
-        for piece in tokenizer.pieces(rendered):
-            ids += [piece] if isinstance(piece, int) else tokenizer.encode(self.without(piece))
-        return ids
+        return tokenizer.encode_pieces(
+            piece if isinstance(piece, int) else self.without(piece)
+            for piece in tokenizer.pieces(rendered)
+        )
 
     def _cut(self, text: str) -> str:
         return self._put(text, self._places(text))

@@ -38,7 +38,7 @@ class TokenizerLike(Protocol):
     vocab_size: int
 
     def token_bytes(self, id: int, /) -> bytes: ...
-    def encode(self, text: str, /) -> list[int]: ...
+    def encode_exact(self, text: str, /) -> list[int]: ...
 
 
 class Constraints:
@@ -49,7 +49,7 @@ class Constraints:
 
     def __init__(self, tokenizer: TokenizerLike, limits: TrialLimits | None = None) -> None:
         tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
-        self._vocabulary = Vocabulary(tokens, tokenizer.eos_token_id, tokenizer.encode)
+        self._vocabulary = Vocabulary(tokens, tokenizer.eos_token_id, tokenizer.encode_exact)
         self._endings = Endings(self._vocabulary)
         self._free_texts: dict[str, FreeText] = {}
         self._child = Child(self._vocabulary, limits or TrialLimits())

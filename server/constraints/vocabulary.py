@@ -31,7 +31,7 @@ class Vocabulary:
 
     ``token_bytes`` has the bytes of every id, b"" for the special ones. ``encode``
     gives the ids of a text as the model is used to them, where a grammar leaves
-    no choice about the text; without it they are the longest that fit.
+    no choice about the text, with exactly its bytes; without it they are the longest that fit.
     """
 
     def __init__(

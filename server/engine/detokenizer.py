@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 
 from model.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Incremental UTF-8 over the bytes of tokens. One per session."""
+    """Incremental UTF-8 over the bytes of tokens. One per session.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    The first token of a text may have other bytes (`Tokenizer.first_bytes`): so long as none has
+    come, the detokeniser is at the ``start``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, start: bool = True) -> None:
+        self._tokenizer, self._at_start = tokenizer, start
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._between_characters = True
 
-    def push(self, token_id: int) -> str:
-        """The characters that this token completes; bytes that can be none become U+FFFD."""
+    def push(self, token_id: int, exact: bool = False) -> str:
+        """The characters that this token completes; bytes that can be none become U+FFFD.
+
+        ``exact``: it is shown with all its bytes also as the first one of a text.
+        """
         data = self._tokenizer.token_bytes(token_id)
+        if self._at_start and data:
+            self._at_start = False
+            data = data if exact else self._tokenizer.first_bytes(token_id)
         try:
             return data.decode() if self._between_characters else self._go_on(data)
         except UnicodeDecodeError:
             return self._go_on(data)
+
+    def skip(self, token_ids: Iterable[int]) -> None:
+        """Goes on behind tokens whose text is not asked for."""
+        self._at_start = self._at_start and all(map(self.is_silent, token_ids))
 
     def is_silent(self, token_id: int) -> bool:
         """Whether the token stands for no text."""
@@ -32,8 +47,9 @@ class Detokenizer:
         """The bytes of an unfinished character."""
         return self._decoder.getstate()[0]
 
-    def restore(self, undecoded: bytes) -> None:
-        """Goes on after ``undecoded``."""
+    def restore(self, undecoded: bytes, start: bool = False) -> None:
+        """Goes on after ``undecoded``, at the ``start`` of a text or within it."""
+        self._at_start = start
         self._decoder.setstate((undecoded, 0))
         self._between_characters = not undecoded
 

@@ -58,7 +58,7 @@ class Host:
             self._keeper,
             self._prompts,
             self._live,
-            model_config.eos_token_id,
+            tuple(dict.fromkeys((model_config.eos_token_id, *tokenizer.eos_token_ids))),
             config.matchers or no_matchers,
         )
 
@@ -92,9 +92,7 @@ class Host:
         Raises `CapacityExhausted`, and `InvalidRequest` where it holds tokens that
         the model does not have.
         """
-        pending = () if value.pending is None else (value.pending,)
-        tokens = [*value.recent, *pending, *(t for part in value.debt for t in part.tokens)]
-        tokens += () if value.constraint is None else value.constraint.tokens
+        tokens = [*value.known, *(() if value.constraint is None else value.constraint.tokens)]
         check_tokens(tokens, self._model_config.vocab_size, "session")
         (session,) = self._keeper.fork(Past(value), owner, 1, now)
         return self._info(session, now)

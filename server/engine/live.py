@@ -64,9 +64,17 @@ class Live:
 
     @classmethod
     def of(
-        cls, progress: Progress, session: Session, draw: Draw | None, eos: int, whole: bool
+        cls,
+        progress: Progress,
+        session: Session,
+        draw: Draw | None,
+        eos: tuple[int, ...],
+        whole: bool,
     ) -> Live:
-        """The request of ``progress`` on ``session``; ``draw`` None only feeds."""
+        """The request of ``progress`` on ``session``; ``draw`` None only feeds.
+
+        ``eos`` are the ids that end a text, that which a grammar's end is first.
+        """
         request, params = progress.request, progress.request.sampling
         live = cls(request, session, progress.length, whole, draw)
         live.num_generated, live.num_cached = progress.num_generated, progress.num_cached
@@ -81,10 +89,9 @@ class Live:
             live.logprob_sum, live.num_top = 0.0 if params.logprob else None, params.top_logprobs
             live.wants_logprobs = params.logprob or params.top_logprobs is not None
             live.max_tokens = params.max_tokens
-            end = () if params.ignore_eos else (eos,)
-            live.ends = frozenset((*params.stop_token_ids, *end))
-            silent = filter(session.detokenizer.is_silent, sorted(live.ends - {eos}))
-            live.silent_ends = (eos, *silent)
+            live.ends = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos)))
+            silent = filter(session.detokenizer.is_silent, sorted(live.ends - {eos[0]}))
+            live.silent_ends = (eos[0], *silent)
             if params.stop:
                 live.stop_strings = StopStrings(params.stop)
                 live.stop_strings.restore(progress.withheld)

@@ -51,7 +51,7 @@ def _apply(
     )
     for entry in entries:
         if isinstance(entry, TokenEvent):
-            text = session.detokenizer.push(entry.token_id)
+            text = session.show(entry.token_id)
             if stops is not None:
                 stops.push(text)
             session.hold(entry.token_id)

@@ -45,7 +45,7 @@ class Round:
         keeper: Keeper,
         prompts: Prompts,
         live: dict[str, Live],
-        eos_token_id: int,
+        eos_token_ids: tuple[int, ...],
         matchers: Matchers,
     ) -> None:
         self.events: list[Event] = []
@@ -56,7 +56,7 @@ class Round:
         self._max_running, self._num_calm = scheduler.max_running, 0
         self._sessions, self._keeper = sessions, keeper
         self._prompts, self._live = prompts, live
-        self._eos_token_id, self._matchers = eos_token_id, matchers
+        self._eos_token_ids, self._matchers = eos_token_ids, matchers
         self._grammar_turns = GrammarTurns()
 
     def play(self, now: float) -> list[Event]:
@@ -76,7 +76,7 @@ class Round:
         """The request of ``progress``, not begun."""
         params = progress.request.sampling
         draw = None if params is None else self._runner.prepare(params)
-        return Live.of(progress, session, draw, self._eos_token_id, whole=not self._runner.grid)
+        return Live.of(progress, session, draw, self._eos_token_ids, whole=not self._runner.grid)
 
     def start(self, session: Session) -> None:
         """What ``session`` runs waits for its turn from now on."""
@@ -257,7 +257,7 @@ class Round:
         session, stops, met, ended = live.session, live.stop_strings, False, False
         if session.constraint is not None:
             ended = session.constraint.accept(token, live.silent_ends, self._matchers)
-        text = session.detokenizer.push(token)
+        text = session.show(token)
         if stops is not None:
             text, met = stops.push(text)
         session.pending = token

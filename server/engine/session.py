@@ -105,7 +105,7 @@ class Session:
 
     def write_on(self, value: SessionValue) -> None:
         """Goes on with the unfinished character of ``value``, and under its constraint."""
-        self.detokenizer.restore(value.undecoded)
+        self.detokenizer.restore(value.undecoded, self._is_start(value))
         open = value.constraint
         self.constraint = None if open is None else OpenConstraint(*open)
 
@@ -120,6 +120,7 @@ class Session:
             self.constraint = None
         if request.sampling is not None and request.sampling.grammar is not None:
             self.constraint = OpenConstraint(request.sampling.grammar)
+        self.detokenizer.skip(tokens)
         if tokens:
             self.extend(tokens)
 
@@ -181,6 +182,17 @@ class Session:
             self._unowe()
         if self.num_owed:
             self.pending = self._unowe()
+        value = self.value(self.state)
+        self.detokenizer.restore(value.undecoded, self._is_start(value))
+
+    def show(self, token: int) -> str:
+        """The text of a generated token. Under a grammar, which counts them, all its bytes."""
+        return self.detokenizer.push(token, exact=self.constraint is not None)
+
+    def _is_start(self, value: SessionValue) -> bool:
+        """Whether the session's text has no token yet that stands for some."""
+        known = value.known
+        return len(known) == value.length and all(map(self.detokenizer.is_silent, known))
 
     def _owe(self, tokens: list[int], plan: int) -> None:
         if tokens:

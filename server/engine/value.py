@@ -94,6 +94,12 @@ class SessionValue:
         unseen = sum(len(segment.tokens) for segment in self.debt)
         return self.position + unseen + (self.pending is not None)
 
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The text's last tokens; all where they are as many as its ``length``."""
+        pending = () if self.pending is None else (self.pending,)
+        return (*self.recent, *(t for part in self.debt for t in part.tokens), *pending)
+
 
 class Opened(NamedTuple):
     """A session that is new: empty, forked or imported."""

@@ -138,6 +138,7 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
             f"(bundled: {', '.join(bundled_models())})"
         )
     from model.checkpoint import CheckpointError, tokenizer_file
+    from model.config import ConfigError
     from model.tokenizer import Tokenizer, TokenizerError
     from server.engine.detokenizer import Detokenizer
     from server.engine.replay import replay
@@ -145,7 +146,7 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
 
     try:
         tokenizer = Tokenizer.load(tokenizer_file(model))
-    except (CheckpointError, TokenizerError) as error:
+    except (CheckpointError, ConfigError, TokenizerError) as error:
         raise _fail(str(error)) from error
     session = Session.of(loaded.value, Detokenizer(tokenizer), 0.0)
     replay(session, loaded.value.progress, loaded.entries)

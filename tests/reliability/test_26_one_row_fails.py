@@ -143,6 +143,8 @@ def test_log_of_a_failure_shows_no_text(engine: Engine, caplog: pytest.LogCaptur
 class BrokenTokenizer:
     """The tiny one, but for one token."""
 
+    eos_token_ids = tiny_tokenizer().eos_token_ids
+
     def __init__(self, broken: int) -> None:
         self._broken = broken
 
@@ -150,3 +152,5 @@ class BrokenTokenizer:
         if id == self._broken:
             raise ArithmeticError(id)
         return tiny_tokenizer().token_bytes(id)
+
+    first_bytes = token_bytes

@@ -43,12 +43,12 @@ class Served:
         url = f"ws://127.0.0.1:{self.port}/v1/stream"
         return connect(url, compression=None, max_queue=None, **options)
 
-    async def complete(self, prompt: str = "Once", **body: Any) -> dict[str, Any]:
+    async def complete(self, prompt: str | list[int] = "Once", **body: Any) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": 20, "seed": 3, "ignore_eos": True, **body}
         answer: dict[str, Any] = (await self.http.post("/v1/completions", json=body)).json()
         return answer
 
-    async def text(self, prompt: str = "Once", **body: Any) -> str:
+    async def text(self, prompt: str | list[int] = "Once", **body: Any) -> str:
         answer = await self.complete(prompt, **body)
         assert "choices" in answer, answer
         return str(answer["choices"][0]["text"])

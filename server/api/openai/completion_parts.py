@@ -49,10 +49,10 @@ class Shown:
         """The text of the prompt at ``place``, where it is shown."""
         return self.echo[place] if self.echo else ""
 
-    def legacy(self, offset: int = 0) -> LegacyLogprobs:
-        """A writer of ``logprobs``."""
+    def legacy(self, offset: int = 0, at_start: bool = False) -> LegacyLogprobs:
+        """A writer of ``logprobs``, of a text from its start or of what continues it."""
         assert self.names is not None and self.logprobs is not None, self
-        return LegacyLogprobs(self.names, self.logprobs, offset)
+        return LegacyLogprobs(self.names, self.logprobs, offset, at_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class PromptJson:
 def write_prompt(prompt: ScoredPrompt, shown: Shown) -> Generator[bytes, None, PromptJson]:
     """Returns the prompt's JSON, and yields nothing after each block: others have their turn."""
     columns = Columns() if shown.echo and shown.logprobs is not None else None
-    legacy = None if columns is None else shown.legacy()
+    legacy = None if columns is None else shown.legacy(at_start=prompt.begins)
     ranked: list[bytes] = []
     for block in prompt.blocks():
         if columns is not None and legacy is not None:

@@ -26,6 +26,7 @@ class TokenTexts(Protocol):
     @property
     def special_ids(self) -> dict[str, int]: ...
     def token_bytes(self, id: int, /) -> bytes: ...
+    def first_bytes(self, id: int, /) -> bytes: ...
 
 
 class TokenNames:
@@ -52,19 +53,24 @@ class TokenNames:
         """The bytes of a token; none for a special one."""
         return self._tokenizer.token_bytes(id)
 
+    def first_data(self, id: int) -> bytes:
+        """The bytes of a token that is the first of a text."""
+        return self._tokenizer.first_bytes(id)
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
     """How likely a prompt was. ``num_before`` tokens, the start token, came before it.
 
     Each token has its log-probability and the most probable ones in its place, or
-    None and () where it begins a text.
+    None and () where it begins a text. The prompt ``begins`` a text, or continues a session's.
     """
 
     num_before: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
     tops: tuple[Top, ...]
+    begins: bool = True
 
     @classmethod
     def of(cls, request: Request, event: Scored | Finished) -> ScoredPrompt:
@@ -73,16 +79,22 @@ class ScoredPrompt:
         if isinstance(event, Scored):
             num_before = len(event.token_ids) - size
             return cls(
-                num_before, request.tokens, event.logprobs[num_before:], event.tops[num_before:]
+                num_before,
+                request.tokens,
+                event.logprobs[num_before:],
+                event.tops[num_before:],
+                request.session is None or num_before > 0,
             )
         known = event.logprobs or ()
         tops = event.tops or ((),) * len(known)
         none = size - len(known)
+        num_before = event.usage.prompt_tokens - size
         return cls(
-            event.usage.prompt_tokens - size,
+            num_before,
             request.tokens,
             (None,) * none + tuple(known),
             ((),) * none + tuple(tops),
+            request.session is None or num_before > 0,
         )
 
     @property
@@ -105,12 +117,13 @@ class LegacyLogprobs:
 
     ``num_top`` of the most probable tokens are named, and the token itself.
     ``text_offset`` counts the characters that were whole before a token; it
-    begins at ``offset``.
+    begins at ``offset``, and a text with ``at_start``.
     """
 
     names: TokenNames
     num_top: int
     offset: int = 0
+    at_start: bool = False
     _decoder: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -127,7 +140,10 @@ class LegacyLogprobs:
             logprobs.append(finite(logprob))
             tops.append(None if logprob is None else self._top(id, logprob, top))
             offsets.append(self.offset)
-            self.offset += len(self._decoder.decode(self.names.data(id)))
+            data = self.names.data(id)
+            if self.at_start and data:
+                self.at_start, data = False, self.names.first_data(id)
+            self.offset += len(self._decoder.decode(data))
         return {
             "tokens": names,
             "token_logprobs": logprobs,

@@ -60,7 +60,7 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
         raise invalid("prompt", 'must have a token; the text "" is the start token')
     continuations = []
     for one in body.continuations:
-        continuations.append(await translator.tokens(one, "continuations"))
+        continuations.append(await translator.tokens(one, "continuations", bool(context)))
         await asyncio.sleep(0)  # others have their turn between them
     if not all(continuations):
         raise invalid("continuations", "must not be empty")

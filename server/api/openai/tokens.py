@@ -108,8 +108,11 @@ async def detokenize(request: Request) -> Response:
 
 def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     names = {id: name.encode() for name, id in tokenizer.special_ids.items()}
-    data = b"".join(names.get(id) or tokenizer.token_bytes(id) for id in ids)
-    return data.decode(errors="replace")
+    begun = next((i for i, id in enumerate(ids) if id in names or tokenizer.token_bytes(id)), 0)
+    data = [names.get(id) or tokenizer.token_bytes(id) for id in ids]
+    if data and ids[begun] not in names:
+        data[begun] = tokenizer.first_bytes(ids[begun])
+    return b"".join(data).decode(errors="replace")
 
 
 @router.get("/tokenizer_info", response_model=answers.TokenizerInfo, responses=KEY_ERRORS)

@@ -19,10 +19,10 @@ NAMES = ("<|im_start|>", "<|im_end|>", "<<|im_end|>", "</s>")
 
 
 def chat_tokenizer() -> Tokenizer:
-    backend = Backend.from_str(tiny_tokenizer()._backend.to_str())
+    backend = Backend.from_str(tiny_tokenizer().content)
     backend.add_special_tokens([*NAMES, AddedToken("<|end|>", rstrip=True)])
     backend.add_tokens(["<think>"])
-    return Tokenizer(backend)
+    return Tokenizer.from_json(backend.to_str())
 
 
 CHAT = chat_tokenizer()

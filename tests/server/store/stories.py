@@ -28,6 +28,8 @@ class OneLetter:
     def token_bytes(self, id: int) -> bytes:
         return b"x"
 
+    first_bytes = token_bytes
+
 
 class Story(Writer):
     """A session as lists: its text, and the events that it has sent, one for each number."""
