@@ -125,6 +125,8 @@ def train(config: TrainConfig, model_config: ModelConfig, tokenizer: Tokenizer) 
 
     SIGINT and SIGTERM end the run after the current step with its state saved.
     """
+    if config.device != "cuda":
+        torch.set_num_threads(1)  # here too: torch's own threads would take cores from the shares
     run = Run(config, model_config, tokenizer)
     try:
         with signals_remembered() as stop:
