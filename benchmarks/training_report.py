@@ -1,0 +1,112 @@
+"""The tables of docs/training.md, from ``benchmarks/results/training.json``.
+
+``python -m benchmarks.training_report`` writes them into the page; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from benchmarks.harness import ROOT, Figures
+from benchmarks.mechanisms.report import markdown
+from benchmarks.training import PARTS, RESULT
+
+PAGE = ROOT / "docs" / "training.md"
+#: What the page has around a table, by the table's name.
+MARKS = "<!-- {0} -->\n", "<!-- end of {0} -->"
+ALL_PARTS = (*(part for part, _ in PARTS), "optimizer", "autograd and rest")
+
+
+def main() -> None:
+    """Replaces the tables in the page."""
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), read()), encoding="utf-8")
+
+
+def read() -> Figures:
+    """The committed result."""
+    result: Figures = json.loads(RESULT.read_text(encoding="utf-8"))
+    return result
+
+
+def rendered(page: str, result: Figures) -> str:
+    """``page`` with its tables made from ``result``."""
+    tables = {
+        "conditions": conditions(result),
+        "speed": speed_table(result["speed"], result["peak_gflops"]),
+        "profile": profile_table(result["profile"]),
+        "curves": curve_table(result["curves"]),
+    }
+    for name, table in tables.items():
+        begin, end = (mark.format(name) for mark in MARKS)
+        found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        assert found.search(page), name
+        text = f"{begin}\n{table}\n\n{end}"
+        page = found.sub(text.replace("\\", r"\\"), page)
+    return page
+
+
+def speed_table(rows: Sequence[Figures], peaks: Figures) -> str:
+    """On one thread: tokens per second of clock and processor, and the share of the peak."""
+    body = []
+    for row in (row for row in rows if row["threads"] == 1):
+        fused, reference = row["fused"], row["reference"]
+        peak = peaks[row["precision"]]["1"]["cpu"]
+        body.append(
+            [
+                row["attention"],
+                row["precision"],
+                f"{reference['tokens_per_s']:,}",
+                f"{fused['tokens_per_s']:,}",
+                f"{reference['tokens_per_cpu_s']:,}",
+                f"{fused['tokens_per_cpu_s']:,}",
+                f"{fused['tokens_per_cpu_s'] / reference['tokens_per_cpu_s']:.2f}",
+                f"{fused['gflops_per_cpu']:.0f}",
+                f"{fused['gflops_per_cpu'] / peak:.0%}",
+            ]
+        )
+    head = ["mechanism", "precision", "tokens/s, definitions", "kernels"]
+    head += ["per CPU second, definitions", "kernels", "ratio", "GFLOP/s, kernels", "of the peak"]
+    return markdown(head, body)
+
+
+def conditions(result: Figures) -> str:
+    """On what, how often, and beside how much other work."""
+    on, rounds = result["machine"], result["rounds"]
+    return (
+        f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}; each figure is the median of"
+        f" {rounds} steps after one\nthat warms up. Other programs ran at the same time: the load"
+        f" was {on['load_at_start'][0]} when it began."
+    )
+
+
+def profile_table(profiles: Sequence[Figures]) -> str:
+    """Shares of a step by part."""
+    by_form = {profile["form"]: profile["milliseconds"] for profile in profiles}
+    # In the unit that both forms have in common: their products are the same.
+    products = {form: parts["products"] for form, parts in by_form.items()}
+    body = []
+    for part in ALL_PARTS:
+        cells = [by_form[form].get(part, 0.0) / products[form] for form in ("reference", "fused")]
+        body.append([part, *(f"{cell:.2f}" for cell in cells)])
+    total = [sum(by_form[form].values()) / products[form] for form in ("reference", "fused")]
+    body.append(["all", *(f"{cell:.2f}" for cell in total)])
+    return markdown(["part", "definitions", "kernels"], body)
+
+
+def curve_table(curves: Sequence[Figures]) -> str:
+    """The loss at some steps, and the largest difference of all."""
+    num_steps = len(curves[0]["fused"])
+    steps = sorted({1, num_steps // 4, num_steps // 2, num_steps})
+    body = []
+    for curve in curves:
+        for form in ("reference", "fused"):
+            cells = [f"{curve[form][step - 1]:.4f}" for step in steps]
+            name = {"reference": "definitions", "fused": "kernels"}[form]
+            body.append([curve["precision"], name, *cells])
+    return markdown(["precision", "form", *(f"step {step}" for step in steps)], body)
+
+
+if __name__ == "__main__":
+    main()
