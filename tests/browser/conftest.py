@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from playwright.sync_api import Browser, Page, WebSocket, sync_playwright
 
 from docs.screenshot import CHROMIUM, CHROMIUM_ARGS
+from model.bundled_models import DEFAULT_MODEL
+from model.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -71,6 +74,17 @@ def start_server() -> Iterator[StartServer]:
     for server in started:
         if server.process.returncode is None:
             server.kill()
+
+
+@pytest.fixture
+def endless_model(tmp_path: Path) -> Path:
+    """The bundled model with an end of text that it never writes: the byte 0."""
+    folder = tmp_path / "endless"
+    shutil.copytree(DEFAULT_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["eos_token_id"] = Tokenizer.load(folder / "tokenizer.json").encode("\0")[0]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 @pytest.fixture

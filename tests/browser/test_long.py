@@ -59,10 +59,11 @@ def test_time_per_token_is_drawn_along_the_text(visit: Visit, server: ServerProc
 
 
 def test_stream_goes_on_where_it_was_after_the_server_was_killed(
-    visit: Visit, start_real: StartServer, tmp_path: Path
+    visit: Visit, start_real: StartServer, endless_model: Path, tmp_path: Path
 ) -> None:
     page = visit.page
-    flags = ("--store", str(tmp_path / "store"), "--continue-on-start")
+    flags = ("--model", str(endless_model), "--store", str(tmp_path / "store"))
+    flags += ("--continue-on-start",)
     server = start_real(*flags)
     open_page(page, server)
     begin(page, "Once upon a time", 1500)
