@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Figures
-from model.training.cli import train_command
+from model.training.cli import default_embedding_rate, train_command
 from model.training.report import COLUMNS
 
 #: Points of a curve, which is thinned to them.
@@ -72,6 +72,9 @@ def command_of(identity: Figures, name: str) -> str:
     else:
         words += ["--tokenizer", "tokenizer.json"]
     options = {"steps" if key == "num_steps" else key: value for key, value in identity.items()}
+    rate = options["learning_rate"]
+    defaults["embedding_learning_rate"] = default_embedding_rate(options["optimizer"], rate)
+    options["embedding_learning_rate"] = options.get("embedding_learning_rate") or rate
     for key, value in {**model, **options}.items():
         if key in defaults and value not in (None, defaults[key]):
             words += [_flag(key), f"{value:g}" if isinstance(value, float) else str(value)]

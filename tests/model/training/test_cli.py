@@ -61,6 +61,23 @@ def test_second_run_starts_from_the_first_and_ends_on_another_mix(
     assert (last / "model" / "config.json").read_text(encoding="utf-8") == config
 
 
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ("--learning-rate 1e-3", 2e-3),
+        ("--learning-rate 1e-3 --optimizer adamw", 1e-3),
+        ("--learning-rate 1e-3 --embedding-learning-rate 3e-3", 3e-3),
+    ],
+)
+def test_rate_of_the_embedding(
+    options: str, rate: float, app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, train(tmp_path, corpus, *options.split()))
+    assert result.exit_code == 0, result.output
+    progress = (tmp_path / "progress" / "progress.json").read_text(encoding="utf-8")
+    assert json.loads(progress)["identity"]["embedding_learning_rate"] == rate
+
+
 def test_weight_that_is_not_above_zero_is_one_line(
     app: typer.Typer, corpus: Path, tmp_path: Path
 ) -> None:
