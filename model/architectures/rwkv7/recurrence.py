@@ -49,7 +49,15 @@ def step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    """T tokens, inputs [B, T, H, N], ``state`` S [B, H, N, N]; y [B, T, H, N] and the new S."""
+    """T tokens, inputs [B, T, H, N], ``state`` S [B, H, N, N]; y [B, T, H, N] and the new S.
+
+    In float32 under autocast too.
+    """
+    with torch.autocast(state.device.type, enabled=False):
+        return _chunk(inputs, state)
+
+
+def _chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     num_tokens = inputs.r.shape[1]
     r, log_w, k, v, c, d = (_blocks(tensor) for tensor in inputs)
     b = log_w.cumsum(dim=-2)
@@ -63,11 +71,16 @@ def chunk(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     from_state, from_values = solved.chunk(2, dim=-1)
     values, removed = (r @ k_in).tril() @ v, (r @ d_in).tril()
-    written, decay, outputs = k_out @ v, end.exp().transpose(-1, -2), []
-    for n in range(r.shape[2]):
-        u = from_state[:, :, n] @ state + from_values[:, :, n]
-        outputs.append(r[:, :, n] @ state + values[:, :, n] - removed[:, :, n] @ u)
-        state = decay[:, :, n] * state + written[:, :, n] - d_out[:, :, n] @ u
+    written, decay = k_out @ v, end.exp().transpose(-1, -2)
+    # `unbind`, because the gradient of an index is as large as what is indexed.
+    blocks = (from_state, from_values, r, values, removed, decay, written, d_out)
+    outputs = []
+    for u_s, u_v, r_n, y_v, y_u, w_n, s_v, s_u in zip(
+        *(tensor.unbind(2) for tensor in blocks), strict=True
+    ):
+        u = u_s @ state + u_v
+        outputs.append(r_n @ state + y_v - y_u @ u)
+        state = w_n * state + s_v - s_u @ u
     y = torch.stack(outputs, dim=2).flatten(2, 3).transpose(1, 2)
     return y[:, :num_tokens], state
 
