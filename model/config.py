@@ -6,7 +6,7 @@ have one, so that tools which read those files read ours too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -96,14 +96,28 @@ class ModelConfig(JsonConfig):
 
         spec_of(self.attention).check(self)
 
+    @classmethod
+    def for_training(
+        cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]
+    ) -> ModelConfig:
+        """See `model.architectures.config.Config`."""
+        values = {"attention": "delta", **chosen}
+        return cls(vocab_size, bos_token_id=eos_token_id, eos_token_id=eos_token_id, **values)
+
+    @property
+    def constant_state(self) -> bool:
+        """See `model.architectures.config.Config`."""
+        from model.attention import spec_of
+
+        return spec_of(self.attention).constant_state
+
     def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`; every layer has the same tensors."""
         from model.attention import spec_of
 
-        attention = spec_of(self.attention)
-        if not attention.constant_state:
+        if not self.constant_state:
             raise ConfigError(f"attention {self.attention!r} has no constant state")
-        return [attention.state_spec(self)] * self.num_hidden_layers
+        return [spec_of(self.attention).state_spec(self)] * self.num_hidden_layers
 
     def weight_shapes(self) -> dict[str, Shape]:
         """See `model.architectures.config.Config`."""
@@ -122,5 +136,5 @@ class ModelConfig(JsonConfig):
 def own_config(config: Config) -> ModelConfig:
     """``config`` where it is one of our own blocks; raises `ConfigError` otherwise."""
     if not isinstance(config, ModelConfig):
-        raise ConfigError(f"models of {config.attention} can be served, not trained or converted")
+        raise ConfigError(f"models of {config.attention} can be trained and served, not converted")
     return config

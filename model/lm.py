@@ -81,7 +81,7 @@ class LanguageModel(Network):
         return tuple(block.attention.empty_state(batch, device) for block in self._blocks())
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Normal weights of deviation ``1/sqrt(fan_in)``; products into the residual path are zero.
+        """See `Network`. Normal, of deviation ``1/sqrt(fan_in)``; those into the residual are zero.
 
         A zero output matrix makes every block the identity at first, which is
         where a deep residual network trains best from.

@@ -27,12 +27,23 @@ from model.architectures.config import Config, ConfigError
 if TYPE_CHECKING:
     from model.architectures.network import Network
 
-__all__ = ["ARCHITECTURES", "Config", "ConfigError", "config_from_dict", "network_class"]
+__all__ = [
+    "ARCHITECTURES",
+    "Config",
+    "ConfigError",
+    "config_class",
+    "config_from_dict",
+    "network_class",
+]
 
 
 class Architecture(NamedTuple):
-    """The classes of a family, each as (module, name); imported when asked for."""
+    """The classes of a family, each as (module, name); imported when asked for.
 
+    ``name`` is what users call the family.
+    """
+
+    name: str
     config: tuple[str, str]
     network: tuple[str, str]
 
@@ -40,9 +51,12 @@ class Architecture(NamedTuple):
 #: ``model_type`` of our own checkpoint folders -> the family.
 ARCHITECTURES: dict[str, Architecture] = {
     "everstream": Architecture(
-        config=("model.config", "ModelConfig"), network=("model.lm", "LanguageModel")
+        name="everstream",
+        config=("model.config", "ModelConfig"),
+        network=("model.lm", "LanguageModel"),
     ),
     "everstream-rwkv7": Architecture(
+        name="rwkv7",
         config=("model.architectures.rwkv7.config", "Rwkv7Config"),
         network=("model.architectures.rwkv7.network", "Rwkv7"),
     ),
@@ -55,13 +69,25 @@ def config_from_dict(values: dict[str, Any]) -> Config:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = " or ".join(map(repr, ARCHITECTURES))
         raise ConfigError(f"model_type must be {known}, not {model_type!r}")
-    module, name = ARCHITECTURES[model_type].config
-    config: Config = getattr(import_module(module), name).from_dict(values)
+    config: Config = _imported(ARCHITECTURES[model_type].config).from_dict(values)
     return config
+
+
+def config_class(name: str) -> type[Config]:
+    """The config of the family that users call ``name``; raises `ConfigError` for another name."""
+    families = {family.name: family for family in ARCHITECTURES.values()}
+    if name not in families:
+        raise ConfigError(f"architecture must be {' or '.join(families)}, not {name!r}")
+    cls: type[Config] = _imported(families[name].config)
+    return cls
 
 
 def network_class(config: Config) -> type[Network]:
     """The network that ``config`` describes; it is constructed from the config alone."""
-    module, name = ARCHITECTURES[config.model_type].network
-    cls: type[Network] = getattr(import_module(module), name)
+    cls: type[Network] = _imported(ARCHITECTURES[config.model_type].network)
     return cls
+
+
+def _imported(place: tuple[str, str]) -> Any:
+    module, name = place
+    return getattr(import_module(module), name)

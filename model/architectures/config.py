@@ -21,6 +21,16 @@ class Config(Protocol):
 
     model_type: ClassVar[str]
 
+    @classmethod
+    def for_training(cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]) -> Config:
+        """A new model of this family; ``eos_token_id`` begins and ends its texts.
+
+        ``chosen`` has what a user may choose in any family, by the names of the properties
+        below: ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``head_dim``,
+        ``attention`` and ``attention_options``; and ``intermediate_size``, the width inside the
+        MLP. The family decides what is not in it. Raises `ConfigError`.
+        """
+
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -44,6 +54,10 @@ class Config(Protocol):
     def attention_options(self) -> Mapping[str, Any]:
         """What else decides the shapes of the token mixing, for users to read."""
 
+    @property
+    def constant_state(self) -> bool:
+        """False where the state grows with the text; `layer_states` then raises."""
+
     def layer_states(self) -> Sequence[Mapping[str, TensorSpec]]:
         """The state tensors of each layer, in their order in a session's block.
 
@@ -55,6 +69,9 @@ class Config(Protocol):
 
     def fixed_weights(self) -> frozenset[str]:
         """Those of `weight_shapes` that no gradient trains."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
 
     def save(self, path: Path) -> None:
         """Writes the JSON form. Raises OSError."""

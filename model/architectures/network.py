@@ -54,6 +54,10 @@ class Network(nn.Module, ABC):
         return self.hidden_chunk(tokens, self.empty_state(num, device), position, losses)[0]
 
     @abstractmethod
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Sets every weight to what training starts from."""
+
+    @abstractmethod
     def hidden_chunk(
         self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None
     ) -> tuple[Tensor, ModelState]:

@@ -73,8 +73,10 @@ def convert(conversion: Conversion) -> ConversionReport:
 
 def _convert(conversion: Conversion, original: LanguageModel, run: Run) -> ConversionReport:
     config, num_tokens = run.config, run.config.batch_size * run.config.window
-    fresh = copy_shared(original, run.model)
-    bits = {"original": _bits_per_byte(original, run), "swapped": _bits_per_byte(run.model, run)}
+    target = run.model
+    assert isinstance(target, LanguageModel), type(target)
+    fresh = copy_shared(original, target)
+    bits = {"original": _bits_per_byte(original, run), "swapped": _bits_per_byte(target, run)}
     curve = [(0, bits["swapped"])]
     # The windows after those of the second stage.
     batches = (
@@ -82,11 +84,11 @@ def _convert(conversion: Conversion, original: LanguageModel, run: Run) -> Conve
         for step in range(conversion.match_steps)
     )
     errors = match_layers(
-        original, run.model, batches, conversion.match_steps, config, lambda: _autocast(run)
+        original, target, batches, conversion.match_steps, config, lambda: _autocast(run)
     )
     match_tokens = conversion.match_steps * num_tokens
     if errors:
-        bits["matched"] = _bits_per_byte(run.model, run)
+        bits["matched"] = _bits_per_byte(target, run)
         curve.append((match_tokens, bits["matched"]))
     _fine_tune(run)
     curve += [(match_tokens + tokens, value) for tokens, value in _logged(config.out)]
@@ -94,9 +96,9 @@ def _convert(conversion: Conversion, original: LanguageModel, run: Run) -> Conve
     return ConversionReport(
         source=Path(conversion.source).name,
         attention=conversion.attention,
-        attention_options=run.model.config.attention_options,
+        attention_options=target.config.attention_options,
         original_attention=original.config.attention,
-        parameters=run.model.num_parameters(),
+        parameters=target.num_parameters(),
         fresh_tensors=fresh,
         window=config.window,
         match_tokens=match_tokens,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from model.config import ConfigError, ModelConfig, own_config
+from model.architectures import Config, ConfigError, config_class
 from model.evaluation import Evaluation, Half, Mode
 
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
+    from model.tokenizer import Tokenizer
 
 
 def register(app: typer.Typer) -> None:
@@ -92,18 +93,31 @@ def train_command(
         typer.Option(help="Checkpoint to start from; it gives shape and tokenizer.", exists=True),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json; without it one is learnt from the data.")
+        Path | None,
+        typer.Option(
+            help="tokenizer.json or RWKV vocabulary; without it one is learnt from the data."
+        ),
     ] = None,
     vocab_size: Annotated[int, typer.Option(help="Ids of a tokenizer learnt here.")] = 4096,
+    architecture: Annotated[str, typer.Option(help="everstream or rwkv7.")] = "everstream",
     attention: Annotated[
-        str, typer.Option(help="A mechanism of docs/mechanisms.md, such as delta.")
-    ] = "delta",
-    attention_options: Annotated[str, typer.Option(help="JSON object of its options.")] = "{}",
+        str | None,
+        typer.Option(help="A mechanism of docs/mechanisms.md; without it delta, of rwkv7 its own."),
+    ] = None,
+    attention_options: Annotated[
+        str | None, typer.Option(help="JSON object of its options; of rwkv7 the ranks.")
+    ] = None,
     hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
     layers: Annotated[int, typer.Option(help="Blocks.")] = 6,
-    heads: Annotated[int, typer.Option(help="Attention heads per block.")] = 4,
+    heads: Annotated[
+        int | None,
+        typer.Option(help="Attention heads per block; without it 4, of rwkv7 width / head_dim."),
+    ] = None,
     head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
-    intermediate_size: Annotated[int, typer.Option(help="Width inside the MLP.")] = 704,
+    intermediate_size: Annotated[
+        int | None,
+        typer.Option(help="Width inside the MLP; without it 704, of rwkv7 4 times the width."),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Optimiser steps of the whole run.")] = 2000,
     batch_size: Annotated[int, typer.Option(help="Streams read side by side.")] = 16,
     window: Annotated[int, typer.Option(help="Tokens per stream and step.")] = 512,
@@ -150,24 +164,25 @@ def train_command(
         out.mkdir(parents=True, exist_ok=True)
         if init_from is not None:
             checkpoint = load_checkpoint(init_from)
-            model_config, ids = own_config(checkpoint.config), checkpoint.tokenizer
+            model_config, ids = checkpoint.config, checkpoint.tokenizer
         else:
             learnt = out / "tokenizer.json"
             if tokenizer is None and not learnt.is_file():
                 paths = dict.fromkeys(source.path for source in (*texts, *final_texts))
                 train_tokenizer(list(paths), vocab_size).save(learnt)
             ids = Tokenizer.load(tokenizer or learnt)
-            model_config = ModelConfig(
-                vocab_size=ids.vocab_size,
+            model_config = _new_model(
+                architecture,
+                ids,
                 hidden_size=hidden_size,
                 num_hidden_layers=layers,
                 num_attention_heads=heads,
                 head_dim=head_dim,
                 intermediate_size=intermediate_size,
                 attention=attention,
-                attention_options=json.loads(attention_options),
-                bos_token_id=ids.eos_token_id,
-                eos_token_id=ids.eos_token_id,
+                attention_options=None
+                if attention_options is None
+                else json.loads(attention_options),
             )
         config = TrainConfig(
             data=texts,
@@ -203,6 +218,13 @@ def train_command(
 def default_embedding_rate(optimizer: str, learning_rate: float) -> float:
     """The peak rate of what is not a matrix; twice the others' was the better one beside Muon."""
     return 2 * learning_rate if optimizer == "muon" else learning_rate
+
+
+def _new_model(architecture: str, tokenizer: Tokenizer, **sizes: Any) -> Config:
+    """The config of a new model; a size that is None is up to the family."""
+    chosen = {name: value for name, value in sizes.items() if value is not None}
+    family = config_class(architecture)
+    return family.for_training(tokenizer.vocab_size, tokenizer.eos_token_id, chosen)
 
 
 def _outcome(out: Path, model: Path, num_steps: int) -> str:

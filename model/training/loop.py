@@ -1,6 +1,6 @@
 """The training loop: one process, resumable at any moment, bit for bit.
 
-Mechanisms with a constant state are trained on streams whose state is carried
+Models with a constant state are trained on streams whose state is carried
 from window to window (truncated backpropagation through time, the state
 detached), because that is how they are served; a row starts from the empty
 state with each new piece of text (`model.training.data`). The softmax baseline
@@ -23,11 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.architectures.network import ModelState
-from model.attention import spec_of
+from model.architectures import Config, network_class
+from model.architectures.network import ModelState, Network
 from model.checkpoint import load_checkpoint, save_checkpoint
-from model.config import ModelConfig
-from model.lm import LanguageModel
 from model.tokenizer import Tokenizer
 from model.training.data import Source, StreamBatches, tokenize_file
 from model.training.evaluate import evaluate
@@ -54,7 +52,7 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One run. Everything that decides the weights is here and in `ModelConfig`."""
+    """One run. Everything that decides the weights is here and in the model's `Config`."""
 
     data: tuple[Source, ...]
     out: Path
@@ -120,7 +118,7 @@ _INDIFFERENT = {"out", "eval_every", "save_every_s", "sample_every", "stop_at_st
 _PLAN = ("num_steps", "decay", "final_data")
 
 
-def train(config: TrainConfig, model_config: ModelConfig, tokenizer: Tokenizer) -> Path:
+def train(config: TrainConfig, model_config: Config, tokenizer: Tokenizer) -> Path:
     """Trains, or goes on with the run in ``config.out``; returns the folder of the best model.
 
     SIGINT and SIGTERM end the run after the current step with its state saved.
@@ -156,15 +154,13 @@ def _loop(run: Run, stop: Callable[[], bool]) -> None:
 class Run:
     """A run between two steps: weights, optimisers, carried state, and how far it got."""
 
-    def __init__(
-        self, config: TrainConfig, model_config: ModelConfig, tokenizer: Tokenizer
-    ) -> None:
+    def __init__(self, config: TrainConfig, model_config: Config, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.device = _device(config.device)
         self.autocast_dtype = _autocast_dtype(config.precision, self.device)
-        self.carries_state = spec_of(model_config.attention).constant_state
+        self.carries_state = model_config.constant_state
         self.batches = _batches(config, tokenizer)
-        self.model = LanguageModel(model_config)
+        self.model: Network = network_class(model_config)(model_config)
         self.model.init_weights(torch.Generator().manual_seed(config.seed))
         if config.initial is not None:
             self.model.load_state_dict(_initial_weights(config.initial, model_config))
@@ -351,7 +347,7 @@ def _batches(config: TrainConfig, tokenizer: Tokenizer) -> StreamBatches:
     )
 
 
-def _initial_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+def _initial_weights(folder: Path, config: Config) -> dict[str, Tensor]:
     checkpoint = load_checkpoint(folder)
     if checkpoint.config != config:
         raise TrainingError(f"the model in {folder} has another shape than this run's")

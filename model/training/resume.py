@@ -16,13 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.architectures.network import ModelState
-from model.lm import LanguageModel
+from model.architectures.network import ModelState, Network
 
 
 def save_progress(
     folder: Path,
-    model: LanguageModel,
+    model: Network,
     optimizers: list[torch.optim.Optimizer],
     state: ModelState,
     progress: dict[str, Any],
@@ -61,7 +60,7 @@ def load_progress(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | No
 
 def restore(
     tensors: dict[str, Tensor],
-    model: LanguageModel,
+    model: Network,
     optimizers: list[torch.optim.Optimizer],
     state: ModelState,
 ) -> ModelState:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from model.lm import LanguageModel
+from model.architectures.network import Network
 from model.tokenizer import Tokenizer
 
 
 @torch.no_grad()
 def sample_text(
-    model: LanguageModel,
+    model: Network,
     tokenizer: Tokenizer,
     seed: int,
     num_tokens: int = 120,

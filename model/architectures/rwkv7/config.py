@@ -5,9 +5,11 @@ Symbols: D ``hidden_size``, F ``intermediate_size``, H heads, N ``head_dim``, V 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from model.architectures.config import (
     ConfigError,
@@ -27,12 +29,18 @@ LOW_RANKS = {
 }
 
 
+#: Rank of each low-rank map over the square root of the width: what the published trainer
+#: suggests (RWKV-LM, RWKV-v7/train_temp/src/model.py), rounded to a multiple of 32.
+RANK_FACTORS = {"decay_rank": 2.5, "rate_rank": 2.5, "value_rank": 1.7, "gate_rank": 5.0}
+
+
 @dataclass(frozen=True)
 class Rwkv7Config(JsonConfig):
     """Everything that decides the shapes of weights and state."""
 
     model_type: ClassVar[str] = "everstream-rwkv7"
     attention: ClassVar[str] = "rwkv7"
+    constant_state: ClassVar[bool] = True
 
     vocab_size: int
     hidden_size: int = 768
@@ -56,6 +64,33 @@ class Rwkv7Config(JsonConfig):
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if self.hidden_size % self.head_dim:
             raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")
+
+    @classmethod
+    def for_training(
+        cls, vocab_size: int, eos_token_id: int, chosen: Mapping[str, Any]
+    ) -> Rwkv7Config:
+        """See `model.architectures.config.Config`.
+
+        ``intermediate_size`` is 4 D where it is not chosen, and the ranks are `suggested_ranks`
+        where they are not among the ``attention_options``.
+        """
+        sizes = dict(chosen)
+        heads, attention = sizes.pop("num_attention_heads", None), sizes.pop("attention", None)
+        ranks = sizes.pop("attention_options", {})
+        if attention not in (None, cls.attention):
+            raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
+        if not isinstance(ranks, dict) or ranks.keys() - RANK_FACTORS.keys():
+            names = ", ".join(RANK_FACTORS)
+            raise ConfigError(f"attention_options must be an object of {names}, not {ranks!r}")
+        config = cls(vocab_size, **sizes, bos_token_id=eos_token_id, eos_token_id=eos_token_id)
+        if heads not in (None, config.num_attention_heads):
+            found = config.num_attention_heads
+            raise ConfigError(
+                f"num_attention_heads is hidden_size / head_dim = {found}, not {heads}"
+            )
+        inner = {"intermediate_size": 4 * config.hidden_size, **sizes}["intermediate_size"]
+        ranks = suggested_ranks(config.hidden_size) | ranks
+        return dataclasses.replace(config, intermediate_size=inner, **ranks)
 
     @property
     def num_attention_heads(self) -> int:
@@ -109,6 +144,15 @@ class Rwkv7Config(JsonConfig):
         for name in ("time_norm", "channel_norm", "time_mix.group_norm"):
             shapes |= _affine(name, width)
         return shapes
+
+
+def suggested_ranks(width: int) -> dict[str, int]:
+    """The ranks for a model of ``width``, by `RANK_FACTORS`; at least 32.
+
+    Those of the published models are these, or near them.
+    """
+    units = {name: factor * math.sqrt(width) / 32 for name, factor in RANK_FACTORS.items()}
+    return {name: 32 * max(1, round(unit)) for name, unit in units.items()}
 
 
 def _affine(name: str, width: int) -> dict[str, Shape]:

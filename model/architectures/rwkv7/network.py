@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from model.architectures.network import ModelState, Network
 from model.architectures.rwkv7 import recurrence
 from model.architectures.rwkv7.config import Rwkv7Config
+from model.architectures.rwkv7.initial import initial_weights
 from model.architectures.rwkv7.recurrence import Inputs
 from model.attention.base import Losses, State
 
@@ -157,6 +158,10 @@ class Rwkv7(Network):
     @property
     def head_weight(self) -> Tensor:
         return self.head.weight
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """See `model.architectures.rwkv7.initial`."""
+        self.load_state_dict(initial_weights(self.config, generator))
 
     def hidden_chunk(
         self, tokens: Tensor, state: ModelState, position: Tensor, losses: Losses = None

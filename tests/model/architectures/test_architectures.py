@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.architectures import ARCHITECTURES, config_from_dict, network_class
+from model.architectures import ARCHITECTURES, config_class, config_from_dict, network_class
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ConfigError, own_config
@@ -88,8 +88,8 @@ def test_rwkv7_config_names_the_field(values: dict[str, object], message: str) -
         config_from_dict({"model_type": "everstream-rwkv7", **values})
 
 
-def test_only_own_blocks_are_trained_or_converted() -> None:
-    with pytest.raises(ConfigError, match="models of rwkv7 can be served, not trained"):
+def test_only_own_blocks_are_converted() -> None:
+    with pytest.raises(ConfigError, match="models of rwkv7 can be trained and served, not conv"):
         own_config(tiny_checkpoint("rwkv7").config)
 
 
@@ -98,3 +98,27 @@ def test_native_runtime_refuses_with_the_reason_and_torch_takes_over() -> None:
     assert open_backend(checkpoint).name == "torch"
     with pytest.raises(BackendError, match="--backend native: it has no kernels for rwkv7 models"):
         open_backend(checkpoint, "native")
+
+
+def test_each_family_makes_a_model_to_train_by_its_name() -> None:
+    for model_type, family in ARCHITECTURES.items():
+        config = config_class(family.name).for_training(300, 7, {"num_hidden_layers": 3})
+        assert config.model_type == model_type
+        assert (config.vocab_size, config.num_hidden_layers) == (300, 3)
+        assert (config.bos_token_id, config.eos_token_id) == (7, 7)
+        assert config.constant_state
+    with pytest.raises(ConfigError, match="architecture must be everstream or rwkv7, not 'gru'"):
+        config_class("gru")
+
+
+def test_initial_model_has_every_weight_and_is_nearly_uniform(checkpoint: Checkpoint) -> None:
+    model = network_class(checkpoint.config)(checkpoint.config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))  # what init_weights forgets shows
+    model.init_weights(torch.Generator().manual_seed(0))
+    tokens = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(1))
+    loss = torch.nn.functional.cross_entropy(
+        model.parallel(tokens).flatten(0, 1), tokens.flip(0).flatten()
+    )
+    assert loss.item() == pytest.approx(torch.tensor(300.0).log().item(), rel=0.1)

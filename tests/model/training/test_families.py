@@ -1,0 +1,167 @@
+"""A run of a family other than our own blocks: the loop sees the contract alone."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from model.architectures.rwkv7.config import Rwkv7Config
+from model.checkpoint import load_checkpoint
+from model.tokenizer import Tokenizer
+from model.training.cli import register
+from model.training.data import Source
+from model.training.loop import TrainConfig, train
+
+RUN = "--steps 4 --batch-size 2 --window 32 --threads 1 --vocab-size 280 --layers 2"
+RWKV7 = "--architecture rwkv7 --hidden-size 16 --head-dim 8"
+
+
+@pytest.fixture
+def config(corpus: Path, tmp_path: Path) -> TrainConfig:
+    (tmp_path / "run").mkdir()
+    return TrainConfig(
+        (Source(corpus),),
+        tmp_path / "run",
+        num_steps=8,
+        batch_size=3,
+        window=40,  # not a multiple of the blocks of the recurrence
+        warmup_steps=2,
+        precision="float32",
+        threads=1,
+    )
+
+
+@pytest.fixture
+def rwkv7(tokenizer: Tokenizer) -> Rwkv7Config:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8}
+    return Rwkv7Config.for_training(tokenizer.vocab_size, tokenizer.eos_token_id, sizes)
+
+
+def tensors(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "progress" / "tensors.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [("muon", "float32"), ("adamw", "float32"), ("muon", "bfloat16")]
+)
+def test_stopped_run_goes_on_bit_for_bit(
+    optimizer: str, precision: str, config: TrainConfig, rwkv7: Rwkv7Config, tokenizer: Tokenizer
+) -> None:
+    config = dataclasses.replace(config, optimizer=optimizer, precision=precision)
+    train(config, rwkv7, tokenizer)
+    other = dataclasses.replace(config, out=config.out / "other")
+    other.out.mkdir()
+    train(dataclasses.replace(other, stop_at_step=3), rwkv7, tokenizer)
+    train(other, rwkv7, tokenizer)
+    whole, stopped = tensors(config.out), tensors(other.out)
+    assert whole.keys() == stopped.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, stopped[name]), name
+
+
+def test_run_learns_carries_its_state_samples_and_leaves_the_best_model(
+    config: TrainConfig, rwkv7: Rwkv7Config, tokenizer: Tokenizer, corpus: Path
+) -> None:
+    shown = {"valid": (corpus,), "eval_every": 15, "sample_every": 30}
+    config = dataclasses.replace(config, num_steps=30, **shown)  # type: ignore[arg-type]
+    folder = train(config, rwkv7, tokenizer)
+    with (config.out / "log.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[-1]["loss"]) < 0.8 * float(rows[0]["loss"])
+    assert float(rows[29]["valid_bits_per_byte"]) < float(rows[14]["valid_bits_per_byte"])
+    assert (config.out / "samples.txt").read_text(encoding="utf-8").count("step 30") == 1
+    saved = tensors(config.out)
+    assert saved["state.1.S"].shape == (3, 2, 8, 8)
+    assert saved["state.1.S"].any()
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.config == rwkv7
+
+
+def test_every_weight_is_trained(
+    config: TrainConfig, rwkv7: Rwkv7Config, tokenizer: Tokenizer
+) -> None:
+    train(dataclasses.replace(config, stop_at_step=1), rwkv7, tokenizer)
+    early = tensors(config.out)
+    train(config, rwkv7, tokenizer)
+    for name, tensor in tensors(config.out).items():
+        if name.startswith("model.") and "embedding.weight" not in name:
+            assert (tensor != early[name]).any(), name
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    result = typer.Typer()
+    register(result)
+    return result
+
+
+def test_command_trains_and_a_second_run_starts_from_its_model(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = ["--data", str(corpus), *RUN.split()]
+    ranks = ["--attention-options", '{"gate_rank": 12}']
+    command = ["train", *options, *RWKV7.split(), *ranks, "--out", str(first)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    config = json.loads((first / "model" / "config.json").read_text(encoding="utf-8"))
+    assert config["model_type"] == "everstream-rwkv7"
+    assert (config["gate_rank"], config["intermediate_size"]) == (12, 64)
+    more = ["--init-from", str(first / "model"), "--out", str(second)]
+    result = CliRunner().invoke(app, ["train", *options, *more])
+    assert result.exit_code == 0, result.output
+    assert json.loads((second / "model" / "config.json").read_text(encoding="utf-8")) == config
+
+
+def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    tokens = [bytes([byte]) for byte in range(256)] + [b"the ", b" fox"]
+    lines = [f"{id} {token!r} {len(token)}\n" for id, token in enumerate(tokens, start=1)]
+    vocabulary.write_text("".join(lines), encoding="utf-8")
+    options = [
+        "--data",
+        str(corpus),
+        "--tokenizer",
+        str(vocabulary),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    result = CliRunner().invoke(app, ["train", *options, *RUN.split(), *RWKV7.split()])
+    assert result.exit_code == 0, result.output
+    checkpoint = load_checkpoint(tmp_path / "run" / "model")
+    assert checkpoint.config.vocab_size == checkpoint.tokenizer.vocab_size == 259
+    assert checkpoint.tokenizer.encode("the fox") == [257, 103, 112, 121]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--architecture gru", "architecture must be everstream or rwkv7, not 'gru'"),
+        (
+            "--architecture rwkv7 --heads 3",
+            "num_attention_heads is hidden_size / head_dim = 4, not 3",
+        ),
+        ("--architecture rwkv7 --attention delta", "attention must be 'rwkv7', not 'delta'"),
+        ("--architecture rwkv7 --head-dim 60", "head_dim must divide 256, not 60"),
+        ("--architecture everstream --attention rwkv7", "'rwkv7' is unknown"),
+    ],
+)
+def test_mistake_is_one_line_and_status_2(
+    app: typer.Typer, corpus: Path, tmp_path: Path, more: str, message: str
+) -> None:
+    command = ["train", "--data", str(corpus), "--out", str(tmp_path / "run"), *RUN.split()]
+    result = CliRunner().invoke(app, [*command, *more.split()])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("everstream: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
