@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from server.engine.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
 from server.engine.prefix_cache import Evicted
 from server.engine.types import EngineStats, Event, Request, SessionInfo
+from server.engine.value import SessionValue
 from server.engine_thread import Clock, Command, EngineLike, EngineThread, Step
 from server.journal import Journal
 from server.metrics import Metrics
@@ -100,9 +101,10 @@ class Driver:
 
     # Work
 
-    async def submit(self, request: Request, sink: Sink) -> None:
+    async def submit(self, request: Request, sink: Sink, start: SessionValue | None = None) -> None:
         """Starts a request; its events go to ``sink``. Raises `EngineError`.
 
+        A new session begins as ``start`` says, and else empty.
         The caller calls `release` with the sink when nobody reads it any more.
         """
         if request.keep or request.session is not None:
@@ -114,15 +116,15 @@ class Driver:
         if any(id in self._readers for id in ids):
             raise InvalidRequest("request_id: is in use by a live request", "request_id")
 
-        def start(engine: EngineLike, now: float) -> None:
+        def begin(engine: EngineLike, now: float) -> None:
             self.check_running(engine, request.owner, len(ids))
-            engine.submit(request, now)
+            engine.submit(request, now, start)
 
         for id in ids:
             span = self._tracer.generation(request, id)
             self._readers.add(id, sink, self._clock(), span)
         try:
-            await self.call(start, ids, work=True)
+            await self.call(begin, ids, work=True)
         except EngineError as error:
             for id in ids:
                 self._readers.refuse(id, error)

@@ -18,6 +18,7 @@ from typing import Protocol
 from server.driver import Driver
 from server.engine.prefix_cache import FIRST_POWER, Evicted, Hit
 from server.engine.types import Request
+from server.engine.value import SessionValue
 
 logger = logging.getLogger("everstream.prefixes")
 
@@ -31,8 +32,11 @@ class Prefixes(Protocol):
     def put(self, evicted: Sequence[Evicted]) -> None:
         """Keeps these. Raises `OSError`."""
 
-    def find(self, owner: str, tokens: Sequence[int]) -> Hit | None:
-        """The longest beginning of ``tokens`` that is here and not in memory."""
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+        """The longest beginning of ``tokens`` that is here and not in memory.
+
+        See `server.engine.prefix_cache.keys` for ``origin``.
+        """
 
 
 class PrefixTier:
@@ -63,16 +67,21 @@ class PrefixTier:
         self._closing = False
         driver.on_evicted_prefixes = self._put
 
-    async def fetch(self, request: Request) -> None:
-        """Brings the beginning of the request's prompt back to the engine, if it is there."""
+    async def fetch(self, request: Request, start: SessionValue | None = None) -> None:
+        """Brings the beginning of the request's prompt back to the engine, if it is there.
+
+        ``start`` is the named state that its session begins with.
+        """
         if request.session is not None or len(request.tokens) < FIRST_POWER or request.score:
             return
         if self._overdue is not None and not self._overdue.done():
             return
-        text = ((self._bos_token_id,) if request.start else ()) + request.tokens
+        text = (*self._before(request, start), *request.tokens)
+        origin = "" if start is None or start.origin is None else start.origin.digest
         loop = asyncio.get_running_loop()
-        finding = loop.run_in_executor(self._thread, self._prefixes.find, request.owner, text)
-        fetching = loop.create_task(self._fetch(request.owner, text, finding))
+        asked = (request.owner, text, origin)
+        finding = loop.run_in_executor(self._thread, self._prefixes.find, *asked)
+        fetching = loop.create_task(self._fetch(*asked, finding))
         self._fetching.add(fetching)
         fetching.add_done_callback(self._fetched)
         done, _ = await asyncio.wait({fetching}, timeout=self._timeout_s)
@@ -88,14 +97,24 @@ class PrefixTier:
         self._thread.submit(self._at_end)
         self._thread.shutdown()
 
+    def _before(self, request: Request, start: SessionValue | None) -> tuple[int, ...]:
+        """What the session's state has not seen before the request's own tokens."""
+        if start is not None:
+            return () if start.pending is None else (start.pending,)
+        return (self._bos_token_id,) if request.start else ()
+
     async def _fetch(
-        self, owner: str, text: tuple[int, ...], finding: asyncio.Future[Hit | None]
+        self,
+        owner: str,
+        text: tuple[int, ...],
+        origin: str,
+        finding: asyncio.Future[Hit | None],
     ) -> None:
         hit = await finding
         if hit is not None:
             beginning, block = text[: hit.num_tokens], hit.block
             await self._driver.call(
-                lambda engine, now: engine.insert_prefix(owner, beginning, block)
+                lambda engine, now: engine.insert_prefix(owner, beginning, block, origin)
             )
 
     def _fetched(self, fetching: asyncio.Task[None]) -> None:

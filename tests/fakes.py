@@ -26,6 +26,7 @@ from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner, Scored
 from server.engine.sampling import has_penalty
 from server.engine.state_pool import StatePool
 from server.engine.types import Event, Request, SamplingParams
+from server.engine.value import SessionValue
 
 EOS = 256
 STORY = (
@@ -243,8 +244,8 @@ class FakeEngine(Engine):
             EngineConfig(**limits),
         )
 
-    def submit(self, request: Request, now: float) -> None:
-        super().submit(replace(request, start=False), now)
+    def submit(self, request: Request, now: float, start: SessionValue | None = None) -> None:
+        super().submit(replace(request, start=False), now, start)
 
     def step(self, now: float) -> list[Event]:
         if self.has_work():

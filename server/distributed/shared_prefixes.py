@@ -95,14 +95,14 @@ class SharedPrefixes:
             if entry.num_tokens >= self._limits.min_tokens and self._is_news(entry):
                 self._ask(partial(self._put, entry), None)
 
-    def find(self, owner: str, tokens: Sequence[int]) -> Hit | None:
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
         """The state of the longest beginning of ``tokens`` that is here and is not all of them.
 
         None as well where memory has that one already.
         """
         if len(tokens) <= self._limits.min_tokens:
             return None
-        return self._ask(partial(self._find, owner, tokens), None)
+        return self._ask(partial(self._find, owner, tokens, origin), None)
 
     def sweep(self) -> None:
         """Deletes prompts' states without a row, whoever put them. `put` does it as well."""
@@ -159,13 +159,14 @@ class SharedPrefixes:
         with link.table.transaction():
             return link.table.count(self._space)
 
-    def _find(self, owner: str, tokens: Sequence[int], link: _Link) -> Hit | None:
+    def _find(self, owner: str, tokens: Sequence[int], origin: str, link: _Link) -> Hit | None:
         ours = self._space, _digest(owner.encode())
         with link.table.transaction():
             lengths = link.table.lengths(*ours, self._limits.min_tokens, len(tokens))
             if not lengths:
                 return None
-            known = [key.hex() for key in keys(owner, tokens[: lengths[-1]], lengths)]
+            found_keys = keys(owner, tokens[: lengths[-1]], lengths, origin)
+            known = [key.hex() for key in found_keys]
             while (found := link.table.longest(*ours, known)) is not None:
                 key = bytes.fromhex(found.place.key)
                 if self._is_kept(key):

@@ -19,7 +19,7 @@ from server.engine.host import Host
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo
-from server.engine.value import Accepted, Progress
+from server.engine.value import Accepted, Progress, SessionValue
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -29,11 +29,12 @@ class Engine(Host):
 
     # Requests
 
-    def submit(self, request: Request, now: float) -> None:
+    def submit(self, request: Request, now: float, start: SessionValue | None = None) -> None:
         """Accepts a request; its events come out of `step`.
 
-        Raises `InvalidRequest`, `SessionNotFound`, `SessionBusy`,
-        `CapacityExhausted` or `QueueFull`, and then nothing has changed.
+        A new session begins as ``start`` says, and else empty. Raises `InvalidRequest`,
+        `SessionNotFound`, `SessionBusy`, `CapacityExhausted` or `QueueFull`, and then nothing
+        has changed.
         """
         self.expire(now)
         if request.request_id in self._live:
@@ -43,7 +44,7 @@ class Engine(Host):
             limit = self._config.max_waiting
             raise QueueFull(f"{limit} requests are waiting; try again later")
         if request.session is None:
-            session = self._keeper.open(request.owner, request.keep, now)
+            session = self._keeper.open(request.owner, request.keep, now, start)
         else:
             session = self._sessions.find(request.session, request.owner)
         live = self._round.live_of(Progress(request, session.length), session)
@@ -194,10 +195,14 @@ class Engine(Host):
     # The parts of a submit
 
     def _extend(self, live: Live) -> None:
-        """What the request adds to the text: a start token if asked, and its own tokens."""
+        """What the request adds to the text: a start token if asked, and its own tokens.
+
+        A state that was tuned takes the place of the start token.
+        """
         request, session = live.request, live.session
         start: tuple[int, ...] = ()
-        if session.length == 0 and (request.start or not request.tokens):
+        wants_start = request.start and session.origin is None
+        if session.length == 0 and (wants_start or not request.tokens):
             start = (self._model_config.bos_token_id,)
         tokens = (*start, *request.tokens)
         self._keeper.record(session, Accepted(request, tokens, session.length, session.seq))

@@ -175,10 +175,12 @@ class Host:
         """What has happened to kept sessions since the last call, in order."""
         return self._keeper.take_records()
 
-    def insert_prefix(self, owner: str, tokens: tuple[int, ...], block: StateBlock) -> None:
-        """Takes the state after ``tokens`` into the prefix cache."""
+    def insert_prefix(
+        self, owner: str, tokens: tuple[int, ...], block: StateBlock, origin: str = ""
+    ) -> None:
+        """Takes the state after ``tokens`` into the prefix cache; see `keys` for ``origin``."""
         if self._prefixes is not None:
-            self._prefixes.insert(owner, tokens, block)
+            self._prefixes.insert(owner, tokens, block, origin)
 
     def take_evicted_prefixes(self) -> list[Evicted]:
         """What the prefix cache has put out since the last call."""

@@ -58,13 +58,18 @@ class Keeper:
         self._table, self._live = table, live
         self._tokenizer, self._config = tokenizer, config
 
-    def open(self, owner: str, keep: bool, now: float) -> Session:
-        """A new, empty session. Raises `CapacityExhausted`."""
+    def open(
+        self, owner: str, keep: bool, now: float, start: SessionValue | None = None
+    ) -> Session:
+        """A new session, empty or as ``start`` says. Raises `CapacityExhausted`."""
         self.make_room()
-        detokenizer = Detokenizer(self._tokenizer)
-        session = Session(self._config.new_id(), owner, detokenizer, now, keep)
+        value = SessionValue(self._config.new_id(), owner)
+        if start is not None:
+            value = replace(start, id=value.id, owner=owner)
+        session = Session.of(value, Detokenizer(self._tokenizer), now)
+        session.keep = keep
         self._table.add(session)
-        self.record(session, Opened(session.value(None)))
+        self.record(session, Opened(session.value(session.state)))
         return session
 
     def record(self, session: Session, entry: Entry) -> None:

@@ -24,9 +24,9 @@ class Live:
 
     ``length`` is that of the session's text before this request. ``whole`` says
     that a prompt may be cut anywhere; then a feed ends at each of ``boundaries``:
-    at those in ``cached_at`` the prefix cache takes the state of ``prompt``, which is kept
-    up to the last one. ``feeds_last`` says that the text's last token is fed with the
-    others, ``alone`` that they are no part of a batch. ``ends`` are the tokens that end
+    at those in ``cached_at`` the prefix cache takes the state of ``prompt``, which begins at
+    ``prompt_at`` and is kept up to the last one. ``feeds_last`` says that the text's last
+    token is fed with the others, ``alone`` that they are no part of a batch. ``ends`` are the tokens that end
     it, ``silent_ends`` those that end a text under a grammar: they are no part of it.
     At ``max_generated`` tokens it parks. ``scores`` and ``embedding`` are those of the
     prompt so far, ``logprob`` and ``top`` those of the last token drawn, where wanted.
@@ -59,6 +59,7 @@ class Live:
     started: bool = False
     detached: bool = False  # nobody reads its events
     prompt: tuple[int, ...] = field(default=(), repr=False)
+    prompt_at: int = 0
     cached_at: tuple[int, ...] = ()
     boundaries: deque[int] = field(default_factory=deque)
 

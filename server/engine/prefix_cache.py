@@ -9,7 +9,7 @@ with an entry's uses as Fr, its tokens as Cost, and Size = 1. Clock rises to the
 priority of what was evicted last, so that old merit fades.
 
 An owner never meets what another one left: the owner is part of every key, and
-each owner's entries lie apart.
+each owner's entries lie apart. So is the named state that a text begins with.
 """
 
 from __future__ import annotations
@@ -52,26 +52,34 @@ class Evicted(NamedTuple):
     kept: bool = False
 
 
-def boundaries(num_tokens: int, grid: tuple[int, ...]) -> tuple[int, ...]:
-    """Where to keep the state of a prompt of ``num_tokens``, ascending, the end excluded.
+def boundaries(num_tokens: int, grid: tuple[int, ...], start: int = 0) -> tuple[int, ...]:
+    """After how many tokens of a prompt to keep its state, ascending, all ``num_tokens`` excluded.
 
     Its last token but one, for the prompt that comes again, and powers of two, for
-    others that begin like it. With a ``grid`` each is lowered to a multiple of its
-    largest size: `server.engine.scheduler` says why other positions give other bits.
+    others that begin like it. The prompt begins at position ``start`` of the session. With a
+    ``grid`` each position is lowered to a multiple of its largest size:
+    `server.engine.scheduler` says why other positions give other bits.
     """
     size = grid[0] if grid else 1
     powers = takewhile(lambda power: power < num_tokens, (FIRST_POWER << n for n in range(64)))
-    found = {position - position % size for position in (*powers, num_tokens - 1)}
-    return tuple(sorted(position for position in found if position >= MIN_TOKENS))
+    found = {count - (start + count) % size for count in (*powers, num_tokens - 1)}
+    return tuple(sorted(count for count in found if count >= MIN_TOKENS))
 
 
-def keys(owner: str, tokens: Sequence[int], lengths: Iterable[int]) -> Iterator[bytes]:
+def keys(
+    owner: str, tokens: Sequence[int], lengths: Iterable[int], origin: str = ""
+) -> Iterator[bytes]:
     """The key of each prefix of ``tokens``, for ascending ``lengths``, in one pass of hashing.
 
-    blake2b, 32 bytes, over the owner's own digest, which has a fixed length, and the
-    tokens as little-endian int32. No length is above that of ``tokens``.
+    ``origin`` is the digest of the named state that the tokens come after: the same text after
+    another state has another key. blake2b, 32 bytes, over the owner's own digest and that of a
+    given origin, which have a fixed length, and the tokens as little-endian int32. No length is
+    above that of ``tokens``.
     """
     digest = blake2b(blake2b(owner.encode()).digest(), digest_size=32)
+    if origin:  # no tokens take its place: it is hashed under a name of its own
+        digest = blake2b(digest.digest(), digest_size=32, person=b"named state")
+        digest.update(blake2b(origin.encode()).digest())
     data = np.fromiter(tokens, "<i4", len(tokens)).data
     start = 0
     for length in lengths:
@@ -134,13 +142,13 @@ class PrefixCache:
         self._clock = 0
         self._age = 0
 
-    def lookup(self, owner: str, tokens: Sequence[int]) -> Hit | None:
-        """The longest prefix of ``tokens`` that is here and leaves at least one to feed.
+    def lookup(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+        """The longest prefix of ``tokens``, after ``origin``, that is here and leaves one to feed.
 
         Counts a hit or a miss. Takes about 35 ns for each token, and no more
         than a microsecond for each length that the owner's entries have.
         """
-        entry = self._longest(owner, tokens)
+        entry = self._longest(owner, tokens, origin)
         if entry is None:
             self.num_misses += 1
             return None
@@ -151,10 +159,12 @@ class PrefixCache:
         entry.age = self._next_age()
         return Hit(entry.num_tokens, entry.block)
 
-    def insert(self, owner: str, tokens: Sequence[int], block: StateBlock) -> None:
-        """Keeps ``block``, the state after all of ``tokens``, unless it is here already."""
+    def insert(
+        self, owner: str, tokens: Sequence[int], block: StateBlock, origin: str = ""
+    ) -> None:
+        """Keeps ``block``, the state after ``origin`` and all of ``tokens``, unless it is here."""
         assert tokens
-        (key,) = keys(owner, tokens, (len(tokens),))
+        (key,) = keys(owner, tokens, (len(tokens),), origin)
         if owner in self._owners and key in self._owners[owner].entries:
             return
         if self.num_entries == self.max_entries:
@@ -188,7 +198,7 @@ class PrefixCache:
         self._evicted.clear()
         return taken
 
-    def _longest(self, owner: str, tokens: Sequence[int]) -> _Entry | None:
+    def _longest(self, owner: str, tokens: Sequence[int], origin: str) -> _Entry | None:
         """Looks at the short lengths first, because hashing goes that way."""
         owned = self._owners.get(owner)
         if owned is None:
@@ -196,7 +206,7 @@ class PrefixCache:
         lengths = sorted(length for length in owned.num_of_length if length < len(tokens))
         if not lengths:
             return None
-        found = map(owned.entries.get, keys(owner, tokens[: lengths[-1]], lengths))
+        found = map(owned.entries.get, keys(owner, tokens[: lengths[-1]], lengths, origin))
         return next((entry for entry in reversed(list(found)) if entry is not None), None)
 
     def _evict(self) -> None:

@@ -21,27 +21,34 @@ class Prompts:
         self._sessions, self._prefixes, self._grid = sessions, prefixes, grid
 
     def expect(self, live: Live, prompt: tuple[int, ...]) -> None:
-        """Notes where the prompt of an empty session will be worth keeping, or be copied."""
+        """Notes where the prompt of a new session will be worth keeping, or be copied.
+
+        What a named state leaves unread, its last token, is the first of that prompt.
+        """
+        session = live.session
         if live.alone:
             live.prompt = prompt
             return
-        if live.length:
+        if not session.is_new:
             return
+        live.prompt_at = start = session.position
+        prompt = (*session.next(session.length - start), *prompt)
         if self._prefixes is not None:
-            live.cached_at = boundaries(len(prompt), self._grid)
-        copied_at = (len(prompt) - 1,) if live.request.num_choices > 1 else ()
+            found = boundaries(len(prompt), self._grid, start)
+            live.cached_at = tuple(start + count for count in found)
+        copied_at = (start + len(prompt) - 1,) if live.request.num_choices > 1 else ()
         places = {*live.cached_at, *copied_at}
-        live.boundaries = deque(sorted(place for place in places if place))
+        live.boundaries = deque(sorted(place for place in places if place > start))
         live.prompt = prompt if live.cached_at else ()
 
     def skip_cached(self, live: Live) -> None:
         """Takes the state of the longest prefix that is known, instead of feeding it."""
         if self._prefixes is None or not live.cached_at:
             return
-        hit = self._prefixes.lookup(live.owner, live.prompt)
+        session = live.session
+        hit = self._prefixes.lookup(live.owner, live.prompt, session.origin_digest)
         if hit is None:
             return
-        session = live.session
         self._sessions.put(session, hit.block)
         session.advance(live.prompt[: hit.num_tokens])
         live.num_cached = hit.num_tokens
@@ -57,7 +64,8 @@ class Prompts:
             state = self._sessions.state_of(session)
             assert state is not None and self._prefixes is not None
             if self._sessions.is_finite(state):
-                self._prefixes.insert(live.owner, live.prompt[:place], state)
+                read = live.prompt[: place - live.prompt_at]
+                self._prefixes.insert(live.owner, read, state, session.origin_digest)
         self._let_go(live)
 
     def _let_go(self, live: Live) -> None:

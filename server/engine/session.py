@@ -11,7 +11,7 @@ from server.engine.constraint import OpenConstraint
 from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.types import Request
-from server.engine.value import Segment, SessionValue, StateBlock
+from server.engine.value import Origin, Segment, SessionValue, StateBlock
 
 if TYPE_CHECKING:
     from server.engine.live import Live
@@ -55,6 +55,7 @@ class Session:
     num_owed: int = 0
     constraint: OpenConstraint | None = field(default=None, repr=False)
     expendable: bool = False
+    origin: Origin | None = None
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_WINDOW), repr=False)
     _debt: deque[_Owed] = field(default_factory=deque)
 
@@ -65,7 +66,7 @@ class Session:
         session.epoch, session.seq, session.log_index = value.epoch, value.seq, value.log_index
         session.state, session.position = value.state, value.position
         session.saved_position = value.position
-        session.pending = value.pending
+        session.pending, session.origin = value.pending, value.origin
         session.recent.extend(value.recent)
         for segment in value.debt:
             session._debt.append(_Owed(list(segment.tokens), segment.plan))
@@ -89,12 +90,23 @@ class Session:
             None if self.live is None else self.live.progress,
             state,
             None if self.constraint is None else self.constraint.value,
+            self.origin,
         )
 
     @property
     def length(self) -> int:
         """Tokens of the session's text."""
         return self.position + self.num_owed + (self.pending is not None)
+
+    @property
+    def origin_digest(self) -> str:
+        """Of the named state that the text began with; empty where there is none."""
+        return "" if self.origin is None else self.origin.digest
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the session has read nothing yet, beyond the state that it began with."""
+        return self.length == (0 if self.origin is None else self.origin.length)
 
     @property
     def plan(self) -> int:

@@ -132,7 +132,7 @@ class SessionTable:
 
     def state_of(self, session: Session) -> StateBlock | None:
         """The session's state, to keep: a copy where it is in a slot."""
-        if session.position == 0:
+        if session.position == 0 and session.origin is None:
             return None
         if session.slot is None:
             return session.state

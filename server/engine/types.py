@@ -71,6 +71,7 @@ class Request:
     for the mean of the fed tokens' hidden states. A ``note`` is kept beside the key
     for as long as the session is. One that is ``unattended`` does not park where
     nobody reads it, and its session may be forgotten where there is no store to take it.
+    A new session begins with the named state ``state``; `Engine.submit` gets that state itself.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class Request:
     embed: bool = False
     note: str | None = None
     unattended: bool = False
+    state: str | None = None
 
     @property
     def num_branches(self) -> int:

@@ -48,6 +48,13 @@ class Constraint(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
+class Origin(NamedTuple):
+    """The named state that a session's text begins with: its digest, and its tokens of text."""
+
+    digest: str
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A request that has not finished.
@@ -72,6 +79,8 @@ class SessionValue:
     the state has seen, for penalties, ``undecoded`` the bytes of an unfinished
     character. ``seq`` numbers the events sent, ``log_index`` the log's entries.
     ``constraint`` is one whose text has not ended. ``state`` None is the empty one.
+    With an ``origin`` the text began with a named state, which may have seen no token and
+    is not the empty one even so.
     """
 
     id: str
@@ -87,6 +96,12 @@ class SessionValue:
     progress: Progress | None = None
     state: StateBlock | None = None
     constraint: Constraint | None = None
+    origin: Origin | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the session's state, wherever it is kept, differs from the empty one."""
+        return self.position > 0 or self.origin is not None
 
     @property
     def length(self) -> int:
@@ -102,7 +117,7 @@ class SessionValue:
 
 
 class Opened(NamedTuple):
-    """A session that is new: empty, forked or imported."""
+    """A session that is new: empty, forked, imported or begun from a named state."""
 
     value: SessionValue
 

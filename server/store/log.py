@@ -190,7 +190,7 @@ class Log:
             self._unsaved.drop(head.id)
         elif isinstance(entry, Saved | Rewound):
             value = entry.value
-            if value.state is not None or value.position == 0:  # the journal has no states
+            if value.state is not None or not value.has_state:  # the journal has no states
                 self._unsaved.add(head, value)
 
     def apply(self, steps: Iterable[Step], due: Iterable[Head], row: int, now_s: float) -> None:

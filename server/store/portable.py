@@ -19,9 +19,9 @@ from server.store.errors import ImportRefused, SnapshotBroken
 from server.store.files import Chunk
 from server.store.state_file import check_identity, check_sum, checksum, labels, pack, unpack
 
-FORMAT = "everstream-session-2"
-#: Those that can be read: in the first one a session had no constraint.
-FORMATS = ("everstream-session-1", FORMAT)
+FORMAT = "everstream-session-3"
+#: Those that can be read: in the first a session had no constraint, in the second no origin.
+FORMATS = ("everstream-session-1", "everstream-session-2", FORMAT)
 #: Bytes beside the state: much of a text that the state has not seen yet has room in them.
 MAX_ABOUT_BYTES = 16 << 20
 _MAX_UNDECODED_BYTES = 16
@@ -63,7 +63,7 @@ def import_session(
             raise ImportRefused("a session under a grammar must be signed")
     except (Malformed, SnapshotBroken) as error:
         raise ImportRefused(f"the file is not a session of everstream: {error}") from error
-    if not _is_possible(value, state.nbytes, identity.state_bytes):
+    if not is_possible(value, state.nbytes, identity.state_bytes):
         raise ImportRefused("the file's session cannot be: its parts do not fit together")
     if not state.nbytes:
         return value
@@ -82,14 +82,15 @@ def _is_signed(about: Mapping[str, str], data: Chunk, key: bytes) -> bool:
     return hmac.compare_digest(_signature(about, data, key).encode(), given)
 
 
-def _is_possible(value: SessionValue, num_bytes: int, state_bytes: int) -> bool:
+def is_possible(value: SessionValue, num_bytes: int, state_bytes: int) -> bool:
     """Whether an engine could have been at ``value``; its tokens are left to the caller."""
     tokens = [token for segment in value.debt for token in segment.tokens]
     pending = () if value.pending is None else (value.pending,)
     constrained = () if value.constraint is None else value.constraint.tokens
     return (
-        num_bytes == (state_bytes if value.position else 0)
+        num_bytes == (state_bytes if value.has_state else 0)
         and min(value.epoch, value.position, value.seq, value.log_index) >= 0
+        and (value.origin is None or 0 <= value.origin.length <= value.length)
         and min((*tokens, *pending, *value.recent, *constrained), default=0) >= 0
         and len(constrained) <= value.length
         and all(

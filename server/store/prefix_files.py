@@ -70,7 +70,7 @@ class PrefixFiles:
             while len(self._places) > self._max_files:
                 self._remove(next(iter(self._places)))
 
-    def find(self, owner: str, tokens: Sequence[int]) -> Hit | None:
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
         """The state of the longest beginning of ``tokens`` that is here and is not all of them.
 
         None as well where that one has been given out and not been put back: it is
@@ -79,7 +79,7 @@ class PrefixFiles:
         folder = _folder(owner)
         here = {place for place in self._places if place.folder == folder}
         lengths = sorted({place.num_tokens for place in here if place.num_tokens < len(tokens)})
-        found = zip(lengths, keys(owner, tokens, lengths), strict=True)
+        found = zip(lengths, keys(owner, tokens, lengths, origin), strict=True)
         for num_tokens, key in reversed(list(found)):
             place = _Place(folder, key.hex(), num_tokens)
             if place in self._lent:

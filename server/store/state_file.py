@@ -54,15 +54,15 @@ def labels(identity: Identity) -> dict[str, str]:
     return {field.name: str(getattr(identity, field.name)) for field in fields(identity)}
 
 
-def check_identity(about: Mapping[str, Any], identity: Identity) -> None:
-    """Raises `SnapshotMismatch`, naming the first field that differs."""
+def check_identity(about: Mapping[str, Any], identity: Identity, what: str = "session") -> None:
+    """Raises `SnapshotMismatch`, naming the first field of ``what`` that differs."""
     for name, here in labels(identity).items():
         there = about.get(name)
         if str(there) != here:
             raise SnapshotMismatch(
-                f"the session belongs to another {name}: {str(there)[:64]},"
+                f"the {what} belongs to another {name}: {str(there)[:64]},"
                 f" and this server has {here}",
-                "session",
+                what,
             )
 
 

@@ -16,6 +16,7 @@ import pytest
 from server.api.openai.bodies import CompletionBody
 from server.api.schemas import Append, Generate
 from server.engine.types import Request
+from server.engine.value import SessionValue
 from tests.fakes import FakeEngine
 from tests.reliability.bystander import Bystander, bystander
 from tests.reliability.raw_websocket import TEXT, frame, opened
@@ -88,9 +89,9 @@ class Watched(FakeEngine):
         super().__init__(before_step=lambda: time.sleep(0.002))
         self.num_submitted = 0
 
-    def submit(self, request: Request, now: float) -> None:
+    def submit(self, request: Request, now: float, start: SessionValue | None = None) -> None:
         self.num_submitted += 1
-        super().submit(request, now)
+        super().submit(request, now, start)
 
 
 @asynccontextmanager

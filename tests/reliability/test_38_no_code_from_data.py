@@ -211,9 +211,9 @@ class Listener(FakeEngine):
         super().__init__()
         self.fed: list[tuple[int, ...]] = []
 
-    def submit(self, request, now):  # type: ignore[no-untyped-def]
+    def submit(self, request, now, start=None):  # type: ignore[no-untyped-def]
         self.fed.append(request.tokens)
-        super().submit(request, now)
+        super().submit(request, now, start)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -26,6 +26,7 @@ from server.config import ServerConfig
 from server.constraints.compiler import Constraints
 from server.driver import Driver
 from server.engine.types import EngineStats, Request, SamplingParams
+from server.engine.value import SessionValue
 from server.metrics import Metrics
 from server.models import Models
 from server.protocol import HttpProtocol
@@ -71,9 +72,9 @@ class Recorder(FakeEngine):
         super().__init__()
         self.sampling: list[SamplingParams | None] = []
 
-    def submit(self, request: Request, now: float) -> None:
+    def submit(self, request: Request, now: float, start: SessionValue | None = None) -> None:
         self.sampling.append(request.sampling)
-        super().submit(request, now)
+        super().submit(request, now, start)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class FakePrefixes:
             raise self.error
         self.put_entries += evicted
 
-    def find(self, owner: str, tokens: Sequence[int]) -> Hit | None:
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
         self._call(f"find {owner}")
         return self.hits.get(owner)
 
