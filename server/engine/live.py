@@ -26,8 +26,9 @@ class Live:
     that a prompt may be cut anywhere; then a feed ends at each of ``boundaries``:
     at those in ``cached_at`` the prefix cache takes the state of ``prompt``, which begins at
     ``prompt_at`` and is kept up to the last one. ``feeds_last`` says that the text's last
-    token is fed with the others, ``alone`` that they are no part of a batch. ``ends`` are the tokens that end
-    it, ``silent_ends`` those that end a text under a grammar: they are no part of it.
+    token is fed with the others, ``alone`` that they are no part of a batch. ``ends`` are the
+    tokens that end it, ``silent_ends`` those that end a text under a grammar: they are no part
+    of it.
     At ``max_generated`` tokens it parks. ``scores`` and ``embedding`` are those of the
     prompt so far, ``logprob`` and ``top`` those of the last token drawn, where wanted.
     """

@@ -13,8 +13,13 @@ from torch import Tensor
 from tests.rwkv7 import Published
 
 
-def oracle(weights: Published, tokens: list[int]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Logits [T, V] of one text, and S [H, value, key] and the shift rows of each layer."""
+def oracle(
+    weights: Published, tokens: list[int], tuned: Published | None = None
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Logits [T, V] of one text, and S [H, value, key] and the shift rows of each layer.
+
+    ``tuned`` has what S of each layer begins with, as files of tuned states do.
+    """
     z = {key: tensor.detach().double().squeeze() for key, tensor in weights.items()}
     heads, dim = weights["blocks.0.att.r_k"].shape
     layers = 1 + max(int(key.split(".")[1]) for key in z if key.startswith("blocks."))
@@ -27,6 +32,8 @@ def oracle(weights: Published, tokens: list[int]) -> tuple[Tensor, list[dict[str
         }
         for _ in range(layers)
     ]
+    for layer in range(layers) if tuned is not None else ():
+        state[layer]["S"] = tuned[f"blocks.{layer}.att.time_state"].double()
     logits = []
     for token in tokens:
         x, v_first = norm(z, "blocks.0.ln0", z["emb.weight"][token]), torch.zeros(width)

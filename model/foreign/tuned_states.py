@@ -1,0 +1,52 @@
+"""Tuned states of other projects, as a block that a session can begin with.
+
+What a family's files are called and how their tensors lie is that family's reader's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model.architectures.config import Config
+from model.state import StateLayout
+from model.torch_file import TorchFile
+from model.weights import Array, CheckpointError, WeightFiles
+
+Reader = Callable[[Mapping[str, Array], str, Any], list[dict[str, Array]]]
+
+#: ``model_type`` of our config -> (module, function). Imported when asked for.
+READERS: dict[str, tuple[str, str]] = {
+    "everstream-rwkv7": ("model.foreign.rwkv7_state", "read_time_states"),
+}
+
+_ZIP = b"PK\x03\x04"
+
+
+def read_tuned_state(path: Path, config: Config) -> npt.NDArray[np.uint8]:
+    """The state in a ``.pth`` or safetensors file, [num_bytes] uint8 as `StateLayout` has it.
+
+    What the file does not have is zero. Raises `CheckpointError` that names the file and what
+    is wrong with it, and OSError.
+    """
+    if config.model_type not in READERS:
+        raise CheckpointError(f"{path}: tuned states of {config.attention} models are not known")
+    with path.open("rb") as file:
+        is_zip = file.read(len(_ZIP)) == _ZIP
+    files = TorchFile(path) if is_zip else WeightFiles([path])
+    module, name = READERS[config.model_type]
+    reader: Reader = getattr(import_module(module), name)
+    layout = StateLayout.of(config)
+    block = np.zeros(layout.num_bytes, np.uint8)
+    tensors = reader(files, path.name, config)
+    for layer, (views, given) in enumerate(zip(layout.views(block[None]), tensors, strict=True)):
+        for key, values in given.items():
+            if not np.isfinite(values).all():
+                raise CheckpointError(f"{path.name}: the state of layer {layer} is not finite")
+            views[key][0] = values
+    return block
