@@ -37,7 +37,7 @@ def time_states(num_layers: int = CONFIG.num_hidden_layers, **changed: torch.Ten
 
 def write(path: Path, states: Published) -> Path:
     if path.suffix == ".pth":
-        torch.save(states, path)
+        write_pth(path, states)
     else:
         save_file(states, path)
     return path
