@@ -17,19 +17,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model import chat_template
 from model.architectures import config_from_dict
 from model.architectures.config import Config, read_json
 from model.bundled_models import bundled_models
 from model.chat_template import ChatTemplate, read_chat_template
+from model.hub.names import parse_name
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer
@@ -62,8 +61,6 @@ CONFIG = "config.json"
 FILES = (CONFIG, WEIGHTS, TOKENIZER_FILES[0])
 #: Ends the name of a native RWKV file, which is a model without a folder.
 TORCH_SUFFIX = ".pth"
-#: ``owner/name``.
-HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 @dataclass(frozen=True)
@@ -179,10 +176,11 @@ def _load_folder(folder: Path) -> Checkpoint:
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of ``source``: a local one, else a bundled model's, else fetched from the hub.
+    """The folder of ``source``: a local one, else a bundled model's, else one from the hub.
 
-    A ``.pth`` file is itself what is located.
-    The hub is for ids ``owner/name``, and needs ``huggingface_hub``. Raises `CheckpointError`.
+    A ``.pth`` file is itself what is located. What is on disk of ``OWNER/NAME[@REVISION][:FILE]``
+    is taken as it is; else it is downloaded, which needs ``huggingface_hub``.
+    Raises `CheckpointError` or `ConfigError`.
     """
     folder = Path(source)
     if folder.suffix == TORCH_SUFFIX and _is_readable(folder):
@@ -191,26 +189,13 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
         return _complete(folder)
     if str(source) in bundled_models():
         return _complete(bundled_models()[str(source)])
-    if not re.fullmatch(HUB_ID, str(source)):
+    name = parse_name(str(source))
+    if name is None:
         raise CheckpointError(f"{source}: {_why_no_folder(folder)}")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise CheckpointError(
-            f"{source} is not a folder; to load it from the Hugging Face hub:"
-            " pip install 'everstream[hub]'"
-        ) from error
-    try:
-        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=_PATTERNS))
-    except Exception as error:  # HTTP, cache and name errors, which share no base class
-        raise CheckpointError(f"{source} cannot be had from the hub: {error}") from error
-    return _complete(folder)
+    from model.hub.pull import local_or_pulled  # most models are on disk
 
-
-_PATTERNS = [
-    *(CONFIG, GENERATION_CONFIG, WEIGHTS, INDEX, "model-*.safetensors"),
-    *(*TOKENIZER_FILES, *chat_template.FILES),
-]
+    found = local_or_pulled(name if revision is None else replace(name, revision=revision))
+    return _complete(found) if found.is_dir() else found
 
 
 def _why_no_folder(path: Path) -> str:

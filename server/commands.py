@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from inspect import getdoc
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-#: name -> (module, function); a name of two words is in a group.
+#: name -> (module, function). A name of two words is in a group; a group's own name runs alone.
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "tokenizer": ("model.training.cli", "tokenizer_command"),
     "train": ("model.training.cli", "train_command"),
     "eval": ("model.training.cli", "eval_command"),
     "export": ("model.training.cli", "export_command"),
+    "pull": ("model.hub.cli", "pull_command"),
+    "models": ("model.hub.cli", "models_command"),
+    "models rm": ("model.hub.cli", "remove_command"),
     "quantize": ("model.quantization.cli", "quantize_command"),
     "convert": ("model.convert.cli", "convert_command"),
     "chat": ("clients.chat.cli", "chat"),
@@ -79,7 +83,11 @@ class Commands(TyperGroup):
             rich_markup_mode=None,
         )
         for name, (module, function) in found.items():
-            app.command(name[-1])(getattr(import_module(module), function))
+            command = getattr(import_module(module), function)
+            if len(name) < max(map(len, found)):  # the group's name alone
+                app.callback(invoke_without_command=True, help=getdoc(command))(command)
+            else:
+                app.command(name[-1])(command)
         return get_command(app)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:

@@ -346,7 +346,15 @@ def model_source(text: str) -> ModelSource:
     name, equals, source = text.partition("=")
     if equals and source and re.fullmatch(MODEL_NAME, name):
         return ModelSource(name, source, is_named=True)
-    return ModelSource(Path(text).name, text)
+    return ModelSource(_short_name(text), text)
+
+
+def _short_name(source: str) -> str:
+    """The last part of a path, or of a name on the hub. Raises `ValueError`."""
+    from model.hub.names import parse_name  # imports numpy
+
+    name = None if os.path.exists(source) else parse_name(source)
+    return Path(source).name if name is None else name.short
 
 
 def _bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:

@@ -1,0 +1,1 @@
+"""Checkpoints from the Hugging Face hub: named ``OWNER/NAME``, downloaded once, used from disk."""

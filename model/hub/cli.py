@@ -1,0 +1,102 @@
+"""The commands ``everstream pull`` and ``everstream models``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from model.hub.names import HubName
+
+NAME_HELP = "OWNER/NAME[@REVISION][:FILE] on the Hugging Face hub."
+
+
+def pull_command(
+    name: Annotated[str, typer.Argument(help=NAME_HELP)],
+    file: Annotated[
+        str | None, typer.Option(help="Which one, where there are several .pth or .gguf files.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [main].")] = None,
+) -> None:
+    """Download a model, so that --model OWNER/NAME finds it on disk.
+
+    An interrupted download is resumed. Digests are verified.
+    """
+    from model.hub.pull import pull
+
+    with _errors_as_lines():
+        full = _full_name(name, file, revision)
+        path = pull(full, lambda line: typer.echo(line, err=True))
+    typer.echo(path)
+    typer.echo(f"To serve it: everstream serve --model {full}", err=True)
+
+
+def models_command(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
+) -> None:
+    """List the models on disk, bundled and pulled."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from model.hub.listing import size_text
+    from model.hub.on_disk import models_on_disk
+
+    with _errors_as_lines():
+        models = models_on_disk()
+    if as_json:
+        rows = [{**dataclasses.asdict(model), "path": str(model.path)} for model in models]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = [("NAME", "FAMILY", "FORM", "SIZE", "PATH")]
+    table += [(m.name, m.family, m.form, size_text(m.num_bytes), str(m.path)) for m in models]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+def remove_command(
+    name: Annotated[str, typer.Argument(help="OWNER/NAME, with all of its files.")],
+) -> None:
+    """Delete a model that was pulled."""
+    from model.hub.listing import size_text
+    from model.hub.on_disk import remove
+
+    with _errors_as_lines():
+        freed = remove(name)
+    typer.echo(f"{name}: {size_text(freed)} freed")
+
+
+def _full_name(text: str, file: str | None, revision: str | None) -> HubName:
+    """The name with what the options say. Raises `CheckpointError`."""
+    from model.hub.names import parse_name
+    from model.weights import CheckpointError
+
+    for option, value, sign in (("--revision", revision, "@"), ("--file", file, ":")):
+        if value is not None and sign in text:
+            raise CheckpointError(f"{option} is given twice: {text} has {sign!r} in it")
+    text += "" if revision is None else f"@{revision}"
+    if file is not None:
+        text += f":{file}"
+    name = parse_name(text)
+    if name is None:
+        raise CheckpointError(f"{text}: a name is OWNER/NAME[@REVISION][:FILE]")
+    return name
+
+
+@contextmanager
+def _errors_as_lines() -> Iterator[None]:
+    """What the user can put right becomes a message on stderr and exit status 2."""
+    from model.config import ConfigError
+    from model.weights import CheckpointError
+
+    try:
+        yield
+    except (CheckpointError, ConfigError) as error:
+        typer.echo(f"everstream: {error}", err=True)
+        raise typer.Exit(2) from error

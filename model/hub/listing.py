@@ -1,0 +1,125 @@
+"""What a repository has, and which of its files a model needs.
+
+Weights have one of two forms. A folder has ``config.json`` and safetensors, in one file or
+in several with an index. A single file (``FILE_SUFFIXES``) holds the whole network. A folder
+is preferred; of several single files the user chooses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from model import chat_template
+from model.hub.names import HubName
+from model.tokenization.ends import GENERATION_CONFIG
+from model.tokenizer import FILES as TOKENIZER_FILES
+from model.weights import INDEX, WEIGHTS, CheckpointError
+
+CONFIG = "config.json"
+#: End the names of models that are one file. All but a GGUF need a tokenizer in the same folder.
+FILE_SUFFIXES = (".pth", ".gguf")
+GGUF = ".gguf"
+#: Small files next to the weights.
+COMPANIONS = (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *chat_template.FILES)
+#: Candidates that a message lists.
+MAX_LISTED = 50
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository; ``digest`` is its SHA-256 in hex, or git's SHA-1 of a small file."""
+
+    path: str
+    num_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a repository at a commit, by path."""
+
+    name: HubName
+    commit: str
+    files: Mapping[str, HubFile]
+
+    @property
+    def single_files(self) -> list[HubFile]:
+        """The models that are one file."""
+        return [f for path, f in sorted(self.files.items()) if path.endswith(FILE_SUFFIXES)]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to fetch: first the small files, then the weights.
+
+    ``weights`` is empty for safetensors in several files: the index names them.
+    ``is_folder`` where a ``config.json`` is part of the model.
+    """
+
+    small: tuple[HubFile, ...]
+    weights: tuple[HubFile, ...]
+    is_folder: bool
+
+
+def choose(listing: Listing) -> Choice:
+    """The files that `Listing.name` needs.
+
+    Raises `CheckpointError` where there are none, and where the user has to choose.
+    """
+    if listing.name.file is not None:
+        return _single_file(listing, listing.name.file)
+    files = listing.files
+    if CONFIG in files and WEIGHTS in files:
+        return Choice(_companions(listing, ""), (files[WEIGHTS],), True)
+    if CONFIG in files and INDEX in files:
+        return Choice((*_companions(listing, ""), files[INDEX]), (), True)
+    candidates = listing.single_files
+    if not candidates:
+        raise CheckpointError(
+            f"{listing.name} has no model that can be loaded: neither {CONFIG} with {WEIGHTS}"
+            f" (or its index) nor a file {' or '.join(FILE_SUFFIXES)}"
+        )
+    if len(candidates) > 1:
+        raise CheckpointError(several(listing.name, {f.path: f.num_bytes for f in candidates}))
+    return _single_file(listing, candidates[0].path)
+
+
+def several(name: HubName, sizes: Mapping[str, int]) -> str:
+    """The message that asks for one of several files, with their sizes in bytes."""
+    lines = [
+        f"\n  {HubName(name.repository, name.revision, path)}  {size_text(num_bytes)}"
+        for path, num_bytes in list(sizes.items())[:MAX_LISTED]
+    ]
+    more = f"\n  and {len(sizes) - MAX_LISTED} more" if len(sizes) > MAX_LISTED else ""
+    return f"{name} has {len(sizes)} models; name one of them:{''.join(lines)}{more}"
+
+
+def size_text(num_bytes: int) -> str:
+    """A size as the hub writes it, in decimal units: ``382 MB``."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
+def _single_file(listing: Listing, path: str) -> Choice:
+    if not path.endswith(FILE_SUFFIXES):
+        raise CheckpointError(
+            f"{listing.name}: a single file is {' or '.join(FILE_SUFFIXES)};"
+            " safetensors are found without naming a file"
+        )
+    if path not in listing.files:
+        raise CheckpointError(f"{listing.name.repository} has no file {path!r}")
+    folder = path[: -len(PurePosixPath(path).name)]
+    small = () if path.endswith(GGUF) else _companions(listing, folder)
+    return Choice(small, (listing.files[path],), False)
+
+
+def _companions(listing: Listing, folder: str) -> tuple[HubFile, ...]:
+    """``folder`` is empty or ends with a slash."""
+    paths = [f"{folder}{name}" for name in dict.fromkeys(COMPANIONS)]
+    return tuple(listing.files[path] for path in paths if path in listing.files)

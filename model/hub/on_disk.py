@@ -1,0 +1,110 @@
+"""The models on this machine's disk: those that come with the package, and those pulled."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from model import foreign
+from model.architectures import config_from_dict
+from model.architectures.config import ConfigError, read_json
+from model.bundled_models import bundled_models
+from model.hub.cache import (
+    INCOMPLETE,
+    Repository,
+    is_whole_folder,
+    repositories,
+    repository,
+    single_files,
+)
+from model.hub.listing import CONFIG
+from model.hub.names import HubName, parse_name
+from model.weights import CheckpointError, weight_files
+
+
+@dataclass(frozen=True)
+class ModelOnDisk:
+    """``name`` is what ``--model`` takes; ``form`` is that of the files.
+
+    ``num_bytes`` is the size of the weights. ``source`` is ``bundled`` or ``hub``.
+    """
+
+    name: str
+    source: str
+    family: str
+    form: str
+    num_bytes: int
+    path: Path
+
+
+def models_on_disk() -> list[ModelOnDisk]:
+    """All models that can be loaded, and the downloads that were interrupted."""
+    bundled = [
+        _folder(name, "bundled", _family(folder), folder)
+        for name, folder in bundled_models().items()
+    ]
+    pulled = [model for place in repositories() for model in _pulled(place)]
+    return [*bundled, *pulled]
+
+
+def remove(text: str) -> int:
+    """Deletes what is on disk of ``OWNER/NAME`` and returns how many bytes that was.
+
+    Raises `CheckpointError` for any other name, and where nothing is on disk; OSError.
+    """
+    name = parse_name(text)
+    if name is None or str(name) != name.repository:
+        raise CheckpointError(f"{text}: only a whole OWNER/NAME that was pulled can be removed")
+    place = repository(name.repository)
+    if not place.folder.is_dir():
+        raise CheckpointError(f"{text}: nothing is on disk")
+    num_bytes = sum(p.stat().st_size for p in place.blobs.glob("*") if p.is_file())
+    shutil.rmtree(place.folder)
+    return num_bytes
+
+
+def _pulled(place: Repository) -> Iterator[ModelOnDisk]:
+    for revision, snapshot in place.revisions():
+        name = HubName(place.name, revision)
+        if is_whole_folder(snapshot) and (family := _family(snapshot)) is not None:
+            yield _folder(str(name), "hub", family, snapshot)
+        files = single_files(snapshot)
+        for file in files:
+            path = str(file.relative_to(snapshot))
+            if (family := _family_of_file(file)) is not None:
+                size = file.stat().st_size
+                form = file.suffix.removeprefix(".")
+                full = str(HubName(place.name, revision, path))
+                yield ModelOnDisk(full, "hub", family, form, size, file)
+    partial = [p.stat().st_size for p in place.blobs.glob(f"*{INCOMPLETE}")]
+    if sum(partial):
+        yield ModelOnDisk(place.name, "hub", "", "incomplete", sum(partial), place.folder)
+
+
+def _folder(name: str, source: str, family: str | None, folder: Path) -> ModelOnDisk:
+    size = sum(file.stat().st_size for file in weight_files(folder))
+    return ModelOnDisk(name, source, family or "", "safetensors", size, folder)
+
+
+def _family(folder: Path) -> str | None:
+    """The kind of token mixing; None for a model that cannot be loaded."""
+    try:
+        values = read_json(folder / CONFIG)
+        if foreign.is_foreign(values.get("model_type")):
+            return str(values["model_type"])
+        return config_from_dict(values).attention
+    except (ConfigError, OSError):
+        return None
+
+
+def _family_of_file(path: Path) -> str | None:
+    """The same for a single file, of which only the list of tensors is read."""
+    from model.foreign.rwkv7 import read_native
+    from model.torch_file import TorchFile
+
+    try:
+        return read_native(TorchFile(path), path.name)[0].attention
+    except (CheckpointError, ConfigError):
+        return None

@@ -1,0 +1,96 @@
+"""A model of the hub on this machine's disk: found there, or downloaded."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from model import foreign
+from model.architectures import config_from_dict
+from model.architectures.config import read_json
+from model.hub.cache import Repository, local, repository
+from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
+from model.hub.listing import CONFIG, HubFile, Listing, choose, size_text
+from model.hub.names import HubName
+from model.hub.remote import read_listing
+from model.weights import CheckpointError, weight_files
+
+logger = logging.getLogger("everstream.hub")
+
+
+def local_or_pulled(name: HubName) -> Path:
+    """The folder or file of ``name``. The hub is asked only where it is not on disk.
+
+    Raises `CheckpointError` or `ConfigError`.
+    """
+    return local(name) or pull(name, logger.info)
+
+
+def pull(name: HubName, say: Say) -> Path:
+    """Downloads what ``name`` needs and is not there, checks it, and returns what to load.
+
+    The config is read before any weights, so a model that cannot be served costs little.
+    What was there before stays usable until all is there. Raises `CheckpointError` or
+    `ConfigError`.
+    """
+    listing = read_listing(name)
+    choice = choose(listing)
+    place = repository(name.repository)
+    try:
+        place.blobs.mkdir(parents=True, exist_ok=True)
+        _fetch_all(listing, place, choice.small, say)
+        if choice.is_folder:
+            _check_config(place.snapshot(listing.commit))
+        _fetch_all(listing, place, choice.weights or _shards(listing, place), say)
+        _link_known(listing, place)
+        place.set_revision(name.revision, listing.commit)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or place.folder}: {error.strerror}") from error
+    found = local(name)
+    assert found is not None, (name, listing.commit)
+    return found
+
+
+def _fetch_all(listing: Listing, place: Repository, files: Sequence[HubFile], say: Say) -> None:
+    missing = [file for file in files if not is_fetched(place, file)]
+    _check_space(place, missing)
+    for file in files:
+        if file in missing:
+            fetch(listing, place, file, say)
+            say(f"{file.path}: {size_text(file.num_bytes)}, digest verified")
+        place.link(listing.commit, file)
+
+
+def _link_known(listing: Listing, place: Repository) -> None:
+    """What was pulled of an earlier commit, and is the same in this one, stays usable."""
+    for file in listing.files.values():
+        if is_fetched(place, file):
+            place.link(listing.commit, file)
+
+
+def _check_space(place: Repository, files: Sequence[HubFile]) -> None:
+    needed = sum(file.num_bytes - num_bytes_fetched(place, file) for file in files)
+    free = shutil.disk_usage(place.blobs).free
+    if needed > free:
+        raise CheckpointError(
+            f"{place.folder}: {size_text(needed)} are needed, {size_text(free)} are free"
+        )
+
+
+def _shards(listing: Listing, place: Repository) -> tuple[HubFile, ...]:
+    """The files that the index names, which has been fetched."""
+    names = [path.name for path in weight_files(place.snapshot(listing.commit))]
+    for name in names:
+        if name not in listing.files:
+            raise CheckpointError(f"{listing.name} lacks {name}, which its index names")
+    return tuple(listing.files[name] for name in names)
+
+
+def _check_config(snapshot: Path) -> None:
+    """Raises `ConfigError` for a family that is not supported."""
+    values = read_json(snapshot / CONFIG)
+    foreign.refuse_unsupported(values.get("model_type"))
+    if not foreign.is_foreign(values.get("model_type")):
+        config_from_dict(values)

@@ -1,0 +1,286 @@
+"""Downloads from a hub on loopback, by the real commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.checkpoint import load_checkpoint, locate
+from model.tokenization.world import FILE as VOCABULARY
+from model.tokenization.world import WorldCodec
+from tests.hub_server import TOKEN, Hub, Repository, hub_server
+from tests.model.hub.commands import Commands, commands
+from tests.rwkv7 import SHAPES, fla_config, fla_names, published, write_fla, write_pth
+
+SHAPE = SHAPES["square"]
+#: The library keeps what it has received in units of 10 MiB.
+UNIT = 10 << 20
+
+
+def write_vocabulary(folder: Path) -> None:
+    """A World vocabulary of the 256 bytes alone."""
+    folder.mkdir(exist_ok=True)
+    codec = WorldCodec((byte + 1, bytes([byte])) for byte in range(256))
+    (folder / VOCABULARY).write_text(codec.content(), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One RWKV-7 as it is published: ``native`` has a .pth, ``fla`` safetensors in two files."""
+    root = tmp_path_factory.mktemp("models")
+    weights = published(SHAPE)
+    for name in ("native", "fla"):
+        write_vocabulary(root / name)
+        (root / name / "README.md").write_text("What this model is.")
+    write_pth(root / "native" / "small.pth", weights)
+    write_fla(root / "fla", fla_names(weights), fla_config(SHAPE), shards=2)
+    (root / "fla" / "pytorch_model.bin").write_bytes(bytes(9999))
+    return root
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with hub_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def process(hub: Hub, cache: Path) -> Iterator[Commands]:
+    with commands(hub.environment(cache)) as running:
+        yield running
+
+
+@pytest.fixture
+def everstream(process: Commands, hub: Hub, cache: Path) -> Commands:
+    """The commands, with a hub that has no repository yet, and an empty cache."""
+    hub.clear()
+    shutil.rmtree(cache / "hub", ignore_errors=True)
+    return process
+
+
+def test_folder_is_pulled_without_the_files_that_it_does_not_need(
+    everstream: Commands, hub: Hub, models: Path
+) -> None:
+    repository = hub.add("owner/fla", models / "fla")
+    folder = everstream.pull("owner/fla")
+    unneeded = {"README.md", "pytorch_model.bin"}
+    assert {path for path, _ in hub.gets()} == repository.files.keys() - unneeded
+    assert load_checkpoint(folder).digest == load_checkpoint(models / "fla").digest
+    assert everstream.pull("owner/fla") == folder
+    assert hub.gets() == []
+
+
+def test_file_is_pulled_with_its_vocabulary(everstream: Commands, hub: Hub, models: Path) -> None:
+    hub.add("owner/native", models / "native")
+    file = everstream.pull("owner/native")
+    assert file.name == "small.pth"
+    assert {path for path, _ in hub.gets()} == {"small.pth", VOCABULARY}
+    assert load_checkpoint(file).digest == load_checkpoint(models / "native/small.pth").digest
+
+
+def test_interrupted_download_is_resumed_where_it_stopped(everstream: Commands, hub: Hub) -> None:
+    content = os.urandom(2 * UNIT + 12345)
+    hub.repositories["owner/big"] = Repository({"big.pth": content})
+    hub.repositories["owner/big"].broken = {"big.pth": UNIT + 999}
+    message = everstream.refused("pull", "owner/big")
+    assert message == "owner/big: big.pth cannot be had from the hub: the hub answered 507"
+    assert hub.gets() == [("big.pth", 0), ("big.pth", UNIT)]
+    assert "owner/big" in everstream.run("models").stdout
+    hub.repositories["owner/big"].broken = {}
+    assert everstream.pull("owner/big").read_bytes() == content
+    assert hub.gets() == [("big.pth", UNIT)]
+
+
+def test_damaged_file_is_named_and_nothing_else_is_lost(
+    everstream: Commands, hub: Hub, models: Path
+) -> None:
+    repository = hub.add("owner/fla", models / "fla")
+    second = "model-00002-of-00002.safetensors"
+    repository.wrong = {second}
+    message = everstream.refused("pull", "owner/fla")
+    assert f"owner/fla: {second} was damaged on the way" in message
+    assert repository.etag(second) in message
+    hub.gets()
+    repository.wrong = set()
+    folder = everstream.pull("owner/fla")
+    assert hub.gets() == [(second, 0)]
+    assert load_checkpoint(folder).digest == load_checkpoint(models / "fla").digest
+
+
+def test_damaged_small_file_is_named(everstream: Commands, hub: Hub, models: Path) -> None:
+    repository = hub.add("owner/fla", models / "fla")
+    repository.wrong = {"config.json"}
+    assert "config.json was damaged" in everstream.refused("pull", "owner/fla")
+
+
+def test_one_of_several_files_has_to_be_chosen(everstream: Commands, hub: Hub) -> None:
+    files = {"a.pth": bytes(5000), "in/b.gguf": bytes(6000), "notes.txt": b"x"}
+    hub.repositories["owner/many"] = Repository(files)
+    lines = everstream.refused("pull", "owner/many").splitlines()
+    assert [line.strip() for line in lines] == [
+        "owner/many has 2 models; name one of them:",
+        "owner/many:a.pth  5 kB",
+        "owner/many:in/b.gguf  6 kB",
+    ]
+    assert everstream.pull("owner/many", "--file", "in/b.gguf").name == "b.gguf"
+    assert everstream.pull("owner/many:a.pth").name == "a.pth"
+    assert hub.gets() == [("in/b.gguf", 0), ("a.pth", 0)]
+    assert "has no file 'c.pth'" in everstream.refused("pull", "owner/many", "--file", "c.pth")
+
+
+def test_what_a_repository_lacks_is_said(everstream: Commands, hub: Hub) -> None:
+    hub.repositories["owner/text"] = Repository({"README.md": b"x"})
+    hub.repositories["owner/bert"] = Repository(
+        {"config.json": b'{"model_type": "jamba"}', "model.safetensors": bytes(9999)}
+    )
+    assert "has no model that can be loaded" in everstream.refused("pull", "owner/text")
+    assert "jamba models are not supported" in everstream.refused("pull", "owner/bert")
+    assert [path for path, _ in hub.gets()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["pull", "owner/none"], "there is no such repository"),
+        (["generate", "x", "--model", "owner/none"], "there is no such repository"),
+        (["pull", "owner/gated"], "it is gated"),
+        (["pull", "owner/gated", "--revision", "v9"], "it has no revision 'v9'"),
+        (["pull", "owner/gated@v1", "--revision", "v1"], "--revision is given twice"),
+        (["pull", "owner"], "a name is OWNER/NAME[@REVISION][:FILE]"),
+        (["pull", "owner/gated:../x.pth"], "'../x.pth' is not a file of a repository"),
+        (["models", "rm", "owner/none"], "nothing is on disk"),
+        (["models", "rm", "everstream-stories"], "only a whole OWNER/NAME"),
+    ],
+)
+def test_what_cannot_be_had_is_one_line(
+    everstream: Commands, hub: Hub, words: list[str], reason: str
+) -> None:
+    hub.repositories["owner/gated"] = Repository({"a.pth": bytes(9999)}, gated=True)
+    message = everstream.refused(*words)
+    assert reason in message
+    assert len(message.splitlines()) == 1
+
+
+def test_token_opens_a_gated_repository_and_stays_with_the_hub(
+    everstream: Commands, hub: Hub
+) -> None:
+    hub.repositories["owner/gated"] = Repository({"a.pth": bytes(9999)}, gated=True)
+    assert everstream.pull("owner/gated", HF_TOKEN=TOKEN).read_bytes() == bytes(9999)
+    assert {each.token for each in hub.asked if each.origin == "hub"} == {TOKEN}
+    assert {each.token for each in hub.asked if each.origin == "storage"} == {None}
+
+
+def test_model_on_disk_is_used_offline_and_another_one_fails_in_one_line(
+    everstream: Commands, hub: Hub, cache: Path, models: Path
+) -> None:
+    hub.add("owner/native", models / "native")
+    everstream.pull("owner/native", "--revision", "v1")
+    hub.asked.clear()
+    offline = hub.environment(cache) | {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:1"}
+    with commands(offline) as others:
+        found = others.run("inspect", "owner/native@v1:small.pth")
+        assert found.status == 0, found.stderr
+        assert "rwkv7" in found.stdout
+        assert others.refused("inspect", "owner/native") == (
+            "owner/native cannot be had from the hub: it is not on disk, and HF_HUB_OFFLINE is set"
+        )
+    assert hub.asked == []
+
+
+def test_hub_that_cannot_be_reached_is_one_line(cache: Path, hub: Hub) -> None:
+    with commands(hub.environment(cache) | {"HF_ENDPOINT": "http://127.0.0.1:1"}) as others:
+        message = others.refused("inspect", "owner/nothing")
+    assert message.startswith("owner/nothing cannot be had from the hub: ")
+    assert len(message.splitlines()) == 1
+
+
+def test_newer_commit_keeps_the_files_that_did_not_change(everstream: Commands, hub: Hub) -> None:
+    repository = Repository({"a.pth": os.urandom(5000), "b.pth": os.urandom(5000)})
+    hub.repositories["owner/two"] = repository
+    everstream.pull("owner/two:a.pth")
+    repository.files["b.pth"] = os.urandom(6000)
+    newer = everstream.pull("owner/two:b.pth")
+    assert newer.with_name("a.pth").read_bytes() == repository.files["a.pth"]
+    assert hub.gets() == [("a.pth", 0), ("b.pth", 0)]
+
+
+def test_path_on_disk_wins_over_a_name(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "fla").symlink_to(models / "fla")
+    monkeypatch.chdir(tmp_path)
+    assert locate("owner/fla") == Path("owner/fla")
+
+
+def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) -> None:
+    hub.add("owner/native", models / "native")
+    hub.add("owner/fla", models / "fla")
+    file = everstream.pull("owner/native")
+    folder = everstream.pull("owner/fla", "--revision", "v1")
+    rows = json.loads(everstream.run("models", "--json").stdout)
+    assert rows[0]["name"] == "everstream-stories"
+    assert rows[0]["source"] == "bundled"
+    found = {row["name"]: row for row in rows if row["source"] == "hub"}
+    assert found == {
+        "owner/fla@v1": {
+            "name": "owner/fla@v1",
+            "source": "hub",
+            "family": "rwkv7",
+            "form": "safetensors",
+            "num_bytes": sum(f.stat().st_size for f in folder.glob("*.safetensors")),
+            "path": str(folder),
+        },
+        "owner/native:small.pth": {
+            "name": "owner/native:small.pth",
+            "source": "hub",
+            "family": "rwkv7",
+            "form": "pth",
+            "num_bytes": file.stat().st_size,
+            "path": str(file),
+        },
+    }
+    table = everstream.run("models").stdout.splitlines()
+    assert [line.split()[0] for line in table[1:]] == [row["name"] for row in rows]
+    removed = everstream.run("models", "rm", "owner/native")
+    assert removed.status == 0, removed.stderr
+    assert not file.exists()
+    left = json.loads(everstream.run("models", "--json").stdout)
+    assert [row["name"] for row in left if row["source"] == "hub"] == ["owner/fla@v1"]
+
+
+def test_library_of_the_hub_finds_what_was_pulled(
+    everstream: Commands, hub: Hub, cache: Path, models: Path
+) -> None:
+    hub.add("owner/fla", models / "fla")
+    folder = everstream.pull("owner/fla")
+    hub.asked.clear()
+    code = """
+import huggingface_hub as hub
+print(hub.hf_hub_download("owner/fla", "config.json"))
+print(hub.snapshot_download("owner/fla", allow_patterns="*.safetensors", local_files_only=True))
+"""
+    environment = {**os.environ, **hub.environment(cache)}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.split() == [str(folder / "config.json"), str(folder)], done.stderr
+    assert hub.gets() == []
+
+
+def test_real_model_is_equal_in_both_forms(models: Path) -> None:
+    ids = torch.arange(1, 20).unsqueeze(0)
+    native, fla = (load_checkpoint(models / name) for name in ("native/small.pth", "fla"))
+    assert torch.equal(native.model.parallel(ids), fla.model.parallel(ids))
