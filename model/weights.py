@@ -71,6 +71,10 @@ class _Entry:
 class StoredWeights(Mapping[str, Array], ABC):
     """Tensors in files, each read when it is asked for, as float32 where it is floating point."""
 
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        """Rows of a tensor. Where a format can, no others are read."""
+        return self[name][begin:end]
+
     @abstractmethod
     def shape(self, name: str) -> Shape:
         """The shape of a tensor, which is not read."""

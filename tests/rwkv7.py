@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from model.architectures.rwkv7.config import Rwkv7Config
+from model.foreign.rwkv7 import Renamed
+from model.foreign.rwkv7_names import NATIVE, parts_of
 
 Published = dict[str, Tensor]
 
@@ -88,6 +92,13 @@ def published(shape: Shape, seed: int = 0) -> Published:
         block["ffn.value.weight"] = matrix(width, shape.inner)
         weights |= {f"blocks.{layer}.{key}": tensor for key, tensor in block.items()}
     return {**weights, **norm("ln_out"), "head.weight": matrix(shape.vocab_size, width) * 2}
+
+
+def our_weights(shape: Shape, weights: Published) -> dict[str, npt.NDArray[np.float32]]:
+    """The tensors of a native file by our names."""
+    arrays = {key: tensor.numpy() for key, tensor in weights.items()}
+    renamed = Renamed(arrays, parts_of(shape.config, NATIVE))
+    return {name: np.ascontiguousarray(renamed[name]) for name in renamed}
 
 
 def write_pth(path: Path, weights: Any, zipped: bool = True) -> Path:

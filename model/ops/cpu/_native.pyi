@@ -10,6 +10,7 @@ NO_TOKEN: int
 NOT_FINITE: int
 
 def levels() -> list[str]: ...
+def families() -> list[str]: ...
 def uniform(seed: int, position: int) -> float: ...
 def sample(
     logits: npt.NDArray[np.float32],
@@ -46,7 +47,7 @@ class Runtime:
         self,
         options: dict[str, str | float],
         states: list[dict[str, int]],
-        weights: Callable[[str], npt.NDArray[np.float32]],
+        weights: Callable[[str, int, int], npt.NDArray[np.float32]],
         level: str,
         precision: str,
         num_threads: int,

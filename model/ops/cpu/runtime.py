@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.config import Config
-from model.attention import spec_of
-from model.attention.spec import key_dim
-from model.config import ConfigError, ModelConfig
+from model.attention.spec import Shape
+from model.config import ConfigError
+from model.ops.cpu.options import covers, native_options
 from model.state import StateLayout
+from model.weights import StoredWeights
 
 if TYPE_CHECKING:
     import model.ops.cpu._native as _native
@@ -83,7 +84,7 @@ class Runtime:
         num_ids = config.vocab_size if num_ids is None else num_ids
         if not 1 <= num_ids <= config.vocab_size:
             raise NativeError(f"num_ids must be in 1..{config.vocab_size}, not {num_ids}")
-        if not isinstance(config, ModelConfig):
+        if not covers(config):
             raise NativeError(f"it has no kernels for {config.attention} models")
         self.config, self.dtype = config, dtype
         try:
@@ -91,18 +92,13 @@ class Runtime:
         except ConfigError as error:
             raise NativeError(str(error)) from error
 
-        def get(name: str) -> npt.NDArray[np.float32]:
-            if name not in weights:
-                raise NativeError(f"weight {name!r} is missing")
-            return np.ascontiguousarray(weights[name], dtype=np.float32)
-
         offsets: list[dict[str, int]] = [{} for _ in range(config.num_hidden_layers)]
         for field in self.layout.fields:
             offsets[field.layer][field.name] = field.offset
         options = native_options(config, self.layout)
         try:
             self._native: _native.Runtime = module.Runtime(
-                options, offsets, get, level or "", dtype, threads, num_ids
+                options, offsets, _Source(weights), level or "", dtype, threads, num_ids
             )
         except ValueError as error:
             raise NativeError(str(error)) from error
@@ -251,48 +247,29 @@ class Runtime:
         return self._native.logits()
 
 
-def native_options(config: ModelConfig, layout: StateLayout) -> dict[str, str | float]:
-    """What the extension module knows of a model, by the names that it uses."""
-    spec = spec_of(config.attention)
-    options = spec.values(config)
-    state = spec.state_spec(config)
-    sums = state["S"] if "S" in state else state["sum"]
-    mechanism, feature_map = config.attention, "product"
-    if mechanism == "performer" and options["map"] == "simplified":
-        mechanism = "performer_simplified"
-    elif "map" in options and mechanism == "normed":
-        feature_map = options["map"]
-    rotary = options.get("rotary", "none")
-    if options.get("positions", "none") != "none":
-        rotary = "before"
-    return {
-        "mechanism": mechanism,
-        "rotary": rotary,
-        "map": feature_map,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_layers": config.num_hidden_layers,
-        "num_heads": config.num_attention_heads,
-        "key_dim": key_dim(config, options),
-        "head_dim": config.head_dim,
-        "num_features": sums.shape[1],
-        "intermediate_size": config.intermediate_size,
-        "window": options.get("window", 0),
-        "conv_size": options.get("conv_size", 0),
-        "decay_rank": options.get("decay_rank", 0),
-        "epoch": options.get("horizon", 2) // 2,
-        "beta": options.get("beta", 1.0),
-        "eps": config.rms_norm_eps,
-        "rope_theta": options.get("rope_theta", 10_000.0),
-        "layer_norm": config.norm == "layer",
-        "gelu": config.mlp == "gelu",
-        "attention_bias": config.attention_bias,
-        "delta_decay": options.get("decay", False),
-        "xpos": options.get("positions") == "xpos",
-        "tied": config.tie_word_embeddings,
-        "max_positions": config.max_position_embeddings,
-        "state_bytes": layout.num_bytes,
-    }
+class _Source:
+    """A checkpoint's tensors as the extension module asks for them, rows at a time."""
+
+    def __init__(self, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._weights = weights
+
+    def shape(self, name: str) -> Shape:
+        """Raises `NativeError` where there is none of that name."""
+        if name not in self._weights:
+            raise NativeError(f"weight {name!r} is missing")
+        if isinstance(self._weights, StoredWeights):
+            return self._weights.shape(name)
+        return self._weights[name].shape
+
+    def __call__(
+        self, name: str, begin: int = 0, end: int | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Rows ``begin`` to ``end`` as float32."""
+        if isinstance(self._weights, StoredWeights):
+            rows = self._weights.rows(name, begin, end)
+        else:
+            rows = self._weights[name][begin:end]
+        return np.ascontiguousarray(rows, dtype=np.float32)
 
 
 def _built() -> Any:

@@ -37,7 +37,7 @@ def make_engine(runtime: FakeRuntime | Runtime | None) -> Iterator[Callable[...,
     engines: list[Engine] = []
 
     def make(**options: object) -> Engine:
-        engines.append(tiny_engine(runtime=runtime, **options))  # type: ignore[arg-type]
+        engines.append(tiny_engine(**{"runtime": runtime, **options}))  # type: ignore[arg-type]
         return engines[-1]
 
     yield make

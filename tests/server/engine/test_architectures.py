@@ -8,16 +8,23 @@ import pytest
 
 from server.engine.engine import Engine
 from tests import tiny
+from tests.server.engine.conftest import needs_native
 from tests.server.engine.ledger import Ledger
-from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
+from tests.tiny import drain, finished, request, solo, started, state_of, tiny_runtime, tokens_of
 
 MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(1, 150))  # with the start token two chunks of the grid and a rest
 
 
 @pytest.fixture(params=tiny.ARCHITECTURES)
-def make(request: pytest.FixtureRequest, make_engine: MakeEngine) -> MakeEngine:
-    return lambda **options: make_engine(attention=request.param, **options)
+def architecture(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["torch", pytest.param("native", marks=needs_native)])
+def make(request: pytest.FixtureRequest, architecture: str, make_engine: MakeEngine) -> MakeEngine:
+    runtime = tiny_runtime(architecture) if request.param == "native" else None
+    return lambda **options: make_engine(attention=architecture, runtime=runtime, **options)
 
 
 @pytest.fixture

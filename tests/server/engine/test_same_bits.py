@@ -14,20 +14,36 @@ import torch
 from model.attention import MECHANISMS, spec_of
 from server.engine.engine import Engine
 from server.engine.errors import SessionNotFound
-from tests.tiny import ARCHITECTURES, drain, finished, request, solo, state_of, tokens_of
+from tests.server.engine.conftest import needs_native
+from tests.tiny import (
+    ARCHITECTURES,
+    drain,
+    finished,
+    request,
+    solo,
+    state_of,
+    tiny_runtime,
+    tokens_of,
+)
 
 MakeEngine = Callable[..., Engine]
 SERVED = [name for name in MECHANISMS if spec_of(name).constant_state] + [*ARCHITECTURES]
 PROMPT = tuple(range(1, 150))  # two chunks of the grid and a rest
 
 
-@pytest.fixture(params=SERVED)
-def attention(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+NATIVE = [pytest.param((name, "native"), marks=needs_native) for name in ARCHITECTURES]
 
 
-def test_same_tokens_alone_or_among_63_others(make_engine: MakeEngine, attention: str) -> None:
-    engine = make_engine(attention=attention)
+@pytest.fixture(params=[*((name, "torch") for name in SERVED), *NATIVE], ids="-".join)
+def make(request: pytest.FixtureRequest, make_engine: MakeEngine) -> MakeEngine:
+    """Engines of one mechanism; tests/model/ops/cpu has what the native runtime does of each."""
+    attention, backend = request.param
+    runtime = tiny_runtime(attention) if backend == "native" else None
+    return lambda **options: make_engine(attention=attention, runtime=runtime, **options)
+
+
+def test_same_tokens_alone_or_among_63_others(make: MakeEngine) -> None:
+    engine = make()
     alone = tokens_of(solo(engine, request("me", PROMPT, max_tokens=40, seed=7)))
     for i in range(63):
         engine.submit(request(f"other-{i}", PROMPT[i:], max_tokens=10 + i, seed=i), 0.0)
@@ -39,8 +55,8 @@ def test_same_tokens_alone_or_among_63_others(make_engine: MakeEngine, attention
     assert tokens_of(drain(engine)["me"]) == alone
 
 
-def test_same_state_bits_alone_or_among_others(make_engine: MakeEngine, attention: str) -> None:
-    engine = make_engine(attention=attention)
+def test_same_state_bits_alone_or_among_others(make: MakeEngine) -> None:
+    engine = make()
 
     def state(events: list[object]) -> bytes:
         return state_of(engine, str(finished(events).session))  # type: ignore[arg-type]
@@ -52,10 +68,10 @@ def test_same_state_bits_alone_or_among_others(make_engine: MakeEngine, attentio
     assert state(drain(engine)["me"]) == alone  # type: ignore[arg-type]
 
 
-def test_slots_carry_nothing_over(make_engine: MakeEngine, attention: str) -> None:
-    fresh = make_engine(attention=attention, max_sessions=1)
+def test_slots_carry_nothing_over(make: MakeEngine) -> None:
+    fresh = make(max_sessions=1)
     wanted = tokens_of(solo(fresh, request(tokens=PROMPT, seed=2)))
-    used = make_engine(attention=attention, max_sessions=1)
+    used = make(max_sessions=1)
     used._pool.blocks.view(np.float32).fill(float("nan"))
     assert tokens_of(solo(used, request(tokens=PROMPT, seed=2))) == wanted
     assert tokens_of(solo(used, request(tokens=PROMPT, seed=2))) == wanted

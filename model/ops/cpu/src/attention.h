@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "model.h"
+#include "block_model.h"
 #include "recurrence.h"
 
 namespace everstream {
@@ -31,7 +31,7 @@ struct Token {
 };
 
 struct Head {
-    const Model& m;
+    const BlockModel& m;
     const Layer& l;
     char* state;
     int h;
@@ -53,7 +53,7 @@ inline void rotate(float* x, const Token& t, int half) {
 
 // q, k and v of the head into its buffers, rotated if that comes first, q and k times `by`.
 inline void load_heads(const Head& x, const Token& t, float by) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const float* in = t.in;
     const auto times = [by](F a) { return a * F::set(by); };
     map(x.s.q, in + x.h * m.key, m.key, times);
@@ -95,7 +95,7 @@ inline void positive_features(Mechanism mechanism, const float* x, float* out, i
 }
 
 inline void linear_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int n = m.num_features;
     float *q = x.s.a, *k = x.s.b;
     load_heads(x, t, 1.0f);
@@ -151,7 +151,7 @@ inline void log_softmax(float* x, int n, float* room) {
 
 // Log features of q and k, already scaled, from s.q, s.k into s.a, s.b.
 inline void exponential_features(const Head& x) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int n = m.num_features;
     const float* w = x.l.features + size_t(x.h) * m.key * n;
     project(x.s.a, x.s.q, w, nullptr, m.key, n);
@@ -173,7 +173,7 @@ struct Far {
     float scale, den;
 };
 inline Far exponential_update_read(const Head& x, float* log_q, float* log_k, const float* v, float* num) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int n = m.num_features;
     double* z = x.at<double>(x.l.state.z, n);
     float* maximum = x.at<float>(x.l.state.max, n);
@@ -186,7 +186,7 @@ inline Far exponential_update_read(const Head& x, float* log_q, float* log_k, co
     return {scale, den};
 }
 
-inline float key_scale(const Model& m) { return float(std::pow(double(m.value), -0.25)); }
+inline float key_scale(const BlockModel& m) { return float(std::pow(double(m.value), -0.25)); }
 
 inline void exponential_token(const Head& x, const Token& t, float* o) {
     // Rotation and scaling commute up to rounding; the reference rotates first.
@@ -197,7 +197,7 @@ inline void exponential_token(const Head& x, const Token& t, float* o) {
 }
 
 inline void efficient_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int n = m.key;
     load_heads(x, t, 1.0f);
     double* z = x.at<double>(x.l.state.z, n);
@@ -222,7 +222,7 @@ inline void shift_in(T* ring, int window, size_t stride, const T* x, int width) 
 
 // Scores in s.c [W], of which the last `seen` count: num into `num`, den and scale returned.
 inline Far window_read(const Head& x, const float* ring_v, int seen, float* num) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     float* weights = x.s.c + (m.window - seen);
     const size_t stride = size_t(m.num_heads) * m.value;
     const float top = largest(weights, seen), den = exp_relative(weights, top, seen);
@@ -243,12 +243,12 @@ inline void join(float* near, Far a, const float* far, Far b, int n) {
     map(near, near, far, n, [&](F x, F y) { return fma(x, wa, y * wb) / den; });
 }
 
-inline int tokens_seen(const Model& m, const Token& t) {
+inline int tokens_seen(const BlockModel& m, const Token& t) {
     return t.position + 1 < m.window ? int(t.position + 1) : m.window;
 }
 
 inline void window_linear_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int n = m.num_features, K = m.key;
     const size_t k_stride = size_t(m.num_heads) * K, v_stride = size_t(m.num_heads) * m.value;
     float *ring_k = x.at<float>(x.l.state.k, K), *ring_v = x.at<float>(x.l.state.v, m.value);
@@ -290,7 +290,7 @@ inline bool codes_are_sound(const int64_t* codes, int window, size_t stride, int
 }
 
 inline void vq_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int C = m.num_features, K = m.key;
     const float* book = x.l.features + size_t(x.h) * K * C;
     const float* book_bias = x.l.feature_bias + size_t(x.h) * C;
@@ -338,7 +338,7 @@ inline void vq_token(const Head& x, const Token& t, float* o) {
 
 // cosFormer: two epochs of features with a cosine and a sine (model/attention/cosformer.py).
 inline void cosformer_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int K = m.key, n = 2 * K, V = m.value;
     float *S = x.at<float>(x.l.state.S, size_t(n) * V), *z = x.at<float>(x.l.state.z, n);
     float* S_before = x.at<float>(x.l.state.S_before, size_t(n) * V);
@@ -370,19 +370,9 @@ inline void cosformer_token(const Head& x, const Token& t, float* o) {
 
 // A norm instead of a denominator.
 
-inline void rms_norm(float* x, const float* weight, float eps, int n) {
-    const F by = F::set(1.0f / std::sqrt(sum_of_squares(x, n) / float(n) + eps));
-    map(x, x, weight, n, [by](F a, F w) { return a * by * w; });
-}
-
-inline void center(float* x, int n) {
-    const F mean = F::set(sum(x, n) / float(n));
-    map(x, x, n, [mean](F a) { return a - mean; });
-}
-
 // o = norm(o) * weight * silu(gate) (GatedOutputAttention in model/attention/heads.py).
 inline void gated_output(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     if (m.mechanism == Mechanism::dijiang) center(o, m.value);
     rms_norm(o, x.l.norm_weight, m.eps, m.value);
     map(o, o, t.in + m.qkv() + x.h * m.value, m.value, [](F a, F g) { return a * silu(g); });
@@ -391,7 +381,7 @@ inline void gated_output(const Head& x, const Token& t, float* o) {
 inline float root(int n) { return float(1.0 / std::sqrt(double(n))); }
 
 inline void normed_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int K = m.key;
     const F zero = F::set(0.0f);
     load_heads(x, t, 1.0f);
@@ -416,7 +406,7 @@ inline void normed_token(const Head& x, const Token& t, float* o) {
 }
 
 inline void retnet_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     load_heads(x, t, 1.0f);
     scale(x.s.q, root(m.key), m.key);
     float* S = x.at<float>(x.l.state.S, size_t(m.key) * m.value);
@@ -425,7 +415,7 @@ inline void retnet_token(const Head& x, const Token& t, float* o) {
 }
 
 inline void dijiang_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int K = m.key;
     const float* w = x.l.features + size_t(x.h) * K * K;
     load_heads(x, t, 1.0f);
@@ -453,7 +443,7 @@ inline V convolve_channels(int W, size_t width, const float* w, float* ring, V x
 
 // q, k and v after the convolution and a silu (model/attention/convolved.py).
 inline void convolve(const Head& x, const Token& t) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const size_t width = size_t(m.qkv());
     const auto part = [&](int at, int n, float* out) {
         const float *w = x.l.conv + at, *in = t.in + at;
@@ -490,7 +480,7 @@ inline void convolved_heads(const Head& x, const Token& t) {
 }
 
 inline void gated_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int K = m.key;
     convolved_heads(x, t);
     scale(x.s.q, root(K), K);
@@ -504,7 +494,7 @@ inline void gated_token(const Head& x, const Token& t, float* o) {
 }
 
 inline void delta_token(const Head& x, const Token& t, float* o) {
-    const Model& m = x.m;
+    const BlockModel& m = x.m;
     const int K = m.key, V = m.value;
     convolved_heads(x, t);
     scale(x.s.q, float(1.0 / std::sqrt(double(sum_of_squares(x.s.q, K)) + 1e-6)) * root(K), K);

@@ -40,37 +40,28 @@ Options options_of(const nb::dict& values, const nb::list& states) {
             options.numbers[name] = nb::cast<double>(value);
     }
     for (nb::handle layer : states) {
-        StateOffsets o;
-        for (auto [key, value] : nb::cast<nb::dict>(layer)) {
-            const auto name = nb::cast<std::string>(key);
-            const auto offset = nb::cast<size_t>(value);
-            if (name == "S") o.S = offset;
-            else if (name == "z") o.z = offset;
-            else if (name == "max") o.max = offset;
-            else if (name == "conv") o.conv = offset;
-            else if (name == "k") o.k = offset;
-            else if (name == "v") o.v = offset;
-            else if (name == "code") o.code = offset;
-            else if (name == "count") o.count = offset;
-            else if (name == "sum") o.sum = offset;
-            else if (name == "S_before") o.S_before = offset;
-            else if (name == "z_before") o.z_before = offset;
-            else throw std::invalid_argument("no native form of state '" + name + "'");
-        }
-        options.states.push_back(o);
+        auto& offsets = options.states.emplace_back();
+        for (auto [key, value] : nb::cast<nb::dict>(layer))
+            offsets[nb::cast<std::string>(key)] = nb::cast<size_t>(value);
     }
     return options;
 }
 
-Weights weights_of(const nb::callable& get) {
-    return [get](const std::string& name) {
-        auto array = nb::cast<FloatArray>(get(name));
+// `source` has shape(name), and source(name, begin, end) gives rows; see runtime.py.
+Weights weights_of(const nb::callable& source) {
+    Weights weights;
+    weights.shape = [source](const std::string& name) {
+        return nb::cast<std::vector<int64_t>>(source.attr("shape")(name));
+    };
+    weights.rows = [source](const std::string& name, int64_t begin, int64_t end) {
+        auto array = nb::cast<FloatArray>(source(name, begin, end));
         Weight weight;
         weight.data = array.data();
         for (size_t i = 0; i < array.ndim(); i++) weight.shape.push_back(int64_t(array.shape(i)));
         weight.keep = std::make_shared<FloatArray>(std::move(array));
         return weight;
     };
+    return weights;
 }
 
 // A Python value as a T; std::invalid_argument where it is none.
@@ -276,6 +267,7 @@ NB_MODULE(_native, m) {
     m.attr("NO_TOKEN") = NO_TOKEN;
     m.attr("NOT_FINITE") = NOT_FINITE;
     m.def("levels", &levels);
+    m.def("families", &families);
     bind_training(m);
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"));
     m.def(

@@ -9,9 +9,23 @@
 
 namespace everstream {
 
+constexpr int MAX_BUFFERS = 16;
+
+// The strides of a model's buffers, in numbers.
+struct Strides {
+    int x = 0, vocab = 0;
+    int widest = 0;    // of the inputs of a product
+    int inputs = 1;    // rows that a phase's products take of each token
+    int prepared = 0;  // what these take
+    int num_buffers = 0;
+    int buffers[MAX_BUFFERS] = {};
+};
+Strides strides_of(const Model&);
+
 // One run: `num_rows` tokens of `num_sequences` sequences, in order, and the rows among them whose
 // logits are wanted. Buffers are [rows][stride] and zero beyond what is written.
 struct Batch {
+    Strides strides;
     int num_rows = 0, num_sequences = 0, num_wanted = 0;
     const int32_t* tokens = nullptr;     // [rows]
     const int64_t* positions = nullptr;  // [rows]
@@ -21,29 +35,13 @@ struct Batch {
     float* logits = nullptr;             // [wanted][vocab_stride]
     bool stops_at_norm = false;  // then the wanted rows go to `normed` and get no logits
 
-    float *x = nullptr, *normed = nullptr, *in = nullptr, *extra = nullptr, *attended = nullptr;
-    float *hidden = nullptr, *cos = nullptr, *sin = nullptr;
+    float *x = nullptr, *normed = nullptr;
+    float* const* buffers = nullptr;  // what the family has of its own
+    // The inputs of products in the form that the precision needs.
     uint16_t* half = nullptr;
     uint8_t* quads = nullptr;
     float* scales = nullptr;
     char* const* private_room = nullptr;  // [threads], each of Kernels::private_bytes
-};
-
-// The strides of a model's buffers, in numbers.
-struct Strides {
-    int x, in, extra, attended, hidden, widest, vocab;
-    explicit Strides(const Model& m) {
-        // Rows that are a power of two apart would share their places in a cache.
-        const auto to64 = [](int n) { return (n + 63) / 64 * 64 + (n > 0 ? 16 : 0); };
-        x = to64(m.hidden);
-        in = to64(m.layers[0].in.n);
-        extra = to64(m.layers[0].extra.n);
-        attended = to64(m.num_heads * m.value);
-        hidden = to64(m.intermediate);
-        widest = hidden > attended ? hidden : attended;
-        widest = widest > x ? widest : x;
-        vocab = to64(m.vocab_size);
-    }
 };
 
 // Weights are summed in blocks of this many, so that a draw can pass over most of them.
@@ -53,7 +51,7 @@ struct Kernels {
     const char* name;
     int panel, part;     // outputs of a packed panel, and of each of its parts
     bool rounds_inputs;  // bfloat16 products take bfloat16 inputs
-    size_t (*private_bytes)(const Model&);
+    size_t (*private_bytes)(const Model&, const Strides&);
     int (*max_phases)(const Model&);
     void (*forward)(const Model&, const Batch&, Worker&);
     // weights[i] = exp((logits[i] - largest) * inverse_temperature)

@@ -47,6 +47,12 @@ struct Input {
     uint16_t* half = nullptr;  // bfloat16, where EVERSTREAM_DOT
     uint8_t* quads = nullptr;  // int8
     float* scale = nullptr;    // of each int8 row
+
+    // The rows from `row` on.
+    Input from(int row) const {
+        const size_t n = size_t(row), at = n * size_t(stride);
+        return {f + at, stride, half + at, quads + at / 4 * QUAD_BYTES, scale + n};
+    }
 };
 
 inline bool needs_preparation(Precision p) {
@@ -240,7 +246,7 @@ inline void tile_int8(
 }
 
 // Where the products go, row by row.
-enum class Into { store, add, swiglu, gelu };
+enum class Into { store, add, swiglu, gelu, tanh, sigmoid, square_relu };
 struct Output {
     float* y;
     int stride;
@@ -255,6 +261,14 @@ inline void finish_row(const Matrix& w, int panel, float* tmp, const Output& out
         case Into::store: map(y + begin, tmp, n, [](F a) { return a; }); break;
         case Into::add: map(y + begin, y + begin, tmp, n, [](F a, F b) { return a + b; }); break;
         case Into::gelu: map(y + begin, tmp, n, [](F a) { return gelu(a); }); break;
+        case Into::tanh: map(y + begin, tmp, n, [](F a) { return tanh(a); }); break;
+        case Into::sigmoid: map(y + begin, tmp, n, [](F a) { return sigmoid(a); }); break;
+        case Into::square_relu: {
+            const F zero = F::set(0.0f);
+            const auto square = [zero](F a) { return max(zero, a) * max(zero, a); };
+            map(y + begin, tmp, n, square);
+            break;
+        }
         case Into::swiglu: {  // y has room for whole half panels
             const auto glu = [](F gate, F value) { return silu(gate) * value; };
             map(y + begin / 2, tmp, tmp + PANEL / 2, PANEL / 2, glu);
@@ -313,11 +327,13 @@ inline void matmul_task(
     static constexpr auto flat_tiles = tiles_of_heights<NV>(std::make_index_sequence<FLAT_ROWS>());
     static constexpr auto tall_tiles =
         tiles_of_heights<TALL_NV>(std::make_index_sequence<TALL_ROWS>());
-    const bool tall = rows > FLAT_ROWS;
+    // Of a last panel that is at most half full only that half is read.
+    const int vectors = w.n - panel * PANEL > PART ? NV : TALL_NV;
+    const bool tall = rows > FLAT_ROWS || vectors == TALL_NV;
     const ptrdiff_t distance = (ahead - panel) * ptrdiff_t(w.panel_bytes());
     const Tile* tiles = tall ? tall_tiles.data() : flat_tiles.data();
     const int height = tall ? TALL_ROWS : FLAT_ROWS, width = tall ? TALL_NV : NV;
-    const int blocks = (rows + height - 1) / height, parts = blocks * (NV / width);
+    const int blocks = (rows + height - 1) / height, parts = blocks * (vectors / width);
     for (int part = 0; part < parts; part++) {
         const int b = part % blocks, j = part / blocks * width;
         const int begin = rows * b / blocks, end = rows * (b + 1) / blocks;

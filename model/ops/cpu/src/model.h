@@ -1,5 +1,5 @@
 // A model as the kernels see it: packed matrices, small vectors, and where each part of a
-// session's state lies in its block. Plain data; made by `Builder` (builder.h), never changed after.
+// session's state lies in its block. Plain data; made by builder.h, never changed after.
 #pragma once
 
 #include <cstddef>
@@ -43,70 +43,20 @@ struct Norm {
     const float* bias = nullptr;  // a LayerNorm's; null for RMSNorm
 };
 
-enum class Mechanism {
-    elu, relu, softmax_map, cosine,                // positive features over one denominator
-    performer, performer_simplified, rbf, soft_vq,  // exponential features, running maximum
-    efficient, window_linear, vq, cosformer,
-    normed, retnet, dijiang, gated,                 // a norm instead of a denominator
-    delta,
-};
+// The families of models, each with a struct that extends `Model`, a builder and a forward.
+enum class Family { block, rwkv7 };
 
-enum class Rotary { none, before, after };
-enum class FeatureMap { product, elu, relu, identity };
-
-// Byte offsets into a session's block; those that a mechanism lacks are not read.
-struct StateOffsets {
-    size_t S = 0, z = 0, max = 0, conv = 0, k = 0, v = 0, code = 0, count = 0, sum = 0;
-    size_t S_before = 0, z_before = 0;
-};
-
-struct Layer {
-    Norm attention_norm, mlp_norm;
-    Matrix in;                       // q, k, v and, where there is one, the output gate
-    Matrix extra;                    // decay_down, or beta and decay; float32
-    Matrix out, up, down;
-    const float* conv = nullptr;        // [W][H (2 K + V)]
-    const float* norm_weight = nullptr;  // [V]
-    const float* decay_up = nullptr;     // [H][rank][K]
-    const float* decay_bias = nullptr;   // gated [H K]; delta [H]
-    const float* decay_rate = nullptr;   // delta: -exp(A) [H]
-    const float* decay = nullptr;        // retnet, dijiang: expm1 of the log decay, [H K]
-    const float* features = nullptr;     // projection, codebook, DCT times weight: [H][K][F]
-    const float* feature_bias = nullptr;  // added to a key's log features, [H][F]
-    const float* codebook = nullptr;     // vq: [H][C][K]
-    const float* window_bias = nullptr;  // vq: [H][W], by distance
-    const float* q_map = nullptr;        // normed: [K][2 K] and its bias [2 K]
-    const float* q_map_bias = nullptr;
-    const float* k_map = nullptr;
-    const float* k_map_bias = nullptr;
-    StateOffsets state;
-};
-
+// What the models of all families have.
 struct Model {
+    Family family = Family::block;
     Precision precision = Precision::float32;
-    Mechanism mechanism = Mechanism::elu;
-    int vocab_size = 0, hidden = 0, num_layers = 0, num_heads = 0;
-    int key = 0, value = 0;          // K and V of a head
-    int num_features = 0;            // F, codewords C for vq
-    int intermediate = 0;
-    int window = 0, conv_size = 0, rank = 0;
-    int64_t epoch = 0;               // cosformer: half its horizon
-    float beta = 1.0f;               // soft_vq
+    int vocab_size = 0, hidden = 0, num_layers = 0;
     float eps = 1e-5f;
-    double rope_theta = 10000.0;
-    Rotary rotary = Rotary::none;
-    FeatureMap map = FeatureMap::product;
-    bool layer_norm = false, gelu = false, delta_decay = false, xpos = false;
-    int max_positions = 0;
-    Table embedding, positions;
-    Layer* layers = nullptr;
+    bool layer_norm = false;  // with a mean and a bias; else RMSNorm
+    Table embedding;
     Norm norm;
     Matrix head;
     size_t state_bytes = 0;
-
-    int qkv() const { return num_heads * (2 * key + value); }
-    bool gated_output() const { return mechanism >= Mechanism::retnet; }
-    int64_t half_key() const { return key / 2; }
 };
 
 }  // namespace everstream

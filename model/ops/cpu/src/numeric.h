@@ -86,6 +86,14 @@ inline F gelu(F x) {
     return x * sigmoid(inner + inner);
 }
 
+// By expm1, so that small numbers keep all their digits.
+inline F tanh(F x) {
+    const F zero = F::set(0.0f), minus = zero - x;
+    const F e = expm1(select_less(x, zero, x + x, minus + minus));  // of -2 |x|
+    const F t = (zero - e) / (e + F::set(2.0f));
+    return select_less(x, zero, zero - t, t);
+}
+
 inline F log_sigmoid(F x) {
     const F zero = F::set(0.0f), negative = min(x, zero - x);
     return min(x, zero) - log1p_unit(exp(negative));
@@ -113,6 +121,20 @@ inline void map(float* out, const float* a, const float* b, int n, Fn f) {
         std::memcpy(t, b + i, size_t(n - i) * 4);
         f(F::load(s), F::load(t)).store(t);
         std::memcpy(out + i, t, size_t(n - i) * 4);
+    }
+}
+template <class Fn>
+inline void map(float* out, const float* a, const float* b, const float* c, int n, Fn f) {
+    int i = 0;
+    for (; i + F::W <= n; i += F::W)
+        f(F::load(a + i), F::load(b + i), F::load(c + i)).store(out + i);
+    if (i < n) {
+        float s[3][F::W] = {};
+        std::memcpy(s[0], a + i, size_t(n - i) * 4);
+        std::memcpy(s[1], b + i, size_t(n - i) * 4);
+        std::memcpy(s[2], c + i, size_t(n - i) * 4);
+        f(F::load(s[0]), F::load(s[1]), F::load(s[2])).store(s[0]);
+        std::memcpy(out + i, s[0], size_t(n - i) * 4);
     }
 }
 
@@ -205,6 +227,16 @@ inline float exp_relative(float* x, float maximum, int n) {
 inline void softmax(float* x, int n) {
     const float total = exp_relative(x, largest(x, n), n);
     scale(x, 1.0f / total, n);
+}
+
+inline void rms_norm(float* x, const float* weight, float eps, int n) {
+    const F by = F::set(1.0f / std::sqrt(sum_of_squares(x, n) / float(n) + eps));
+    map(x, x, weight, n, [by](F a, F w) { return a * by * w; });
+}
+
+inline void center(float* x, int n) {
+    const F mean = F::set(sum(x, n) / float(n));
+    map(x, x, n, [mean](F a) { return a - mean; });
 }
 
 // out[j] = bias[j] + sum_i x[i] w[i][j]

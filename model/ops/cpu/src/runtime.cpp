@@ -34,13 +34,13 @@ Runtime::Runtime(
     const Options& options, const Weights& weights, const std::string& level, Precision precision,
     int num_threads, int num_ids)
     : kernels_(kernels_of(level)),
-      builder_(options, weights, kernels_, precision),
-      strides_(model()),
+      built_(build(options, weights, kernels_, precision)),
+      strides_(strides_of(model())),
       num_ids_(num_ids),
       team_(num_threads, kernels_.max_phases(model())) {
     private_.resize(size_t(num_threads));
     for (Buffer& buffer : private_) {
-        buffer.reserve(kernels_.private_bytes(model()));
+        buffer.reserve(kernels_.private_bytes(model(), strides_));
         private_rooms_.push_back(buffer.as<char>());
         samplers_.emplace_back(kernels_, num_ids);
     }
@@ -51,15 +51,13 @@ void Runtime::reserve(int rows, int wanted) {
     const auto floats = [r](int stride) { return r * size_t(stride) * sizeof(float); };
     x_.reserve(floats(strides_.x));
     normed_.reserve(floats(strides_.x));
-    in_.reserve(floats(strides_.in));
-    extra_.reserve(floats(strides_.extra));
-    attended_.reserve(floats(strides_.attended));
-    hidden_.reserve(floats(strides_.hidden));
-    cos_.reserve(floats(model().key));
-    sin_.reserve(floats(model().key));
-    half_.reserve(floats(strides_.widest) / 2);
-    quads_.reserve(floats(strides_.widest) / 2);
-    scales_.reserve(floats(1));
+    for (int i = 0; i < strides_.num_buffers; i++) {
+        own_[i].reserve(floats(strides_.buffers[i]));
+        own_data_[i] = own_[i].data();
+    }
+    half_.reserve(floats(strides_.prepared) / 2);
+    quads_.reserve(floats(strides_.prepared) / 2);
+    scales_.reserve(floats(strides_.inputs));
     logits_.reserve(size_t(wanted) * size_t(strides_.vocab) * sizeof(float));
 }
 
@@ -82,6 +80,7 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     reserve(int(tokens_.size()), num_logits_);
 
     Batch b;
+    b.strides = strides_;
     b.num_rows = int(tokens_.size());
     b.num_sequences = int(feeds.size());
     b.num_wanted = num_logits_;
@@ -93,12 +92,7 @@ Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     b.logits = logits_.data();
     b.x = x_.data();
     b.normed = normed_.data();
-    b.in = in_.data();
-    b.extra = extra_.data();
-    b.attended = attended_.data();
-    b.hidden = hidden_.data();
-    b.cos = cos_.data();
-    b.sin = sin_.data();
+    b.buffers = own_data_;
     b.half = half_.as<uint16_t>();
     b.quads = quads_.as<uint8_t>();
     b.scales = scales_.data();

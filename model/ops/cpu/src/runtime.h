@@ -54,9 +54,9 @@ public:
     const std::vector<Likely>& tops() const { return tops_; }
     const std::vector<size_t>& first_top() const { return first_top_; }
 
-    const Model& model() const { return builder_.model(); }
+    const Model& model() const { return *built_.model; }
     const Kernels& kernels() const { return kernels_; }
-    size_t num_bytes() const { return builder_.num_bytes(); }
+    size_t num_bytes() const { return built_.arena.num_bytes(); }
     int num_threads() const { return team_.size(); }
     // The logits of the last run, as bias, penalties and mask left them.
     const float* logits(int row) const { return logits_.data() + size_t(row) * size_t(strides_.vocab); }
@@ -81,12 +81,14 @@ private:
     Batch gather(const std::vector<Feed>& feeds, bool all_rows);
 
     const Kernels& kernels_;
-    Builder builder_;
+    BuiltModel built_;
     Strides strides_;
     std::vector<Sampler> samplers_;
     std::vector<Buffer> private_;
     std::vector<char*> private_rooms_;
-    Buffer x_, normed_, in_, extra_, attended_, hidden_, cos_, sin_, half_, quads_, scales_, logits_;
+    Buffer x_, normed_, half_, quads_, scales_, logits_;
+    Buffer own_[MAX_BUFFERS];  // of the model's family
+    float* own_data_[MAX_BUFFERS] = {};
     std::vector<int32_t> tokens_, first_row_, wanted_;
     std::vector<int64_t> positions_;
     std::vector<char*> states_;

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.architectures.config import Config
 from model.architectures.network import weights_of
 from model.attention import MECHANISMS, spec_of
 from model.attention.base import State
@@ -23,12 +24,15 @@ from model.ops.cpu.runtime import Runtime, levels
 from model.state import StateLayout
 from tests.model.attention.oracles import ORACLES
 from tests.model.attention.test_contract import double_weights
+from tests.rwkv7 import SHAPES, our_weights, published
 
 Pool = npt.NDArray[np.uint8]
 #: Levels with a fused multiply-add share their bits; this is the plainest of them here.
 FUSED = "v3" if "v3" in levels() else levels()[0]
 #: The mechanisms that the native runtime serves.
 NAMES = [name for name in MECHANISMS if spec_of(name).constant_state]
+#: And the other architectures that it serves.
+SERVED = [*NAMES, "rwkv7"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,21 @@ def make_model(config: ModelConfig, seed: int = 0) -> LanguageModel:
     return model
 
 
-@cache
 def small_weights(attention: str) -> tuple[ModelConfig, dict[str, npt.NDArray[np.float32]]]:
     """One model of each mechanism with states that change shape and turn within 70 tokens."""
+    config, weights = small_model(attention)
+    assert isinstance(config, ModelConfig)
+    return config, weights
+
+
+@cache
+def small_model(name: str) -> tuple[Config, dict[str, npt.NDArray[np.float32]]]:
+    """See `small_weights`; or a small model of another architecture."""
+    if name == "rwkv7":
+        shape = SHAPES["odd"]
+        return shape.config, our_weights(shape, published(shape))
     options = {"cosformer": {"horizon": 32}, "vq": {"window": 7}, "window_linear": {"window": 7}}
-    config = Shape(options=options.get(attention, {})).config(attention)
+    config = Shape(options=options.get(name, {})).config(name)
     return config, weights_of(make_model(config))
 
 
@@ -79,11 +93,11 @@ def small_weights(attention: str) -> tuple[ModelConfig, dict[str, npt.NDArray[np
 def small_runtime(
     attention: str, dtype: str = "float32", threads: int = 1, level: str | None = None
 ) -> Runtime:
-    config, weights = small_weights(attention)
+    config, weights = small_model(attention)
     return Runtime(config, weights, dtype, threads, level)
 
 
-def random_tokens(config: ModelConfig, length: int, seed: int = 5) -> list[int]:
+def random_tokens(config: Config, length: int, seed: int = 5) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     tokens: list[int] = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
     return tokens
@@ -100,7 +114,7 @@ def feed(
     return np.stack(rows)
 
 
-def states(config: ModelConfig, block: Pool) -> tuple[State, ...]:
+def states(config: Config, block: Pool) -> tuple[State, ...]:
     """A session's block [num_bytes] as tensors [1, *shape] by layer."""
     views = StateLayout.of(config).views(block[None])
     return tuple({n: torch.from_numpy(v.copy()) for n, v in layer.items()} for layer in views)

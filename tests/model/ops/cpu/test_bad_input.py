@@ -12,7 +12,13 @@ import pytest
 
 from model.config import ModelConfig
 from model.ops.cpu.runtime import NativeError, Runtime
-from tests.model.ops.cpu.models import NAMES, random_tokens, small_runtime, small_weights
+from tests.model.ops.cpu.models import (
+    SERVED,
+    random_tokens,
+    small_model,
+    small_runtime,
+    small_weights,
+)
 
 Weights = dict[str, npt.NDArray[np.float32]]
 
@@ -240,9 +246,9 @@ def test_growing_cache_is_refused() -> None:
         Runtime(ModelConfig(vocab_size=257, attention="softmax"), {})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_missing_or_misshapen_weight_is_named(name: str) -> None:
-    config, weights = small_weights(name)
+    config, weights = small_model(name)
     for key in weights.keys() - unread(name):
         missing = {k: v for k, v in weights.items() if k != key}
         with pytest.raises(NativeError, match=f"weight '{key}' is missing"):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from model.ops.cpu.runtime import levels
-from tests.model.ops.cpu.models import NAMES, random_tokens, small_runtime, small_weights
+from tests.model.ops.cpu.models import SERVED, random_tokens, small_model, small_runtime
 from tests.model.ops.cpu.replay.build import HERE, build_replay
 from tests.model.ops.cpu.replay.recording import record
 
@@ -35,7 +35,7 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, bytes]:
     """Logits and state after a text: by the program, and by this processor's v4."""
-    config, weights = small_weights(name)
+    config, weights = small_model(name)
     tokens = random_tokens(config, 70)
     record(folder / "model", config, weights, tokens)
     runtime = small_runtime(name, dtype, 1, "v4")
@@ -47,7 +47,7 @@ def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, byte
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_exact_products_keep_their_bits(
     replay: Path, name: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -55,9 +55,9 @@ def test_exact_products_keep_their_bits(
     assert found == wanted
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_bfloat16_inputs_are_rounded(replay: Path, name: str, tmp_path: Path) -> None:
-    config, _ = small_weights(name)
+    config, _ = small_model(name)
     found, wanted = (
         logits(part, config.vocab_size) for part in bits(replay, name, "bfloat16", tmp_path)
     )

@@ -12,10 +12,12 @@ from model.ops.cpu.runtime import DTYPES, Runtime
 from server.engine.runner import HIDDEN_UNIT
 from tests.model.ops.cpu.models import (
     NAMES,
+    SERVED,
     Shape,
     defined_hidden,
     make_model,
     random_tokens,
+    small_model,
     small_runtime,
     small_weights,
 )
@@ -48,7 +50,7 @@ def test_either_norm(settings: dict[str, object]) -> None:
 
 
 @given(
-    name=st.sampled_from(NAMES),
+    name=st.sampled_from(SERVED),
     dtype=st.sampled_from(DTYPES),
     threads=st.integers(1, 3),
     sizes=st.lists(st.integers(1, 150), min_size=1, max_size=6),
@@ -58,7 +60,7 @@ def test_either_norm(settings: dict[str, object]) -> None:
 def test_any_cut_and_order_of_addition_is_the_same(
     name: str, dtype: str, threads: int, sizes: list[int], order: object
 ) -> None:
-    config, _ = small_weights(name)
+    config, _ = small_model(name)
     tokens = random_tokens(config, sum(sizes))
     runtime = small_runtime(name, dtype)
     pool, fed = runtime.empty_pool(1), runtime.empty_pool(1)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Runtime, levels
-from tests.model.ops.cpu.models import NAMES, random_tokens, small_runtime
+from tests.model.ops.cpu.models import SERVED, random_tokens, small_runtime
 
 #: Before, in and after the windows, which are of 7 tokens, and where a cosFormer's epoch turns.
 POSITIONS = (0, 3, 7, 16, 1000, 2**40)
@@ -28,7 +28,7 @@ def garbage(num_bytes: int) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 @pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_any_bytes_give_a_result(name: str, level: str) -> None:
     runtime = small_runtime(name, "float32", 1, level)
     pool, draw = runtime.empty_pool(2), runtime.draw(temperature=0.0)
@@ -51,7 +51,7 @@ def test_any_bytes_give_a_result(name: str, level: str) -> None:
             runtime.embed(pool, 0, position, tokens[:9])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_state_of_ones_is_not_finite(name: str) -> None:
     """Each float is NaN, each integer -1. Some are not read before the window is full."""
     runtime = small_runtime(name)

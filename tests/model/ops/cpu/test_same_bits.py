@@ -17,11 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.ops.cpu.runtime import DTYPES, Runtime, levels
-from tests.model.ops.cpu.models import FUSED, NAMES, random_tokens, small_runtime, small_weights
+from tests.model.ops.cpu.models import (
+    FUSED,
+    SERVED,
+    random_tokens,
+    small_model,
+    small_runtime,
+)
 
 #: Every dtype where products differ; attention is float32 in all of them.
-CASES = [(name, "float32") for name in NAMES] + [
-    (name, dtype) for name in ("delta", "elu", "gated") for dtype in ("bfloat16", "int8")
+CASES = [(name, "float32") for name in SERVED] + [
+    (name, dtype) for name in ("delta", "elu", "gated", "rwkv7") for dtype in ("bfloat16", "int8")
 ]
 POISON = 0xFF
 LENGTHS = (1, 3, 70, 64, 17, 6, 33)
@@ -43,7 +49,7 @@ def alone(name: str, dtype: str, tokens: list[int]) -> Result:
 
 
 def sequences(name: str, lengths: tuple[int, ...]) -> list[list[int]]:
-    config, _ = small_weights(name)
+    config, _ = small_model(name)
     return [random_tokens(config, length, seed) for seed, length in enumerate(lengths)]
 
 
@@ -118,7 +124,7 @@ def test_any_number_of_rows_is_the_same(dtype: str, rows: int, threads: int) -> 
 
 
 @given(
-    name=st.sampled_from(NAMES),
+    name=st.sampled_from(SERVED),
     dtype=st.sampled_from(DTYPES),
     threads=st.integers(1, 4),
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=9),

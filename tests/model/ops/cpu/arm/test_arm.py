@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from model.ops.cpu.runtime import DTYPES
-from tests.model.ops.cpu.models import FUSED, NAMES, random_tokens, small_runtime, small_weights
+from tests.model.ops.cpu.models import FUSED, SERVED, random_tokens, small_model, small_runtime
 from tests.model.ops.cpu.replay.build import build_replay
 from tests.model.ops.cpu.replay.recording import record
 
@@ -27,9 +27,9 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SERVED)
 def test_arm_gives_the_same_bits(replay: Path, name: str, dtype: str, tmp_path: Path) -> None:
-    config, weights = small_weights(name)
+    config, weights = small_model(name)
     tokens = random_tokens(config, 70)
     record(tmp_path / "model", config, weights, tokens)
     runtime = small_runtime(name, dtype, 1, FUSED)

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from model.config import ModelConfig
-from model.ops.cpu.runtime import native_options
+from model.architectures.config import Config
+from model.ops.cpu.options import native_options
 from model.state import StateLayout
 
 
 def record(
     path: Path,
-    config: ModelConfig,
+    config: Config,
     weights: Mapping[str, npt.NDArray[np.float32]],
     tokens: Sequence[int],
 ) -> None:

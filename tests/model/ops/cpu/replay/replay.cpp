@@ -36,17 +36,25 @@ Weight read_weight(std::istream& in) {
     return weight;
 }
 
-void read_offset(std::istream& in, std::vector<StateOffsets>& states) {
+void read_offset(std::istream& in, Options& options) {
     size_t layer, offset;
     std::string name;
     in >> layer >> name >> offset;
-    if (states.size() <= layer) states.resize(layer + 1);
-    StateOffsets& o = states[layer];
-    const std::map<std::string, size_t*> fields = {
-        {"S", &o.S}, {"z", &o.z}, {"max", &o.max}, {"conv", &o.conv}, {"k", &o.k}, {"v", &o.v},
-        {"code", &o.code}, {"count", &o.count}, {"sum", &o.sum}, {"S_before", &o.S_before},
-        {"z_before", &o.z_before}};
-    *fields.at(name) = offset;
+    if (options.states.size() <= layer) options.states.resize(layer + 1);
+    options.states[layer][name] = offset;
+}
+
+Weights weights_of(const Recording& r) {
+    Weights weights;
+    weights.shape = [&r](const std::string& name) { return r.weights.at(name).shape; };
+    weights.rows = [&r](const std::string& name, int64_t begin, int64_t end) {
+        Weight weight = r.weights.at(name);
+        weight.shape[0] = end - begin;
+        for (size_t i = 1; i < weight.shape.size(); i++) begin *= weight.shape[i];
+        weight.data += begin;
+        return weight;
+    };
+    return weights;
 }
 
 Recording read(const char* path) {
@@ -56,7 +64,7 @@ Recording read(const char* path) {
     while (in >> kind) {
         if (kind == "number") in >> name >> r.options.numbers[name];
         else if (kind == "name") in >> name >> r.options.names[name];
-        else if (kind == "offset") read_offset(in, r.options.states);
+        else if (kind == "offset") read_offset(in, r.options);
         else if (kind == "weight") in >> name, r.weights[name] = read_weight(in);
         else if (kind == "token") in >> r.tokens.emplace_back();
         else throw std::invalid_argument(kind);
@@ -71,9 +79,8 @@ int main(int argc, char** argv) {
     const Recording r = read(argv[1]);
     const std::map<std::string, Precision> precisions = {
         {"float32", Precision::float32}, {"bfloat16", Precision::bfloat16}, {"int8", Precision::int8}};
-    const Weights weights = [&](const std::string& name) { return r.weights.at(name); };
     const int vocab_size = r.options.integer("vocab_size");
-    Runtime runtime(r.options, weights, argv[3], precisions.at(argv[2]), 2, vocab_size);
+    Runtime runtime(r.options, weights_of(r), argv[3], precisions.at(argv[2]), 2, vocab_size);
     std::vector<char> state(runtime.model().state_bytes);
     Draw draw;
     draw.temperature = 0.0f;

@@ -1,0 +1,228 @@
+#include "packer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace everstream {
+
+namespace {
+
+constexpr size_t ALIGNMENT = 64, HUGE_PAGE = size_t(2) << 20, SLAB = 4 * HUGE_PAGE;
+// Numbers that are asked for at a time.
+constexpr int64_t SLICE = int64_t(1) << 20;
+
+uint16_t to_bf16(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 64);
+    return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// A row as int8: the scale, with row[i] ~ scale * out[i * stride...]. NaN where a number is not
+// finite, so that the row's products are not either.
+float row_scale(const float* row, int64_t n) {
+    float largest = 0.0f, finite = 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        largest = std::max(largest, std::fabs(row[i]));
+        finite += row[i] * 0.0f;
+    }
+    return largest / 127.0f + finite;
+}
+
+int8_t to_int8(float x, float scale) {
+    const float q = scale > 0 ? std::nearbyint(x / scale) : 0.0f;
+    return int8_t(std::min(127.0f, std::max(-127.0f, q)));
+}
+
+}  // namespace
+
+double Options::number(const std::string& name) const {
+    const auto found = numbers.find(name);
+    if (found == numbers.end()) throw std::invalid_argument("option '" + name + "' is missing");
+    return found->second;
+}
+
+const std::string& Options::text(const std::string& name) const {
+    const auto found = names.find(name);
+    if (found == names.end()) throw std::invalid_argument("option '" + name + "' is missing");
+    return found->second;
+}
+
+size_t Options::state(int layer, const std::string& name) const {
+    const auto& fields = states.at(size_t(layer));
+    const auto found = fields.find(name);
+    if (found == fields.end()) throw std::invalid_argument("state '" + name + "' is missing");
+    return found->second;
+}
+
+void Arena::Free::operator()(void* memory) const { std::free(memory); }
+
+char* Arena::take(size_t size) {
+    const size_t bytes = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (bytes > slab_left_) {
+        const size_t slab = (bytes + SLAB - 1) / SLAB * SLAB;
+        void* memory = std::aligned_alloc(HUGE_PAGE, slab);
+        if (!memory) throw std::bad_alloc();
+        slabs_.emplace_back(memory);
+#if defined(__linux__)
+        madvise(memory, slab, MADV_HUGEPAGE);
+#endif
+        next_ = static_cast<char*>(memory);
+        slab_left_ = slab;
+    }
+    char* result = next_;
+    std::memset(result, 0, bytes);
+    next_ += bytes;
+    slab_left_ -= bytes;
+    num_bytes_ += bytes;
+    return result;
+}
+
+void Packer::check(const std::string& name, const std::vector<int64_t>& shape) const {
+    if (weights_.shape(name) != shape)
+        throw std::invalid_argument("weight '" + name + "' has another shape");
+}
+
+Weight Packer::weight(const std::string& name, const std::vector<int64_t>& shape) const {
+    check(name, shape);
+    Weight w = weights_.rows(name, 0, shape[0]);
+    if (w.shape != shape) throw std::invalid_argument("weight '" + name + "' has another shape");
+    return w;
+}
+
+template <class Use>
+void Packer::each_rows(const std::string& name, int64_t n, int64_t k, Use use) const {
+    check(name, {n, k});
+    const int64_t step = std::max<int64_t>(1, SLICE / k);
+    for (int64_t begin = 0; begin < n; begin += step) {
+        const int64_t num = std::min(step, n - begin);
+        const Weight slice = weights_.rows(name, begin, begin + num);
+        if (slice.shape != std::vector<int64_t>{num, k})
+            throw std::invalid_argument("weight '" + name + "' has another shape");
+        use(begin, num, slice.data);
+    }
+}
+
+const float* Packer::copy(const Weight& weight) {
+    size_t count = 1;
+    for (int64_t n : weight.shape) count *= size_t(n);
+    // Room for a whole vector beyond the end.
+    float* out = arena.allocate<float>(count + 64);
+    std::memcpy(out, weight.data, count * sizeof(float));
+    return out;
+}
+
+const float* Packer::transposed(
+    const Weight& weight, int64_t groups, int64_t rows, int64_t columns, const float* by) {
+    float* out = arena.allocate<float>(size_t(groups * rows * columns) + 64);
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < columns; c++)
+                out[(g * columns + c) * rows + r] =
+                    weight.data[(g * rows + r) * columns + c] * (by ? by[g * rows + r] : 1.0f);
+    return out;
+}
+
+Table Packer::table(const std::string& name, int64_t n, int64_t k, Precision precision) {
+    Table table;
+    table.precision = precision;
+    table.n = int(n), table.k = int(k);
+    const size_t count = size_t(n * k), width = size_t(k);
+    if (precision == Precision::float32) {
+        float* data = arena.allocate<float>(count + 64);
+        each_rows(name, n, k, [&](int64_t begin, int64_t num, const float* rows) {
+            std::memcpy(data + begin * k, rows, size_t(num * k) * sizeof(float));
+        });
+        table.data = data;
+    } else if (precision == Precision::bfloat16) {
+        uint16_t* data = arena.allocate<uint16_t>(count);
+        each_rows(name, n, k, [&](int64_t begin, int64_t num, const float* rows) {
+            std::transform(rows, rows + num * k, data + begin * k, to_bf16);
+        });
+        table.data = data;
+    } else {
+        int8_t* data = arena.allocate<int8_t>(count);
+        float* scale = arena.allocate<float>(size_t(n));
+        each_rows(name, n, k, [&](int64_t begin, int64_t num, const float* rows) {
+            for (int64_t i = 0; i < num; i++) {
+                const float* row = rows + i * k;
+                const float by = scale[begin + i] = row_scale(row, k);
+                int8_t* to = data + (begin + i) * k;
+                for (size_t j = 0; j < width; j++) to[j] = to_int8(row[j], by);
+            }
+        });
+        table.data = data, table.scale = scale;
+    }
+    return table;
+}
+
+// Row `at` of the packed matrix.
+void Packer::pack_row(const Matrix& w, int64_t at, const float* row) const {
+    const size_t P = size_t(w.part), c = size_t(at) % P, k = size_t(w.k);
+    const size_t part_bytes = w.panel_bytes() / size_t(w.panel / w.part);
+    char* to = const_cast<char*>(static_cast<const char*>(w.data)) + size_t(at) / P * part_bytes;
+    if (w.precision == Precision::float32) {
+        for (size_t i = 0; i < k; i++) reinterpret_cast<float*>(to)[i * P + c] = row[i];
+    } else if (w.precision == Precision::bfloat16) {
+        for (size_t i = 0; i < k; i++)
+            reinterpret_cast<uint16_t*>(to)[(i / 2 * P + c) * 2 + i % 2] = to_bf16(row[i]);
+    } else {
+        const float scale = row_scale(row, w.k);
+        int32_t sum = 0;
+        for (size_t i = 0; i < k; i++) {
+            const int8_t q = to_int8(row[i], scale);
+            reinterpret_cast<int8_t*>(to)[(i / 4 * P + c) * 4 + i % 4] = q;
+            sum += 128 * q;
+        }
+        const_cast<float*>(w.scale)[at] = scale;
+        const_cast<int32_t*>(w.sums)[at] = sum;
+    }
+}
+
+Matrix Packer::pack(const std::vector<Part>& parts, Precision precision, bool paired) {
+    Matrix w;
+    w.precision = precision;
+    w.panel = kernels_.panel, w.part = kernels_.part;
+    w.k = int(parts[0].k), w.k_padded = (w.k + 3) / 4 * 4;
+    int64_t num = 0;
+    bool has_bias = false;
+    for (const Part& part : parts) num += part.n, has_bias = has_bias || part.has_bias;
+    // Paired rows come in pairs of half panels, of which the last may not be full.
+    const int64_t half = w.panel / 2, pairs = (num / 2 + half - 1) / half;
+    w.n = int(paired ? pairs * w.panel : num);
+    const size_t padded_n = size_t(w.num_panels()) * size_t(w.panel);
+    w.data = arena.allocate<char>(size_t(w.num_panels()) * w.panel_bytes());
+    if (precision == Precision::int8) {
+        w.scale = arena.allocate<float>(padded_n);
+        w.sums = arena.allocate<int32_t>(padded_n);
+    }
+    float* bias = has_bias ? arena.allocate<float>(padded_n) : nullptr;
+    w.bias = bias;
+    const auto place = [&](int64_t row) {
+        if (!paired) return row;
+        const int64_t side = row / (num / 2), i = row % (num / 2);
+        return i / half * w.panel + side * half + i % half;
+    };
+    int64_t first = 0;
+    for (const Part& part : parts) {
+        each_rows(part.name + ".weight", part.n, part.k, [&](int64_t begin, int64_t n, const float* rows) {
+            for (int64_t i = 0; i < n; i++)
+                pack_row(w, place(first + begin + i), rows + i * part.k);
+        });
+        if (part.has_bias) {
+            const Weight values = weight(part.name + ".bias", {part.n});
+            for (int64_t i = 0; i < part.n; i++) bias[place(first + i)] = values.data[i];
+        }
+        first += part.n;
+    }
+    return w;
+}
+
+}  // namespace everstream

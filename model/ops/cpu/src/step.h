@@ -1,0 +1,188 @@
+// What the steps of all families share: rows into products, products into rows, norms, logits.
+#pragma once
+
+#include "kernels.h"
+#include "matmul.h"
+
+namespace everstream {
+namespace EVERSTREAM_LEVEL {
+
+// Up to this many rows each thread prepares the inputs of a product for itself, which is quicker
+// than to wait for each other.
+constexpr int FEW_ROWS = 4;
+
+// One thread's own room.
+struct Private {
+    alignas(64) float products[TASK_ROWS * PANEL];
+    float* normed;
+    uint16_t* half;
+    uint8_t* quads;
+    float* scales;
+    char* own;  // what the family asks for
+};
+
+inline size_t shared_private_bytes(const Strides& s) {
+    const size_t row = size_t(s.widest) * (4 + 2 + QUAD_BYTES / 4) + 64;
+    return padded(int(sizeof(Private)), 64) + FEW_ROWS * row + 4096;
+}
+
+inline Private& private_room(const Strides& s, char* memory) {
+    Private& p = *(Private*)memory;
+    char* at = memory + padded(int(sizeof(Private)), 64);
+    const auto take = [&at](size_t bytes) {
+        char* result = at;
+        at += (bytes + 63) / 64 * 64;
+        return result;
+    };
+    const size_t widest = size_t(s.widest);
+    p.normed = (float*)take(FEW_ROWS * widest * 4);
+    p.half = (uint16_t*)take(FEW_ROWS * widest * 2);
+    p.quads = (uint8_t*)take(FEW_ROWS * widest / 4 * QUAD_BYTES);
+    p.scales = (float*)take(FEW_ROWS * 4);
+    p.own = at;
+    return p;
+}
+
+inline void normalize(const Model& m, const Norm& norm, const float* x, float* out) {
+    const int n = m.hidden;
+    std::memcpy(out, x, size_t(n) * 4);
+    if (!m.layer_norm) return rms_norm(out, norm.weight, m.eps, n);
+    center(out, n);
+    rms_norm(out, norm.weight, m.eps, n);
+    map(out, out, norm.bias, n, [](F a, F b) { return a + b; });
+}
+
+// A matrix, the first of the rows that it takes, and where its products go; no matrix: nothing.
+struct Product {
+    const Matrix* weight;
+    Output out;
+    int first_row = 0;
+};
+
+class Step {
+protected:
+    Step(const Model& m, const Batch& b, Worker& w)
+        : model(m), b(b), w(w), s(b.strides), p(private_room(s, b.private_room[w.index()])) {}
+
+    // The rows that go into a product. `make(row, out)` gives one; where it is null they are in
+    // `in.f` already, unless the precision asks for more. Many rows are shared out in a phase of
+    // their own; of few, each thread makes its own copy with its first task.
+    template <class Make>
+    struct Rows {
+        Input in;
+        int num, k;
+        Make make;
+        bool makes, ready;
+        Precision precision;
+
+        void one(int row) const {
+            if (makes) make(row, const_cast<float*>(in.f) + size_t(row) * in.stride);
+            if (needs_preparation(precision)) prepare_row(precision, in, row, k);
+        }
+        const Input& all() {
+            for (int row = 0; !ready && row < num; row++) one(row);
+            ready = true;
+            return in;
+        }
+    };
+
+    template <class Make>
+    Rows<Make> rows_of(int num, int k, const float* x, int stride, bool makes, Make make) {
+        const bool own = num <= FEW_ROWS, work = makes || needs_preparation(model.precision);
+        Input in;
+        in.stride = stride;
+        in.f = makes ? (own ? p.normed : b.normed) : x;
+        in.half = own ? p.half : b.half;
+        in.quads = own ? p.quads : b.quads;
+        in.scale = own ? p.scales : b.scales;
+        Rows<Make> rows{in, num, k, make, makes, !work, model.precision};
+        if (work && !own) {
+            w.each(num, [&](int row) { rows.one(row); });
+            rows.ready = true;
+        }
+        return rows;
+    }
+
+    auto plain(const float* x, int k, int stride) {
+        return rows_of(b.num_rows, k, x, stride, false, [](int, float*) {});
+    }
+
+    // Rows that a phase has made and prepared.
+    struct Prepared {
+        Input in;
+        int num;
+        const Input& all() const { return in; }
+    };
+
+    // Where rows that more than one thread needs are prepared.
+    Input shared_input(float* f, int stride) const {
+        return {f, stride, b.half, b.quads, b.scales};
+    }
+
+    // Into how many parts the rows of a product go: where panels are few, more of them, so that no
+    // thread waits long for the last task of another.
+    int parts_of(int rows, int panels) const {
+        int parts = (rows + TASK_ROWS - 1) / TASK_ROWS;
+        while (panels * parts < 4 * w.count() && rows / (parts + 1) >= 2 * TALL_ROWS) parts++;
+        return parts;
+    }
+
+    // All products in one phase: all panels, all parts of the rows; and `extra(i)` for each i below
+    // `num_extra`, which may touch nothing that the products do.
+    template <class Rows, int N, class Extra>
+    void products(Rows rows, const Product (&list)[N], int num_extra, Extra extra) {
+        int parts[N], total = 0;
+        for (int i = 0; i < N; i++) {
+            const Matrix* weight = list[i].weight;
+            parts[i] = weight ? parts_of(rows.num, weight->num_panels()) : 0;
+            total += weight ? parts[i] * weight->num_panels() : 0;
+        }
+        w.each(total + num_extra, [&](int task) {
+            for (int i = 0; i < N; i++) {
+                const int num = list[i].weight ? parts[i] * list[i].weight->num_panels() : 0;
+                if (task < num) return product(rows, list[i], task / parts[i], task % parts[i], parts[i]);
+                task -= num;
+            }
+            extra(task);
+        });
+    }
+    template <class Rows, int N>
+    void products(Rows rows, const Product (&list)[N]) {
+        products(rows, list, 0, [](int) {});
+    }
+
+    void final_norm(int i, float* out) {
+        normalize(model, model.norm, b.x + size_t(b.wanted[i]) * s.x, out);
+    }
+
+    // After the last layer: what is wanted of it.
+    void finish() {
+        if (b.stops_at_norm)
+            return w.each(
+                b.num_wanted, [&](int i) { final_norm(i, b.normed + size_t(i) * s.x); });
+        if (!b.num_wanted) return;
+        const auto make = [this](int i, float* out) { final_norm(i, out); };
+        products(
+            rows_of(b.num_wanted, model.hidden, nullptr, s.x, true, make),
+            {{&model.head, {b.logits, s.vocab}}});
+    }
+
+    const Model& model;
+    const Batch& b;
+    Worker& w;
+    const Strides& s;
+    Private& p;
+
+private:
+    template <class Rows>
+    void product(Rows& rows, const Product& product, int panel, int part, int parts) {
+        const int begin = int(int64_t(rows.num) * part / parts);
+        const int end = int(int64_t(rows.num) * (part + 1) / parts);
+        matmul_task(
+            *product.weight, rows.all().from(product.first_row), begin, end - begin, panel,
+            panel + w.count(), product.out, p.products);
+    }
+};
+
+}  // namespace EVERSTREAM_LEVEL
+}  // namespace everstream
