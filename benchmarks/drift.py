@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import copy
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,13 +27,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.drift_layers import HEAD_DIM, NAMES, Layer, constant_state, make_layer, sums
 from benchmarks.harness import Figures, machine, print_result, show, table
-from model.attention import MECHANISMS
-from model.attention.base import Attention, State
-from model.config import ModelConfig
-from model.lm import LanguageModel
+from model.attention.base import State
 
-HEAD_DIM = 64
 CHUNK_TOKENS = 1024
 #: An error is taken over this many tokens up to the one that it is named for.
 WINDOW_TOKENS = 64
@@ -69,9 +65,7 @@ class Float64(TorchFunctionMode):
 class Reader:
     """One layer with its state, reading one stream."""
 
-    def __init__(
-        self, layer: Attention, wide: bool = False, stored: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, layer: Layer, wide: bool = False, stored: torch.dtype | None = None) -> None:
         """``wide``: in float64. ``stored``: the format in which its sums lie between two calls."""
         self._layer = copy.deepcopy(layer).double() if wide else layer
         self._dtype = torch.float64 if wide else torch.float32
@@ -101,32 +95,6 @@ class Reader:
         return y.double()
 
 
-def sums(layer: Attention) -> list[str]:
-    """The tensors of its state that grow with the tokens: undecayed sums, and counts."""
-    spec = layer.spec.state_spec(layer.config)
-    return [name for name in spec if spec[name].dtype == "float64" or name == "count"]
-
-
-def make_layer(name: str, generator: torch.Generator) -> Attention:
-    """A layer of one head as training starts from it, but for the output, which is zero there."""
-    config = ModelConfig(
-        vocab_size=1,
-        hidden_size=HEAD_DIM,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        head_dim=HEAD_DIM,
-        intermediate_size=1,
-        attention=name,
-    )
-    model = LanguageModel(config)
-    model.init_weights(generator)
-    layer: Attention = model.get_submodule("blocks.0.attention").eval()  # type: ignore[assignment]
-    layer.requires_grad_(False)
-    out = layer.get_submodule("out").get_parameter("weight")
-    out.normal_(0.0, 1 / math.sqrt(out.shape[1]), generator=generator)
-    return layer
-
-
 def pieces(stops: list[int], generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
     """A stream of normal tokens [T, D] in chunks that end at each stop; with the tokens so far."""
     position = 0
@@ -142,7 +110,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return float(f"{float((found - wanted).norm() / wanted.norm()):.3g}")
 
 
-def growth(layer: Attention, stops: list[int], max_steps: int, seed: int) -> Errors:
+def growth(layer: Layer, stops: list[int], max_steps: int, seed: int) -> Errors:
     """Errors in chunks, and token by token up to ``max_steps``, at each of ``stops``."""
     wide, chunks, steps = Reader(layer, wide=True), Reader(layer), Reader(layer)
     errors: Errors = {"chunks": {}, "steps": {}}
@@ -157,7 +125,7 @@ def growth(layer: Attention, stops: list[int], max_steps: int, seed: int) -> Err
     return errors
 
 
-def narrow(layer: Attention, stops: list[int], seed: int) -> Errors:
+def narrow(layer: Layer, stops: list[int], seed: int) -> Errors:
     """Errors token by token with the sums stored in each of `NARROW`, and as they are."""
     wide = Reader(layer, wide=True)
     readers = {"as it is": Reader(layer)}
@@ -173,9 +141,7 @@ def narrow(layer: Attention, stops: list[int], seed: int) -> Errors:
     return errors
 
 
-def simulate(
-    layer: Attention, num_tokens: int, seed: int, past_tokens: int = PAST_TOKENS
-) -> Figures:
+def simulate(layer: Layer, num_tokens: int, seed: int, past_tokens: int = PAST_TOKENS) -> Figures:
     """How a state that stands for `SIMULATED_TOKENS` takes in ``num_tokens`` of another kind."""
     generator = torch.Generator().manual_seed(seed)
     readers = {
@@ -211,7 +177,7 @@ def simulate(
     return figures
 
 
-def long_past(layer: Attention, past_tokens: int, generator: torch.Generator) -> State:
+def long_past(layer: Layer, past_tokens: int, generator: torch.Generator) -> State:
     """The state after so many, its sums multiplied up; in values that float32 holds exactly."""
     reader = Reader(layer, wide=True)
     reader.position = SIMULATED_TOKENS - past_tokens
@@ -242,11 +208,11 @@ def print_tables(growths: dict[str, Errors], narrows: Errors, simulations: Figur
         for name, errors in growths.items():
             rows.add_row(name, *(number(errors[form].get(stop)) for stop in stops))
         show(rows)
-    stops = list(next(iter(narrows.values())))
-    rows = table("elu, its sums stored in", ("tokens", *(f"{s:,}" for s in stops)))
-    for name, by_stop in narrows.items():
-        rows.add_row(name, *(number(by_stop[stop]) for stop in stops))
-    show(rows)
+    for stops in [list(by_stop) for by_stop in narrows.values()][:1]:
+        rows = table("elu, its sums stored in", ("tokens", *(f"{s:,}" for s in stops)))
+        for name, by_stop in narrows.items():
+            rows.add_row(name, *(number(by_stop[stop]) for stop in stops))
+        show(rows)
     forms = ("chunks", "steps", "float32")
     columns = (*(f"state, {f}" for f in forms), *(f"output, {f}" for f in forms))
     rows = table(
@@ -281,7 +247,8 @@ def plot(growths: dict[str, Errors], narrows: Errors, simulations: Figures, path
     for name, by_stop in narrows.items():
         grid[1, 0].plot(*zip(*by_stop.items(), strict=True), marker=".", label=name)
     grid[1, 0].set_title("elu, its sums stored in", fontsize=10)
-    grid[1, 0].legend(fontsize=8)
+    if narrows:
+        grid[1, 0].legend(fontsize=8)
     for axes in (*grid[0], grid[1, 0]):
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="relative error of the output")
         axes.grid(alpha=0.3)
@@ -302,7 +269,7 @@ def plot(growths: dict[str, Errors], narrows: Errors, simulations: Figures, path
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, that of the process for None."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--mechanisms", nargs="+", choices=list(MECHANISMS), metavar="NAME")
+    parser.add_argument("--mechanisms", nargs="+", choices=NAMES, metavar="NAME")
     parser.add_argument("--stops", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--max-steps", type=int, default=10_000, help="tokens read one by one")
     parser.add_argument("--narrow-stops", type=int, nargs="+", default=[1_000, 4_000, 20_000])
@@ -321,19 +288,22 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     growths: dict[str, Errors] = {}
     simulations: Figures = {}
-    for name in options.mechanisms or MECHANISMS:
+    names = options.mechanisms or NAMES
+    for name in names:
         started = time.perf_counter()
         layer = make_layer(name, torch.Generator().manual_seed(options.seed))
         stops = sorted(options.stops)
-        if layer.spec.constant_state:
+        if constant_state(layer):
             simulations[name] = simulate(layer, options.simulated_steps, options.seed + 1)
         else:
             stops = [stop for stop in stops if stop <= MAX_CACHE_TOKENS]
         growths[name] = growth(layer, stops, options.max_steps, options.seed + 1)
         seconds = time.perf_counter() - started
         print(f"{name}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    layer = make_layer("elu", torch.Generator().manual_seed(options.seed))
-    narrows = narrow(layer, sorted(options.narrow_stops), options.seed + 1)
+    narrows: Errors = {}
+    if "elu" in names:
+        layer = make_layer("elu", torch.Generator().manual_seed(options.seed))
+        narrows = narrow(layer, sorted(options.narrow_stops), options.seed + 1)
     print_tables(growths, narrows, simulations)
     if options.plot:
         plot(growths, narrows, simulations, options.plot)

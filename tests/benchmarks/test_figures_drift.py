@@ -13,19 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.drift import (
-    HEAD_DIM,
-    Reader,
-    growth,
-    main,
-    make_layer,
-    narrow,
-    pieces,
-    simulate,
-    sums,
-    unscaled,
-)
-from model.attention import MECHANISMS
+from benchmarks.drift import Reader, growth, main, narrow, pieces, simulate, unscaled
+from benchmarks.drift_layers import HEAD_DIM, NAMES, make_layer, sums
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -67,7 +56,7 @@ def float32_operations(reader: Reader) -> set[str]:
     return mode.seen
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_reference_computes_nothing_below_float64(name: str) -> None:
     layer = make_layer(name, generator())
     assert float32_operations(Reader(layer))
@@ -77,7 +66,7 @@ def test_reference_computes_nothing_below_float64(name: str) -> None:
     assert next(layer.parameters()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_reference_reads_alike_in_chunks_and_steps(name: str) -> None:
     layer = make_layer(name, generator())
     x = tokens(150)
@@ -86,7 +75,7 @@ def test_reference_reads_alike_in_chunks_and_steps(name: str) -> None:
     torch.testing.assert_close(by_chunks, by_steps, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "softmax"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "softmax"])
 def test_state_of_a_long_past_still_takes_in_tokens(name: str) -> None:
     layer = make_layer(name, generator())
     figures = simulate(layer, 100, seed=1, past_tokens=512)
@@ -148,12 +137,23 @@ def test_program_ends_with_json_and_writes_both_files(
 ) -> None:
     png, file = tmp_path / "a.png", tmp_path / "a.json"
     main(
-        f"--mechanisms cosine retnet softmax --stops 80 200 --max-steps 80 --narrow-stops 80"
+        f"--mechanisms cosine rwkv7 softmax --stops 80 200 --max-steps 80 --narrow-stops 80"
         f" --simulated-steps 80 --plot {png} --json {file}".split()
     )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last == json.loads(file.read_text(encoding="utf-8"))
-    assert last["growth"]["retnet"]["chunks"].keys() == {"80", "200"}
-    assert last["growth"]["retnet"]["steps"].keys() == {"80"}
-    assert last["after_1e8"].keys() == {"cosine", "retnet"}
+    assert last["growth"]["rwkv7"]["chunks"].keys() == {"80", "200"}
+    assert last["growth"]["rwkv7"]["steps"].keys() == {"80"}
+    assert last["after_1e8"].keys() == {"cosine", "rwkv7"}
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_page_has_the_figures_of_rwkv7() -> None:
+    root = Path(__file__).parents[2]
+    file = root / "benchmarks" / "results" / "drift_rwkv7.json"
+    errors = json.loads(file.read_text(encoding="utf-8"))["growth"]["rwkv7"]
+    found = [*errors["chunks"].values(), errors["steps"]["10000"]]
+    cells = " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in found)
+    assert list(errors["chunks"]) == ["1000", "10000", "100000", "1000000"]
+    page = (root / "docs" / "streams.md").read_text(encoding="utf-8")
+    assert f"| `rwkv7` | {cells} | - | - |\n" in page

@@ -17,6 +17,7 @@ kind. A product of e^b_t and e^-b_j takes the place of the difference: log_w is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,10 @@ class Inputs(NamedTuple):
     v: Tensor
     c: Tensor
     d: Tensor
+
+
+#: Either form below: inputs and S to outputs and the new S.
+Recurrence = Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
 
 
 def step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
