@@ -48,7 +48,8 @@ FROM python:${PYTHON_VERSION}-slim-bookworm${BASE_DIGEST}
 
 RUN useradd --system --uid 10001 --user-group --home-dir /nonexistent --no-create-home \
     --shell /usr/sbin/nologin everstream \
-    && install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/everstream
+    && install --directory --owner=10001 --group=10001 --mode=0700 \
+        /var/lib/everstream /var/cache/everstream
 COPY --from=builder /opt/everstream /opt/everstream
 
 ENV PATH=/opt/everstream/bin:${PATH} \
@@ -56,7 +57,8 @@ ENV PATH=/opt/everstream/bin:${PATH} \
     PYTHONDONTWRITEBYTECODE=1 \
     EVERSTREAM_HOST=0.0.0.0 \
     EVERSTREAM_PORT=8000 \
-    EVERSTREAM_STORE=/var/lib/everstream
+    EVERSTREAM_STORE=/var/lib/everstream \
+    HF_HOME=/var/cache/everstream
 
 VOLUME /var/lib/everstream
 WORKDIR /tmp

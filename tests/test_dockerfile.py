@@ -127,6 +127,18 @@ def test_compose_builds_this_image_and_gives_it_nothing_it_does_not_need() -> No
     assert service["read_only"] is True
 
 
+def test_models_of_the_hub_have_a_volume(image: dict[str, str]) -> None:
+    """The file system is read-only, and the process's user has no home."""
+    (folder,) = re.findall(r"HF_HOME=(\S+)", image["ENV"])
+    assert folder in image["RUN"]
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text("utf-8"))
+    for name in ("everstream", "replica"):
+        assert f"models:{folder}" in compose["services"][name]["volumes"]
+    assert "models" in compose["volumes"]
+    unit = (ROOT / "deploy" / "systemd" / "everstream.service").read_text("utf-8")
+    assert f"Environment=HF_HOME={folder}\n" in unit
+
+
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 
 
