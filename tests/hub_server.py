@@ -38,13 +38,28 @@ class Repository:
     """A repository of one commit, called ``main`` and ``v1``.
 
     ``wrong`` are files whose content is not what the hub states. A GET of one in ``broken``
-    ends after so many bytes, and all further ones are refused.
+    ends after so many bytes, and all further ones are refused. ``stated`` replaces sizes and
+    digests of LFS files in the listing. No file is sent before ``num_readers`` have listed it.
     """
 
     files: dict[str, bytes]
     gated: bool = False
     wrong: set[str] = field(default_factory=set)
     broken: dict[str, int] = field(default_factory=dict)
+    stated: dict[str, dict[str, object]] = field(default_factory=dict)
+    num_readers: int = 1
+
+    def __post_init__(self) -> None:
+        self.was_listed = threading.Event()
+        self._lock = threading.Lock()
+
+    def listing(self) -> list[dict[str, object]]:
+        """The files as model info describes them, for one more reader."""
+        with self._lock:
+            self.num_readers -= 1
+            if self.num_readers <= 0:
+                self.was_listed.set()
+        return [_sibling(self, path) for path in self.files]
 
     @property
     def commit(self) -> str:
@@ -157,20 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._find(name, revision)
         if repository is None:
             return
-        siblings = [
-            {
-                "rfilename": path,
-                "size": len(data),
-                "blobId": _git_sha1(data),
-                **(
-                    {"lfs": {"size": len(data), "sha256": _sha256(data), "pointerSize": 130}}
-                    if len(data) >= LFS_BYTES
-                    else {}
-                ),
-            }
-            for path, data in repository.files.items()
-        ]
-        body = {"id": name, "sha": repository.commit, "siblings": siblings}
+        body = {"id": name, "sha": repository.commit, "siblings": repository.listing()}
         self._send(HTTPStatus.OK, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def _file(self, name: str, revision: str, path: str) -> None:
@@ -192,6 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Location"] = f"{self.server.hub.storage_url}{self.path}"
             self._send(HTTPStatus.FOUND, b"", headers)
             return
+        repository.was_listed.wait()
         if path in repository.wrong:
             data = bytes(len(data))
         if start:
@@ -239,6 +242,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[:limit])
         if limit is not None:
             self.close_connection = True
+
+
+def _sibling(repository: Repository, path: str) -> dict[str, object]:
+    """A file as the listing describes it."""
+    data = repository.files[path]
+    lfs: dict[str, object] = {"size": len(data), "sha256": _sha256(data), "pointerSize": 130}
+    lfs |= repository.stated.get(path, {})
+    file = {"rfilename": path, "size": lfs["size"], "blobId": _git_sha1(data)}
+    return {**file, "lfs": lfs} if len(data) >= LFS_BYTES else file
 
 
 def _sha256(data: bytes) -> str:

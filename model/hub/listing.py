@@ -99,11 +99,11 @@ def several(name: HubName, sizes: Mapping[str, int]) -> str:
 def size_text(num_bytes: int) -> str:
     """A size as the hub writes it, in decimal units: ``382 MB``."""
     value = float(num_bytes)
-    for unit in ("B", "kB", "MB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
             return f"{value:.3g} {unit}"
         value /= 1000
-    return f"{value:.3g} GB"
+    return f"{value:.3g} TB"
 
 
 def _single_file(listing: Listing, path: str) -> Choice:

@@ -56,6 +56,9 @@ def pull(name: HubName, say: Say) -> Path:
 def _fetch_all(listing: Listing, place: Repository, files: Sequence[HubFile], say: Say) -> None:
     missing = [file for file in files if not is_fetched(place, file)]
     _check_space(place, missing)
+    if missing:
+        size = size_text(sum(file.num_bytes for file in missing))
+        say(f"{listing.name}: {len(missing)} files of {size} to download")
     for file in files:
         if file in missing:
             fetch(listing, place, file, say)

@@ -151,6 +151,38 @@ def test_what_a_repository_lacks_is_said(everstream: Commands, hub: Hub) -> None
     assert [path for path, _ in hub.gets()] == ["config.json"]
 
 
+def test_file_without_a_place_or_a_digest_is_passed_over(
+    everstream: Commands, hub: Hub, cache: Path
+) -> None:
+    """A hub cannot make this machine write outside of the cache."""
+    files = {f"{name}.pth": os.urandom(5000) for name in ("../../../out", "/out", "in/../../out")}
+    hub.repositories["owner/bad"] = Repository({**files, "good.pth": b"x" * 5000})
+    assert everstream.pull("owner/bad").name == "good.pth"
+    hub.repositories["owner/bad"].stated = {"good.pth": {"sha256": "../../../out"}}
+    everstream.run("models", "rm", "owner/bad")
+    assert "has no model" in everstream.refused("pull", "owner/bad")
+    assert [path.name for path in cache.rglob("*out*")] == []
+
+
+def test_file_that_does_not_fit_the_disk_is_not_begun(everstream: Commands, hub: Hub) -> None:
+    hub.repositories["owner/huge"] = Repository({"huge.pth": bytes(5000)})
+    hub.repositories["owner/huge"].stated = {"huge.pth": {"size": 10**14}}
+    assert "100 TB are needed" in everstream.refused("pull", "owner/huge")
+    assert hub.gets() == []
+
+
+def test_two_pulls_of_one_file_share_the_download(
+    everstream: Commands, hub: Hub, cache: Path
+) -> None:
+    hub.repositories["owner/one"] = Repository({"one.pth": os.urandom(5000)}, num_readers=2)
+    environment = {**os.environ, **hub.environment(cache)}
+    words = [sys.executable, "-m", "server.main", "pull", "owner/one"]
+    pulls = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) for _ in "12"]
+    found = {pull.communicate()[0] for pull in pulls}
+    assert [each.path for each in hub.asked if each.origin == "storage"] == ["one.pth"]
+    assert found == {f"{everstream.pull('owner/one')}\n".encode()}
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
