@@ -88,6 +88,11 @@ class StoredWeights(Mapping[str, Array], ABC):
     def stored_dtype(self) -> str:
         """The dtype of most of the numbers in the files, such as ``int8``."""
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether most of the numbers are in blocks or rows of integers with a scale."""
+        return False
+
 
 class WeightFiles(StoredWeights):
     """The tensors of safetensors files. Arrays are read-only where they share a file's memory."""
@@ -127,6 +132,10 @@ class WeightFiles(StoredWeights):
     def stored_dtype(self) -> str:
         return most_common_dtype((e.dtype, e.shape) for e in self._entries.values())
 
+    @property
+    def is_quantized(self) -> bool:
+        return bool(self._scales)
+
     def is_float(self, name: str) -> bool:
         return name in self._scales or "F" in self._entries[name].dtype
 
@@ -156,8 +165,8 @@ def read_weights(folder: Path) -> WeightFiles:
 
 
 def is_quantized(weights: Weights) -> bool:
-    """Whether matrices of int8 with scales are in the files of these weights."""
-    return isinstance(weights, WeightFiles) and bool(weights._scales)
+    """Whether the files of these weights hold integers with scales."""
+    return isinstance(weights, StoredWeights) and weights.is_quantized
 
 
 def weight_files(folder: Path) -> list[Path]:

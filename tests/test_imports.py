@@ -76,7 +76,8 @@ ON_THE_NATIVE_WAY = (
     *("model.checkpoint", "model.foreign.gpt2", "model.foreign.llama"),
     *("model.foreign.flash_linear_attention", "model.ops.cpu.runtime"),
     *("model.architectures", "model.architectures.rwkv7.config", "model.foreign.rwkv7"),
-    *("model.torch_file", "model.tensor_pickle"),
+    *("model.torch_file", "model.tensor_pickle", "model.gguf_file", "model.tokenization.gguf"),
+    "model.foreign.rwkv7_gguf",
     *("server.engine.engine", "server.engine.scheduler", "server.engine.state_pool"),
     *("server.engine.sessions", "server.engine.native_runner", "server.backend", "server.main"),
     *("server.inspection", "server.terminal", "server.config", "server.serving", "server.driver"),
@@ -84,7 +85,7 @@ ON_THE_NATIVE_WAY = (
 )
 #: What none of them may import: slow, or not in every image.
 NOT_ON_THE_NATIVE_WAY = (
-    *("torch", "transformers", "huggingface_hub", "matplotlib", "httpx", "rich"),
+    *("torch", "transformers", "huggingface_hub", "matplotlib", "httpx", "rich", "gguf"),
     *("clients", "model.lm", "model.training", "model.convert"),
 )
 

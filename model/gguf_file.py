@@ -1,0 +1,289 @@
+"""The metadata and tensors of a GGUF file, memory-mapped; each tensor is read when asked for.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
+A header is metadata (key, type, value), then for each tensor its name, sizes, type and offset.
+
+The reader of the package ``gguf`` makes several arrays for every string of a vocabulary (1.7 s
+and 120 MB for 65,536 tokens) and trusts every count in the header. Here each count is checked
+against the bytes that are left, so that a damaged file cannot ask for more memory than it has.
+Quantised blocks are unpacked by that package.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.attention.spec import Shape
+from model.weights import Array, CheckpointError, StoredWeights, decoded, most_common_dtype
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+#: Bounds of a header; published files are far below.
+MAX_NAME_BYTES, MAX_STRING_BYTES = 256, 1 << 24
+MAX_FIELDS, MAX_STRINGS, MAX_TENSORS, MAX_AXES = 1 << 12, 1 << 20, 1 << 16, 4
+MAX_ALIGNMENT = 1 << 16
+
+#: Codes of metadata types -> `struct` format of one number.
+_SCALARS = dict(enumerate(("B", "b", "H", "h", "I", "i", "f", "?"))) | {10: "Q", 11: "q", 12: "d"}
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How numbers are stored: blocks of ``block`` numbers in ``num_bytes`` bytes."""
+
+    name: str
+    block: int
+    num_bytes: int
+
+
+#: Codes of tensor types. Those of one number in a block are floating point; the rest is quantised.
+KINDS = {
+    0: Kind("F32", 1, 4),
+    1: Kind("F16", 1, 2),
+    2: Kind("Q4_0", 32, 18),
+    3: Kind("Q4_1", 32, 20),
+    6: Kind("Q5_0", 32, 22),
+    7: Kind("Q5_1", 32, 24),
+    8: Kind("Q8_0", 32, 34),
+    10: Kind("Q2_K", 256, 84),
+    11: Kind("Q3_K", 256, 110),
+    12: Kind("Q4_K", 256, 144),
+    13: Kind("Q5_K", 256, 176),
+    14: Kind("Q6_K", 256, 210),
+    30: Kind("BF16", 1, 2),
+}
+_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+#: Numbers that are unpacked at a time: a block's intermediate results stay in the cache.
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor is: ``start`` and ``num_bytes`` count bytes of the file."""
+
+    kind: Kind
+    shape: Shape
+    start: int
+    num_bytes: int
+
+
+class GgufFile(StoredWeights):
+    """The tensors by name, [rows, columns] as numpy has it, and what the header says by key.
+
+    ``metadata`` has strings and single numbers. ``arrays`` has lists of strings, as bytes, and
+    arrays of numbers, which share the file's memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises `CheckpointError` in one line for what is damaged or not supported."""
+        self._name = path.name
+        try:
+            with path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:  # an empty file cannot be mapped
+            raise CheckpointError(f"{path.name} is no GGUF file: it is empty") from error
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror or error}") from error
+        try:
+            header = _Header(self._bytes)
+            fields = header.fields()
+            is_array = {key: isinstance(value, list | np.ndarray) for key, value in fields.items()}
+            self.metadata = {key: value for key, value in fields.items() if not is_array[key]}
+            self.arrays = {key: value for key, value in fields.items() if is_array[key]}
+            self._tensors = header.tensors(self.metadata.get("general.alignment", 32))
+        except _Damaged as error:
+            raise CheckpointError(f"{path.name}: {error}") from error
+
+    def __getitem__(self, name: str) -> Array:
+        tensor = self._tensors[name]
+        kind, columns = tensor.kind, tensor.shape[-1]
+        if kind.block == 1:
+            count = math.prod(tensor.shape)
+            raw = np.frombuffer(self._bytes, _NUMPY[kind.name], count, tensor.start)
+            return decoded(raw.reshape(tensor.shape), kind.name)
+        blocks = np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.start)
+        rows = blocks.reshape(-1, columns // kind.block * kind.num_bytes)
+        return _unpacked(rows, kind, columns).reshape(tensor.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def shape(self, name: str) -> Shape:
+        return self._tensors[name].shape
+
+    def is_float(self, name: str) -> bool:
+        return name in self._tensors
+
+    @property
+    def stored_dtype(self) -> str:
+        return most_common_dtype((t.kind.name, t.shape) for t in self._tensors.values())
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.stored_dtype.startswith("Q")
+
+
+def _unpacked(rows: Array, kind: Kind, columns: int) -> Array:
+    """Rows of blocks as float32 [rows, columns], a part at a time."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    values = np.empty((len(rows), columns), np.float32)
+    step = max(1, _CHUNK // columns)
+    with np.errstate(all="ignore"):  # a scale may be any bits; what is not finite is found later
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            values[at : at + step] = dequantize(part, GGMLQuantizationType[kind.name])
+    return values
+
+
+class _Damaged(Exception):
+    """What is wrong with a header."""
+
+
+class _Header:
+    """Reads a header from its beginning. Raises `_Damaged` where it reaches beyond the file."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._at, self._num_strings = data, 0, 0
+        if self._take(4, "the file") != MAGIC:
+            raise _Damaged("it is no GGUF file")
+        version = self._number("I", "the version")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            order = ", in big-endian order," if swapped in VERSIONS else ""
+            raise _Damaged(f"version {swapped if order else version}{order} is not supported")
+        self._num_tensors = self._count(MAX_TENSORS, 24, "tensors")
+        self._num_fields = self._count(MAX_FIELDS, 13, "metadata keys")
+
+    def fields(self) -> dict[str, Any]:
+        """The metadata."""
+        fields: dict[str, Any] = {}
+        for _ in range(self._num_fields):
+            key = self._name("a metadata key")
+            if key in fields:
+                raise _Damaged(f"the metadata key {key!r} is there twice")
+            fields[key] = self._value(self._number("I", key), key)
+        return fields
+
+    def tensors(self, alignment: object) -> dict[str, Tensor]:
+        """Where the tensors are; none overlaps another one."""
+        if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
+            raise _Damaged(f"general.alignment must be in 1..{MAX_ALIGNMENT}, not {alignment!r}")
+        found: dict[str, Tensor] = {}
+        for _ in range(self._num_tensors):
+            name = self._name("a tensor's name")
+            if name in found:
+                raise _Damaged(f"the tensor {name!r} is there twice")
+            found[name] = self._tensor(name, alignment)
+        start = -(-self._at // alignment) * alignment
+        placed = {
+            name: Tensor(t.kind, t.shape, start + t.start, t.num_bytes) for name, t in found.items()
+        }
+        _check_places(placed, len(self._data))
+        return placed
+
+    def _tensor(self, name: str, alignment: int) -> Tensor:
+        num_axes = self._number("I", name)
+        if not 1 <= num_axes <= MAX_AXES:
+            raise _Damaged(f"{name} has {num_axes} axes, not 1..{MAX_AXES}")
+        sizes = [self._number("Q", name) for _ in range(num_axes)]
+        code, offset = self._number("I", name), self._number("Q", name)
+        kind = KINDS.get(code)
+        if kind is None:
+            known = ", ".join(kind.name for kind in KINDS.values())
+            raise _Damaged(f"{name} is of type {_kind_name(code)}; supported are {known}")
+        if 0 in sizes or sizes[0] % kind.block:
+            raise _Damaged(f"{name} has rows of {sizes[0]} numbers, no blocks of {kind.block}")
+        if offset % alignment:
+            raise _Damaged(f"{name} begins at {offset}, which {alignment} does not divide")
+        num_bytes = math.prod(sizes) // kind.block * kind.num_bytes
+        return Tensor(kind, tuple(reversed(sizes)), offset, num_bytes)
+
+    def _value(self, code: int, key: str) -> Any:
+        if code == _STRING:
+            return self._text(MAX_STRING_BYTES, key)
+        if code == _FLOAT32:  # as its writer had it: 1e-05, not 9.999999747378752e-06
+            return float(str(np.float32(self._number("f", key))))
+        if code in _SCALARS:
+            return self._number(_SCALARS[code], key)
+        if code != _ARRAY:
+            raise _Damaged(f"{key} is of the unknown type {code}")
+        item = self._number("I", key)
+        if item == _STRING:
+            count = self._count(MAX_STRINGS - self._num_strings, 8, f"strings of {key}")
+            self._num_strings += count
+            return [self._string(MAX_STRING_BYTES, key) for _ in range(count)]
+        if item not in _SCALARS:
+            raise _Damaged(f"{key} is an array of the unsupported type {item}")
+        dtype = np.dtype("<" + _SCALARS[item])
+        count = self._count(len(self._data), dtype.itemsize, f"numbers of {key}")
+        numbers = np.frombuffer(self._data, dtype, count, self._at)
+        self._at += numbers.nbytes
+        return numbers
+
+    def _count(self, most: int, item_bytes: int, what: str) -> int:
+        count: int = self._number("Q", what)
+        if count > most or count * item_bytes > len(self._data) - self._at:
+            raise _Damaged(f"its header counts {count} {what}: it is damaged or cut off")
+        return count
+
+    def _number(self, code: str, what: str) -> Any:
+        (number,) = struct.unpack("<" + code, self._take(struct.calcsize("<" + code), what))
+        return number
+
+    def _name(self, what: str) -> str:
+        name = self._text(MAX_NAME_BYTES, what)
+        if not name.isprintable():  # it would be more than a line in a message
+            raise _Damaged(f"{what} is no name: {name!r}")
+        return name
+
+    def _text(self, most: int, what: str) -> str:
+        data = self._string(most, what)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise _Damaged(f"{what} is not UTF-8") from error
+
+    def _string(self, most: int, what: str) -> bytes:
+        count = self._number("Q", what)
+        if count > most:
+            raise _Damaged(f"{what} is a string of {count} bytes: it is damaged")
+        return self._take(count, what)
+
+    def _take(self, count: int, what: str) -> bytes:
+        data = self._data[self._at : self._at + count]
+        if len(data) < count:
+            raise _Damaged(f"it is cut off at {what}")
+        self._at += count
+        return data
+
+
+def _check_places(tensors: Mapping[str, Tensor], file_bytes: int) -> None:
+    end, before = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].start):
+        if tensor.start < end:
+            raise _Damaged(f"{name} overlaps {before}")
+        end, before = tensor.start + tensor.num_bytes, name
+        if end > file_bytes:
+            raise _Damaged(f"it is cut off at {name}: {file_bytes} bytes, {end} expected")
+
+
+def _kind_name(code: int) -> str:
+    """What the format calls a type that is not supported."""
+    from gguf.constants import GGMLQuantizationType
+
+    known = {kind.value: kind.name for kind in GGMLQuantizationType}
+    return known.get(code, str(code))
