@@ -1,0 +1,120 @@
+"""The tokenizer inside a GGUF file, from its metadata ``tokenizer.ggml.*``.
+
+Two kinds are read: RWKV's vocabulary (``rwkv``), whose tokens are written as Python writes bytes,
+and the byte-level BPE of GPT-2 (``gpt2`` with its way to cut a text, ``gpt-2``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from model.tokenization.base import Codec, TokenizerError
+from model.tokenization.ends import NO_ENDS, Ends
+from model.tokenization.library import LibraryCodec
+from model.tokenization.world import WorldCodec
+
+_PREFIX = "tokenizer.ggml."
+#: Says that a file has no tokenizer.
+NO_VOCAB = "no_vocab"
+#: Types of tokens. The others have no text.
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.?))", re.DOTALL)
+_LETTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
+
+
+def read_gguf_codec(
+    metadata: Mapping[str, Any], arrays: Mapping[str, Any], vocab_size: int
+) -> Codec | None:
+    """The tokenizer of a model with ``vocab_size`` ids; None where the file has none.
+
+    ``metadata`` and ``arrays`` are those of `model.gguf_file.GgufFile`. Raises `TokenizerError`
+    where it is damaged or of a kind that is not supported.
+    """
+    kind = metadata.get(_PREFIX + "model", NO_VOCAB)
+    if kind == NO_VOCAB:
+        return None
+    if kind not in ("rwkv", "gpt2"):
+        raise TokenizerError(f"{_PREFIX}model {kind!r:.80} is not supported, only rwkv and gpt2")
+    tokens, types = _tokens(arrays, vocab_size)
+    end = f"{_PREFIX}eos_token_id"
+    ends = Ends(((metadata[end], end),)) if end in metadata else NO_ENDS
+    if kind == "gpt2":
+        return LibraryCodec(_byte_level(metadata, arrays, tokens, types), ends)
+    normal = (id for id, type in enumerate(types) if type == NORMAL and id)
+    return WorldCodec(((id, unescaped(tokens[id])) for id in normal), ends)
+
+
+def _tokens(arrays: Mapping[str, Any], vocab_size: int) -> tuple[list[bytes], Sequence[int]]:
+    """Tokens and their types, one of each for an id."""
+    tokens = arrays.get(_PREFIX + "tokens")
+    if not isinstance(tokens, list):
+        raise TokenizerError(f"{_PREFIX}tokens is missing, or no array of strings")
+    types = arrays.get(_PREFIX + "token_type")
+    types = np.full(len(tokens), NORMAL) if types is None else types
+    if not isinstance(types, np.ndarray):
+        raise TokenizerError(f"{_PREFIX}token_type is no array of numbers")
+    for name, values in (("tokens", tokens), ("token_type", types)):
+        if len(values) != vocab_size:
+            raise TokenizerError(f"{_PREFIX}{name} has {len(values)} ids, the model {vocab_size}")
+    return tokens, [int(type) for type in types]
+
+
+def unescaped(token: bytes) -> bytes:
+    r"""What ``repr`` of bytes stands for: ``\t``, ``\n``, ``\r``, ``\xHH``, else the character."""
+    if b"\\" not in token:
+        return token
+
+    def byte(match: re.Match[bytes]) -> bytes:
+        code, letter = match.groups()
+        return bytes([int(code, 16)]) if code else _LETTERS.get(letter, letter)
+
+    return _ESCAPE.sub(byte, token)
+
+
+def escaped(token: bytes) -> bytes:
+    """The reverse of `unescaped`, as Python writes bytes between its quotes."""
+    return repr(token)[2:-1].encode()
+
+
+def _byte_level(
+    metadata: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    tokens: list[bytes],
+    types: Sequence[int],
+) -> str:
+    """The ``tokenizer.json`` of a byte-level BPE that cuts texts as GPT-2 does."""
+    cut = metadata.get(_PREFIX + "pre", "default")
+    if cut != "gpt-2":
+        raise TokenizerError(f"{_PREFIX}pre {cut!r:.80} is not supported, only 'gpt-2'")
+    merges = arrays.get(_PREFIX + "merges")
+    if not isinstance(merges, list):
+        raise TokenizerError(f"{_PREFIX}merges is missing, or no array of strings")
+    try:
+        names = [token.decode() for token in tokens]
+        pairs = [tuple(merge.decode().split(" ")) for merge in merges]
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{_PREFIX}tokens or merges are not UTF-8") from error
+    ids: dict[str, int] = {}
+    for id, name in enumerate(names):
+        if name in ids:
+            raise TokenizerError(f"two ids have the token {name!r}")
+        if types[id] != UNUSED:
+            ids[name] = id
+    try:
+        backend = Backend(models.BPE(vocab=ids, merges=pairs))
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(f"{_PREFIX}merges: {error}") from error
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    for name, id in ids.items():
+        if types[id] in (CONTROL, USER_DEFINED):
+            special = types[id] == CONTROL
+            backend.add_tokens([AddedToken(name, normalized=False, special=special)])
+    return str(backend.to_str())
