@@ -75,14 +75,22 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     if "default" not in templates:
         raise ConfigError(f"{TOKENIZER_CONFIG}: chat_template has none that is named 'default'")
     for name, template in templates.items():
-        if len(template) > MAX_CHARS:
-            raise ConfigError(f"chat_template {name!r} has more than {MAX_CHARS} characters")
+        checked_template(f"chat_template {name!r}", template)
     tokens = {name: _token(name, settings.get(name)) for name in SPECIAL_TOKENS}
     return ChatTemplate(
         templates["default"],
         templates.get("tool_use"),
         {name: token for name, token in tokens.items() if token is not None},
     )
+
+
+def checked_template(name: str, template: object) -> str:
+    """``template``, called ``name`` in errors. Raises `ConfigError` where it cannot be one."""
+    if not isinstance(template, str):
+        raise ConfigError(f"{name} must be a text")
+    if len(template) > MAX_CHARS:
+        raise ConfigError(f"{name} has more than {MAX_CHARS} characters")
+    return template
 
 
 def _file(path: Path) -> str | None:

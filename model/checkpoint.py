@@ -4,7 +4,8 @@ Keys and shapes are checked strictly, and a digest over config, weights and
 tokenizer names the model: a session's state means something only to the model
 that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files beside
-an index. So does a native RWKV-7 file, ``NAME.pth``, with a tokenizer in the same folder.
+an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth``, with
+a tokenizer in the same folder, and ``NAME.gguf``, which has one of its own.
 
 A chat template may lie beside them (`model.chat_template`); what a state means
 does not depend on it, so the digest leaves it out.
@@ -25,13 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model.architectures import config_from_dict
-from model.architectures.config import Config, read_json
+from model.architectures.config import Config, ConfigError, read_json
 from model.bundled_models import bundled_models
-from model.chat_template import ChatTemplate, read_chat_template
+from model.chat_template import ChatTemplate, checked_template, read_chat_template
 from model.hub.names import parse_name
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
-from model.tokenizer import Tokenizer
+from model.tokenizer import Tokenizer, TokenizerError
 from model.weights import (
     INDEX,
     WEIGHTS,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import torch
 
     from model.architectures.network import Network
+    from model.gguf_file import GgufFile
 
 __all__ = [
     "Checkpoint",
@@ -59,8 +61,10 @@ __all__ = [
 CONFIG = "config.json"
 #: A tokenizer of another kind may stand for ``tokenizer.json``, and an index for the weights.
 FILES = (CONFIG, WEIGHTS, TOKENIZER_FILES[0])
-#: Ends the name of a native RWKV file, which is a model without a folder.
-TORCH_SUFFIX = ".pth"
+#: End the names of files that are a model without a folder: native RWKV files, and GGUF.
+TORCH_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".gguf")
+#: Where a GGUF file has its chat template: text in Jinja's language, or the name of a known one.
+GGUF_TEMPLATE = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True)
@@ -120,21 +124,25 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
 def load_checkpoint(
     source: str | Path, revision: str | None = None, tokenizer: Path | None = None
 ) -> Checkpoint:
-    """Loads a folder, a ``.pth`` file, a bundled model by its name, or a hub id (see `locate`).
+    """Loads a folder, a file, a bundled model by its name, or a hub id (see `locate`).
 
-    ``tokenizer`` is the tokenizer's file of a ``.pth``; by default it is in the same folder.
+    ``tokenizer`` is the tokenizer's file. By default it is in the same folder, or inside a GGUF.
     Raises `CheckpointError`, `ConfigError` or `TokenizerError`.
     """
-    folder = locate(source, revision)
-    if folder.suffix == TORCH_SUFFIX:
-        return _load_file(folder, tokenizer or _beside(folder))
-    return _load_folder(folder)
+    found = locate(source, revision)
+    if found.suffix == TORCH_SUFFIX:
+        return _load_file(found, tokenizer or _beside(found))
+    if found.suffix == GGUF_SUFFIX:
+        return _load_gguf(found, tokenizer)
+    return _load_folder(found, tokenizer or _beside(found / CONFIG))
 
 
-def tokenizer_file(source: str | Path) -> Path:
-    """The tokenizer's file of what `locate` finds. Raises `CheckpointError`."""
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """The tokenizer of what `locate` finds. Raises what `load_checkpoint` raises."""
     found = locate(source)
-    return _beside(found if found.suffix == TORCH_SUFFIX else found / CONFIG)
+    if found.suffix == GGUF_SUFFIX:
+        return _load_gguf(found, None).tokenizer
+    return Tokenizer.load(_beside(found if found.suffix == TORCH_SUFFIX else found / CONFIG))
 
 
 def _beside(path: Path) -> Path:
@@ -142,7 +150,9 @@ def _beside(path: Path) -> Path:
     for name in TOKENIZER_FILES:
         if _is_readable(path.with_name(name)):
             return path.with_name(name)
-    raise CheckpointError(f"{path.parent} has no {' or '.join(TOKENIZER_FILES)} for {path.name}")
+    more = "; --tokenizer FILE names one elsewhere" if path.suffix in FILE_SUFFIXES else ""
+    names = " or ".join(TOKENIZER_FILES)
+    raise CheckpointError(f"{path.parent} has no {names} for {path.name}{more}")
 
 
 def _load_file(path: Path, tokenizer_file: Path) -> Checkpoint:
@@ -160,8 +170,42 @@ def _load_file(path: Path, tokenizer_file: Path) -> Checkpoint:
     return Checkpoint(config, weights, tokenizer, _digest([path, tokenizer_file]), template)
 
 
-def _load_folder(folder: Path) -> Checkpoint:
-    tokenizer_file = _beside(folder / CONFIG)
+def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
+    """A GGUF file; its own tokenizer where ``tokenizer_file`` is None and it has one."""
+    from model import foreign
+    from model.gguf_file import GgufFile
+
+    file = GgufFile(path)
+    config, weights = foreign.read_gguf(file, path.name)
+    tokenizer = None if tokenizer_file else _inside(file, config, path)
+    if tokenizer is None:
+        tokenizer_file = tokenizer_file or _beside(path)
+        tokenizer = Tokenizer.load(tokenizer_file)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"
+        )
+    inside = file.metadata.get(GGUF_TEMPLATE)
+    files = [path] if tokenizer_file is None else [path, tokenizer_file]
+    found = read_chat_template(path.parent) if inside is None else None
+    template = found or _plain(config, tokenizer)
+    if inside is not None:
+        template = replace(template, source=checked_template(GGUF_TEMPLATE, inside))
+    return Checkpoint(config, weights, tokenizer, _digest(files), template)
+
+
+def _inside(file: GgufFile, config: Config, path: Path) -> Tokenizer | None:
+    """The tokenizer in a GGUF file; None where the file has none."""
+    from model.tokenization.gguf import read_gguf_codec
+
+    try:
+        codec = read_gguf_codec(file.metadata, file.arrays, config.vocab_size)
+    except (TokenizerError, ConfigError) as error:
+        raise TokenizerError(f"{path.name}: {error}; --tokenizer FILE gives another") from error
+    return None if codec is None else Tokenizer(codec)
+
+
+def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
     tokenizer = Tokenizer.load(tokenizer_file)
     config, weights = _read(folder, tokenizer)
     if tokenizer.vocab_size > config.vocab_size:
@@ -178,12 +222,13 @@ def _load_folder(folder: Path) -> Checkpoint:
 def locate(source: str | Path, revision: str | None = None) -> Path:
     """The folder of ``source``: a local one, else a bundled model's, else one from the hub.
 
-    A ``.pth`` file is itself what is located. What is on disk of ``OWNER/NAME[@REVISION][:FILE]``
-    is taken as it is; else it is downloaded, which needs ``huggingface_hub``.
+    A ``.pth`` or ``.gguf`` file is itself what is located. What is on disk of
+    ``OWNER/NAME[@REVISION][:FILE]`` is taken as it is; else it is downloaded, which needs
+    ``huggingface_hub``.
     Raises `CheckpointError` or `ConfigError`.
     """
     folder = Path(source)
-    if folder.suffix == TORCH_SUFFIX and _is_readable(folder):
+    if folder.suffix in FILE_SUFFIXES and _is_readable(folder):
         return folder
     if os.path.isdir(folder):
         return _complete(folder)
@@ -203,12 +248,12 @@ def _why_no_folder(path: Path) -> str:
         path.stat()
     except FileNotFoundError:
         return (
-            "there is no such folder; a model is a folder with config.json, a .pth file,"
-            f" {', '.join(bundled_models())}, or owner/name on the Hugging Face hub"
+            "there is no such folder; a model is a folder with config.json, a .pth or"
+            f" .gguf file, {', '.join(bundled_models())}, or owner/name on the Hugging Face hub"
         )
     except OSError as error:
         return str(error.strerror)
-    return "not a folder; a model is a folder with config.json or a .pth file"
+    return "not a folder; a model is a folder with config.json, or a .pth or .gguf file"
 
 
 def _complete(folder: Path) -> Path:

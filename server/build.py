@@ -50,7 +50,7 @@ class ModelBuilder:
     def read(self, source: ModelSource) -> Checkpoint:
         """The checkpoint at ``source``. Raises `ModelBroken`."""
         try:
-            return load_model(source.source)
+            return load_model(source.source, source.tokenizer)
         except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
             raise ModelBroken(str(error)) from error
 
@@ -138,9 +138,9 @@ def build_models(
     return Models(versions, config.continue_on_start), builder
 
 
-def load_model(source: str | None) -> Checkpoint:
+def load_model(source: str | None, tokenizer: Path | None = None) -> Checkpoint:
     """The checkpoint that ``source`` names, or the default. Raises what loading raises."""
-    return load_checkpoint(source or DEFAULT_MODEL)
+    return load_checkpoint(source or DEFAULT_MODEL, tokenizer=tokenizer)
 
 
 def _limits(

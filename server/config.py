@@ -66,11 +66,13 @@ class ModelSource(NamedTuple):
     """A model to serve: a folder, a bundled model's name or a hub id; None is the default.
 
     ``is_named`` where the operator gave the name, and it was not taken from the source.
+    ``tokenizer`` is a tokenizer's file that is elsewhere.
     """
 
     name: str
     source: str | None
     is_named: bool = False
+    tokenizer: Path | None = None
 
 
 class ConfigError(ValueError):
@@ -97,7 +99,8 @@ class ServerConfig(BaseModel):
     ``allowed_hosts`` the names that a server without keys answers to.
     ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
     that many replicas share, or "memory"; `load` puts a folder of the user's in the
-    place of None. ``served_model_name`` is what clients call the one model.
+    place of None. ``served_model_name`` is what clients call the one model, and
+    ``tokenizer`` the file of its tokenizer where that is elsewhere.
     ``store_direct`` leads to that database itself where ``store`` is a
     pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
     where models may be loaded from at run time; None: they may not. Bounds of memory
@@ -111,6 +114,7 @@ class ServerConfig(BaseModel):
     config: Path | None = None
     model: tuple[ModelSource, ...] = (ModelSource(DEFAULT_NAME, None),)
     served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
+    tokenizer: Path | None = None
     model_dir: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -251,11 +255,19 @@ class ServerConfig(BaseModel):
             raise ValueError("--served-model-name is for one model that is not given as NAME=PATH")
         return self
 
-    def _renamed(self) -> Self:
-        """With the model under its served name; its sessions stay where they were."""
-        if self.served_model_name is None:
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> Self:
+        if self.tokenizer and len(self.model) > 1:
+            raise ValueError("--tokenizer is for one model")
+        return self
+
+    def _completed(self) -> Self:
+        """With the model's tokenizer, and its served name; its sessions stay where they were."""
+        if self.tokenizer is None and self.served_model_name is None:
             return self
-        model = (self.model[0]._replace(name=self.served_model_name),)
+        first, *others = self.model
+        name = self.served_model_name or first.name
+        model = (first._replace(name=name, tokenizer=self.tokenizer), *others)
         return self.model_copy(update={"model": model})
 
     @property
@@ -304,7 +316,7 @@ class ServerConfig(BaseModel):
             unnamed = [source.name for source in config.model if not source.is_named]
             store = "/".join([state, "everstream", *unnamed])
             config = config.model_copy(update={"store": store})
-        return config._renamed()
+        return config._completed()
 
 
 def is_loopback(host: str) -> bool:

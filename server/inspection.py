@@ -26,12 +26,12 @@ def format_bytes(count: int) -> str:
     return f"{value:.4g} TiB"
 
 
-def inspect(source: str, console: Console) -> None:
+def inspect(source: str, console: Console, tokenizer: Path | None = None) -> None:
     """Prints parameters, bytes of state, and the KV cache that the same shape would need.
 
     Raises what `load_checkpoint` raises.
     """
-    checkpoint = load_checkpoint(source)
+    checkpoint = load_checkpoint(source, tokenizer=tokenizer)
     console.print(_model_table(checkpoint, weight_files(locate(source))))
     console.print(_memory_table(checkpoint))
 

@@ -44,9 +44,13 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Checkpoint folder, .pth file, bundled model or hub id [everstream-stories].",
+        help="Folder, .pth or .gguf file, bundled model or hub id [everstream-stories].",
         show_default=False,
     ),
+]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", help="Tokenizer's file, where the model's is elsewhere."),
 ]
 
 
@@ -87,7 +91,7 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder, .pth file, bundled model or hub id; NAME=PATH for several"
+            help="Folder, .pth or .gguf file, bundled model or hub id; NAME=PATH for several"
             " [everstream-stories]."
         ),
     ] = None,
@@ -98,6 +102,7 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="What clients call the model [its folder's name].")
     ] = None,
+    tokenizer: TokenizerFile = None,
     model_dir: Annotated[
         Path | None, typer.Option(help="Folder from which models may be loaded at run time.")
     ] = None,
@@ -208,6 +213,7 @@ def serve(
             model=tuple(model) if model else None,
             config=config_file,
             served_model_name=served_model_name,
+            tokenizer=tokenizer,
             model_dir=model_dir,
             host=host,
             port=port,
@@ -277,6 +283,7 @@ def generate(
         ),
     ] = None,
     model: Model = None,
+    tokenizer: TokenizerFile = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULTS.temperature,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = DEFAULTS.top_k,
@@ -315,7 +322,7 @@ def generate(
 
     try:
         with _clear_errors():
-            opened = open_backend(load_model(model), backend, dtype, threads)
+            opened = open_backend(load_model(model, tokenizer), backend, dtype, threads)
         summary = run(opened, _prompt(prompt), sampling, write)
     except KeyboardInterrupt:
         typer.echo()
@@ -328,8 +335,9 @@ def generate(
 @app.command()
 def inspect(
     model: Annotated[
-        str | None, typer.Argument(help="Checkpoint folder, .pth file, bundled model or hub id.")
+        str | None, typer.Argument(help="Folder, .pth or .gguf file, bundled model or hub id.")
     ] = None,
+    tokenizer: TokenizerFile = None,
 ) -> None:
     """Show a model's parameters and the memory of a session.
 
@@ -341,7 +349,7 @@ def inspect(
     from server import inspection
 
     with _clear_errors():
-        inspection.inspect(model or str(DEFAULT_MODEL), Console())
+        inspection.inspect(model or str(DEFAULT_MODEL), Console(), tokenizer)
 
 
 def _prompt(given: str | None) -> str:

@@ -8,6 +8,7 @@ that is missing or unknown, is an error that names it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -15,9 +16,13 @@ from typing import Any
 from model.architectures.config import Config, ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
-from model.weights import Array
+from model.gguf_file import GgufFile
+from model.weights import Array, StoredWeights
 
 Reader = Callable[[ForeignConfig, Weights], tuple[Config, Mapping[str, Array]]]
+
+#: Why hybrids are refused.
+GROWS = "some of its layers are attention, whose state grows with the text"
 
 #: ``model_type`` of config.json -> (module, function). Imported when asked for.
 READERS: dict[str, tuple[str, str]] = {
@@ -31,21 +36,54 @@ READERS: dict[str, tuple[str, str]] = {
     "rwkv7_hf_adapter": ("model.foreign.rwkv7", "read_rwkv7"),
 }
 
-#: Families that people will try, by why they cannot be served.
+#: ``general.architecture`` of GGUF -> (module, function).
+GGUF_READERS = {"rwkv7": ("model.foreign.rwkv7_gguf", "read_gguf")}
+
+#: Families that people will try, by why they cannot be served: their names in config.json and GGUF.
 REFUSED: dict[str, tuple[str, ...]] = {
-    "some of its layers are attention, whose state grows with the text": (
-        *("qwen3_next", "qwen3_5", "qwen3_5_text", "kimi_linear", "falcon_h1", "minimax"),
-        *("granitemoehybrid", "nemotron_h", "jamba", "bamba", "lfm2", "plamo2", "zamba2"),
+    GROWS: (
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "kimi_linear", "falcon_h1"),
+        *("minimax", "minimax_text_01", "granitemoehybrid", "nemotron_h", "jamba", "bamba"),
+        *("lfm2", "lfm2_moe", "plamo2", "zamba", "zamba2"),
+        *("qwen3next", "qwen35", "qwen35moe", "kimi-linear", "kimi-k3", "falcon-h1"),
+        *("granitehybrid", "nemotron_h_moe", "minimax-01", "lfm2moe"),
     ),
-    "of this family only RWKV-7 is": ("rwkv", "rwkv5", "rwkv6", "rwkv6qwen2", "arwkv7"),
+    "of this family only RWKV-7 is": (
+        *("rwkv", "rwkv4", "rwkv5", "rwkv6", "rwkv6qwen2", "arwkv7", "rwkv7qwen2", "rwkv_hybrid"),
+    ),
 }
 
 
-def refuse_unsupported(model_type: object) -> None:
-    """Raises `ConfigError` for a family that is known and cannot be served."""
+def refuse_unsupported(model_type: object, file: str = "") -> None:
+    """Raises `ConfigError` for a family that is known and cannot be served, and names ``file``."""
     for reason, families in REFUSED.items():
         if model_type in families:
-            raise ConfigError(f"{model_type} models are not supported: {reason}")
+            where = f"{file}: " if file else ""
+            raise ConfigError(f"{where}{model_type} models are not supported: {reason}")
+
+
+def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
+    """Our config and weights for a GGUF file called ``name``.
+
+    Raises `ConfigError` or `CheckpointError`, which name the file and the key.
+    """
+    family = file.metadata.get("general.architecture")
+    if not isinstance(family, str):
+        raise ConfigError(f"{name}: general.architecture is missing, or no string")
+    refuse_unsupported(family, name)
+    for tensor in file:
+        if re.search(r"\.attn_(q|k|v|qkv)\.", tensor):
+            raise ConfigError(f"{name}: {family!r:.80} models are not supported: {GROWS}")
+    if file.metadata.get("split.count", 1) != 1:
+        raise ConfigError(f"{name} is a part of a split file: llama-gguf-split --merge joins them")
+    if family not in GGUF_READERS:
+        known = ", ".join(GGUF_READERS)
+        raise ConfigError(
+            f"{name}: general.architecture {family!r:.80} is not supported, only {known}"
+        )
+    module, function = GGUF_READERS[family]
+    found: tuple[Config, StoredWeights] = getattr(import_module(module), function)(file, name)
+    return found
 
 
 def is_foreign(model_type: object) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +29,9 @@ HARMLESS = (
     *("max_position_embeddings", "bos_token_id", "eos_token_id", "rescale_prenorm_residual"),
     "tokenizer_class",
 )
+
+#: Every layer has more keys than these, in any of the files.
+MIN_KEYS = 16
 
 #: Keys that only another generation has, the newest first.
 VARIANTS = (
@@ -73,14 +77,18 @@ class Renamed(StoredWeights):
         assert isinstance(self._files, StoredWeights), type(self._files)
         return self._files.stored_dtype
 
+    @property
+    def is_quantized(self) -> bool:
+        return isinstance(self._files, StoredWeights) and self._files.is_quantized
+
 
 def read_native(files: StoredWeights, name: str) -> tuple[Rwkv7Config, Renamed]:
     """The model in a ``.pth`` called ``name``. Raises `CheckpointError` that names the key."""
     _refuse_variants(files, name)
-    config = _sizes(files, name, NATIVE)
+    config = sizes(files, name, NATIVE)
     # The first layer has no values to mix in, but its file may: never used.
     unused = {f"blocks.0.att.v{n}" for n in "012"}
-    return config, _renamed(files, name, config, NATIVE, unused)
+    return config, renamed(files, name, config, NATIVE, unused)
 
 
 def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Renamed]:
@@ -94,10 +102,11 @@ def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Re
     source.choice("norm_bias", True)
     source.choice("tie_word_embeddings", False)
     names = FUSED if "model.layers.0.attn.x_x" in files else FLA
+    config = sizes(files, WEIGHTS, names)
     norm_eps = source.number("norm_eps", 1e-5)
-    config = _sizes(files, WEIGHTS, names, norm_eps)
+    config = replace(config, norm_eps=norm_eps, group_norm_eps=norm_eps * config.head_dim)
     _check_sizes(source, config)
-    return config, _renamed(files, WEIGHTS, config, names, set())
+    return config, renamed(files, WEIGHTS, config, names, set())
 
 
 def shape_in(files: Mapping[str, Array], key: str) -> Shape:
@@ -105,10 +114,8 @@ def shape_in(files: Mapping[str, Array], key: str) -> Shape:
     return files.shape(key) if isinstance(files, StoredWeights) else files[key].shape
 
 
-def _sizes(
-    files: Mapping[str, Array], name: str, names: Names, norm_eps: float = 1e-5
-) -> Rwkv7Config:
-    """The config, from the shapes of the weights."""
+def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:
+    """The config, from the shapes of the weights; what these do not show is left at its default."""
 
     def shape(key: str, num_axes: int = 2) -> Shape:
         if key not in files:
@@ -124,8 +131,11 @@ def _sizes(
 
     pattern = re.escape(names.block).replace(r"\{\}", r"(\d+)") + r"\."
     layers = {int(match[1]) for key in files if (match := re.match(pattern, key))}
+    if len(files) < len(layers) * MIN_KEYS:  # before anything is made for each layer
+        raise CheckpointError(f"{name} has {len(files)} keys, too few for {len(layers)} layers")
     vocab_size, width = shape(names.embedding)
-    heads, head_dim = shape(f"{names.block.format(0)}.{names.mix}.r_k")
+    heads, head_dim = shape(f"{names.block.format(0)}.{names.vectors[2]}")
+    inner = names.projections["channel_mix.key"]
     if heads * head_dim != width:
         raise CheckpointError(f"{name}: r_k is {[heads, head_dim]} for a width of {width}")
     return Rwkv7Config(
@@ -133,17 +143,15 @@ def _sizes(
         hidden_size=width,
         num_hidden_layers=len(layers),
         head_dim=head_dim,
-        intermediate_size=shape(f"{names.block.format(0)}.ffn.key.weight")[0],
+        intermediate_size=shape(f"{names.block.format(0)}.{inner}.weight")[0],
         decay_rank=rank(0, "w"),
         rate_rank=rank(0, "a"),
         value_rank=rank(1, "v") if len(layers) > 1 else 1,
         gate_rank=rank(0, "g"),
-        norm_eps=norm_eps,
-        group_norm_eps=norm_eps * 64,
     )
 
 
-def _renamed(
+def renamed(
     files: Mapping[str, Array],
     name: str,
     config: Rwkv7Config,

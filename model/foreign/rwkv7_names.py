@@ -30,8 +30,10 @@ class Names:
     embedding_norm: str
     norm: str
     block: str
-    mix: str
     shift_mix: Part
+    channel_shift_mix: str
+    #: k_k, k_a and r_k of the time mix.
+    vectors: tuple[str, str, str]
     #: Of a low-rank map: down, up, bias.
     low_rank: tuple[str, ...]
     low_rank_form: str
@@ -46,8 +48,9 @@ NATIVE = Names(
     embedding_norm="blocks.0.ln0",
     norm="ln_out",
     block="blocks.{}",
-    mix="att",
     shift_mix=Part(tuple(f"att.x_{letter}" for letter in INPUTS), "flat"),
+    channel_shift_mix="ffn.x_k",
+    vectors=("att.k_k", "att.k_a", "att.r_k"),
     low_rank=("att.{}1", "att.{}2", "att.{}0"),
     low_rank_form="transposed",
     norms={"time_norm": "ln1", "channel_norm": "ln2", "time_mix.group_norm": "att.ln_x"},
@@ -66,8 +69,9 @@ FLA = Names(
     embedding_norm="model.layers.0.pre_norm",
     norm="model.norm",
     block="model.layers.{}",
-    mix="attn",
     shift_mix=Part(tuple(f"attn.x_{letter}" for letter in INPUTS), "flat"),
+    channel_shift_mix="ffn.x_k",
+    vectors=("attn.k_k", "attn.k_a", "attn.r_k"),
     low_rank=(
         "attn.{}_lora.lora.0.weight",
         "attn.{}_lora.lora.2.weight",
@@ -90,6 +94,32 @@ FLA = Names(
 )
 #: Older files have one tensor [6, D] for the token shift of the time mix.
 FUSED = replace(FLA, shift_mix=Part(("attn.x_x",)))
+#: Of GGUF, without the axes of one that some tensors have there; see `model.foreign.rwkv7_gguf`.
+GGUF = Names(
+    embedding="token_embd.weight",
+    head="output.weight",
+    embedding_norm="token_embd_norm",
+    norm="output_norm",
+    block="blk.{}",
+    shift_mix=Part(("time_mix_lerp_fused.weight",)),
+    channel_shift_mix="channel_mix_lerp_k.weight",
+    vectors=("time_mix_k_k.weight", "time_mix_k_a.weight", "time_mix_r_k.weight"),
+    low_rank=("time_mix_{}1.weight", "time_mix_{}2.weight", "time_mix_{}0.weight"),
+    low_rank_form="same",
+    norms={
+        "time_norm": "attn_norm",
+        "channel_norm": "attn_norm_2",
+        "time_mix.group_norm": "time_mix_ln",
+    },
+    projections={
+        "time_mix.receptance": "time_mix_receptance",
+        "time_mix.key": "time_mix_key",
+        "time_mix.value": "time_mix_value",
+        "time_mix.output": "time_mix_output",
+        "channel_mix.key": "channel_mix_key",
+        "channel_mix.value": "channel_mix_value",
+    },
+)
 
 
 def parts_of(config: Rwkv7Config, names: Names) -> dict[str, Part]:
@@ -105,12 +135,13 @@ def parts_of(config: Rwkv7Config, names: Names) -> dict[str, Part]:
 
 
 def _block_parts(layer: int, names: Names) -> dict[str, Part]:
+    k_k, k_a, r_k = names.vectors
     parts = {
         "time_mix.shift_mix": names.shift_mix,
-        "channel_mix.shift_mix": Part(("ffn.x_k",), "flat"),
-        "time_mix.k_k": Part((f"{names.mix}.k_k",), "flat"),
-        "time_mix.k_a": Part((f"{names.mix}.k_a",), "flat"),
-        "time_mix.r_k": Part((f"{names.mix}.r_k",)),
+        "channel_mix.shift_mix": Part((names.channel_shift_mix,), "flat"),
+        "time_mix.k_k": Part((k_k,), "flat"),
+        "time_mix.k_a": Part((k_a,), "flat"),
+        "time_mix.r_k": Part((r_k,)),
     }
     parts |= {f"{ours}.weight": Part((f"{key}.weight",)) for ours, key in names.projections.items()}
     for ours, key in names.norms.items():

@@ -137,15 +137,15 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
             "the session has gone on since it was saved: name its model, --model FOLDER "
             f"(bundled: {', '.join(bundled_models())})"
         )
-    from model.checkpoint import CheckpointError, tokenizer_file
+    from model.checkpoint import CheckpointError, load_tokenizer
     from model.config import ConfigError
-    from model.tokenizer import Tokenizer, TokenizerError
+    from model.tokenizer import TokenizerError
     from server.engine.detokenizer import Detokenizer
     from server.engine.replay import replay
     from server.engine.session import Session
 
     try:
-        tokenizer = Tokenizer.load(tokenizer_file(model))
+        tokenizer = load_tokenizer(model)
     except (CheckpointError, ConfigError, TokenizerError) as error:
         raise _fail(str(error)) from error
     session = Session.of(loaded.value, Detokenizer(tokenizer), 0.0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -116,6 +118,13 @@ def test_config_is_frozen() -> None:
     config = ServerConfig()
     with pytest.raises(ValueError, match="frozen"):
         config.port = 1  # type: ignore[misc]
+
+
+def test_tokenizer_is_that_of_the_one_model() -> None:
+    config = ServerConfig.load({}, model=("a.gguf",), tokenizer=Path("t.json"))
+    assert config.model == (ModelSource("a.gguf", "a.gguf", tokenizer=Path("t.json")),)
+    with pytest.raises(ConfigError, match="--tokenizer is for one model"):
+        ServerConfig.load({}, model=("a=x", "b=y"), tokenizer=Path("t.json"))
 
 
 def test_flags() -> None:

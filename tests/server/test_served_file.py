@@ -1,4 +1,4 @@
-"""A native RWKV-7 file is served like any model, and its sessions outlive the server."""
+"""RWKV-7 files, native and GGUF, are served like any model; sessions outlive the server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from model.checkpoint import load_checkpoint
 from server.main import app
+from tests.gguf_files import byte_level_vocabulary, gguf_tensors, write_gguf
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.server.served import served
 from tests.tiny import tiny_tokenizer
@@ -19,6 +20,41 @@ from tests.tiny import tiny_tokenizer
 def file(tmp_path: Path) -> Path:
     tiny_tokenizer().save(tmp_path / "tokenizer.json")
     return write_pth(tmp_path / "small.pth", published(SHAPES["square"]))
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    """The same model with its tokenizer inside."""
+    shape = SHAPES["square"]
+    fill = byte_level_vocabulary(tiny_tokenizer(), shape.vocab_size)
+    return write_gguf(tmp_path / "small.gguf", shape, gguf_tensors(published(shape)), fill=fill)
+
+
+async def test_gguf_writes_the_text_of_the_native_file(file: Path, gguf: Path) -> None:
+    texts = []
+    for each in (file, gguf):
+        async with served(str(each), dtype="float32") as server:
+            texts.append(await server.text("Once", max_tokens=12, temperature=0))
+    assert texts[0] == texts[1]
+
+
+async def test_tokenizer_may_be_elsewhere(gguf: Path, tmp_path: Path) -> None:
+    shape = SHAPES["square"]
+    bare = write_gguf(tmp_path / "bare.gguf", shape, gguf_tensors(published(shape)))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tiny_tokenizer().save(elsewhere / "tokenizer.json")
+    runner = CliRunner()
+    result = runner.invoke(app, ["serve", "--model", str(bare)])
+    assert result.exit_code == 2
+    assert "--tokenizer FILE" in result.output
+    options = ["--tokenizer", str(elsewhere / "tokenizer.json"), "--max-tokens", "4"]
+    options += ["--temperature", "0", "--dtype", "float32", "Once"]
+    texts = [
+        runner.invoke(app, ["generate", "--model", str(each), *options]).stdout
+        for each in (bare, gguf)
+    ]
+    assert texts[0] == texts[1] != ""
 
 
 async def test_text_is_that_of_the_model(file: Path) -> None:

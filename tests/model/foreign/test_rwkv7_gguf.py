@@ -1,0 +1,244 @@
+"""RWKV-7 in GGUF: the model of the native file; metadata and tensors that disagree are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFWriter
+
+from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
+from model.config import ConfigError
+from model.tokenizer import TokenizerError
+from model.weights import CheckpointError, is_quantized
+from tests.gguf_files import Tensors, byte_level_vocabulary, gguf_tensors, write_gguf
+from tests.rwkv7 import SHAPES, published, write_pth
+from tests.tiny import tiny_tokenizer
+
+SHAPE = SHAPES["square"]
+TENSORS = gguf_tensors(published(SHAPE))
+VOCABULARY = byte_level_vocabulary(tiny_tokenizer(), SHAPE.vocab_size)
+Change = Callable[[Tensors], object]
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("native")
+    tiny_tokenizer().save(folder / "tokenizer.json")
+    return load_checkpoint(write_pth(folder / "model.pth", published(SHAPE)))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+def logits(checkpoint: Checkpoint) -> torch.Tensor:
+    return checkpoint.model.parallel(torch.arange(2, 40)[None])
+
+
+def test_file_is_the_model_of_the_native_file(path: Path, native: Checkpoint) -> None:
+    checkpoint = load_checkpoint(write_gguf(path, SHAPE, TENSORS, fill=VOCABULARY))
+    assert checkpoint.config == native.config == SHAPE.config
+    assert list(checkpoint.weights) == list(native.weights)
+    for name in native.weights:
+        assert np.array_equal(checkpoint.weights[name], native.weights[name]), name
+    assert torch.equal(logits(checkpoint), logits(native))
+
+
+@pytest.mark.parametrize(("kind", "error"), [("BF16", 3e-2), ("F16", 4e-3), ("Q8_0", 4e-2)])
+def test_lower_precisions_are_the_same_model_with_their_error(
+    path: Path, native: Checkpoint, kind: str, error: float
+) -> None:
+    checkpoint = load_checkpoint(write_gguf(path, SHAPE, TENSORS, kind, VOCABULARY))
+    assert is_quantized(checkpoint.weights) == (kind == "Q8_0")
+    exact = logits(native)
+    difference = (logits(checkpoint) - exact).std() / exact.std()
+    assert error / 50 < difference < error
+
+
+def test_digest_is_of_the_file(path: Path) -> None:
+    first = load_checkpoint(write_gguf(path, SHAPE, TENSORS, fill=VOCABULARY)).digest
+    assert load_checkpoint(path).digest == first
+    changed = TENSORS | {"output.weight": TENSORS["token_embd.weight"]}
+    assert load_checkpoint(write_gguf(path, SHAPE, changed, fill=VOCABULARY)).digest != first
+
+
+def test_first_layer_has_no_values_to_mix_in(path: Path, native: Checkpoint) -> None:
+    without = {name: data for name, data in TENSORS.items() if "blk.0.time_mix_v" not in name}
+    without["blk.0.time_mix_value.weight"] = TENSORS["blk.0.time_mix_value.weight"]
+    checkpoint = load_checkpoint(write_gguf(path, SHAPE, without, fill=VOCABULARY))
+    assert torch.equal(logits(checkpoint), logits(native))
+
+
+def test_tokenizer_inside_is_taken_with_its_end_of_text(path: Path) -> None:
+    checkpoint = load_checkpoint(write_gguf(path, SHAPE, TENSORS, fill=VOCABULARY))
+    ours = tiny_tokenizer()
+    assert checkpoint.tokenizer.encode("Once upon") == ours.encode("Once upon")
+    assert checkpoint.tokenizer.eos_token_ids == ours.eos_token_ids
+    assert checkpoint.tokenizer.vocab_size == ours.vocab_size
+    assert load_tokenizer(path).digest == checkpoint.tokenizer.digest
+
+
+def test_file_without_a_tokenizer_takes_one_next_to_it_or_elsewhere(
+    path: Path, tmp_path: Path
+) -> None:
+    write_gguf(path, SHAPE, TENSORS)
+    message = r"has no tokenizer\.json or rwkv_vocab.* for model\.gguf; --tokenizer FILE names one"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tiny_tokenizer().save(elsewhere / "tokenizer.json")
+    first = load_checkpoint(path, tokenizer=elsewhere / "tokenizer.json")
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    second = load_checkpoint(path)
+    assert first.tokenizer.digest == second.tokenizer.digest == tiny_tokenizer().digest
+    assert first.digest == second.digest
+
+
+def test_other_tokenizer_is_refused_with_the_way_out(path: Path) -> None:
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+
+    write_gguf(path, SHAPE, TENSORS, fill=fill)
+    message = "model.gguf: tokenizer.ggml.model 'llama' is not supported, only rwkv and gpt2; --tok"
+    with pytest.raises(TokenizerError, match=message):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("template", ["rwkv-world", "{{ bos_token }}{{ messages[0].content }}"])
+def test_template_is_that_of_the_file(path: Path, template: str) -> None:
+    def fill(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_chat_template(template)
+
+    found = load_checkpoint(write_gguf(path, SHAPE, TENSORS, fill=fill)).chat_template
+    assert found.source == template
+    assert found.special_tokens == {"bos_token": "<|endoftext|>"}
+
+
+def drop(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+def put(name: str, *shape: int) -> Change:
+    return lambda tensors: tensors.update({name: np.ones(shape, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop("token_embd.weight"), "lacks key 'token_embd.weight'"),
+        (drop("token_embd_norm.bias"), r"lacks key 'token_embd_norm.bias' \(1 in all\)"),
+        (drop("output.weight"), "lacks key 'output.weight'"),
+        (drop("blk.1.time_mix_v2.weight"), "lacks key 'blk.1.time_mix_v2.weight'"),
+        (drop("blk.0.time_mix_r_k.weight"), "lacks key 'blk.0.time_mix_r_k.weight'"),
+        (drop("blk.0.time_mix_lerp_fused.weight"), "lacks key 'blk.0.time_mix_lerp_fused.weight'"),
+        (put("extra", 3), r"has an unknown key 'extra' \(1 in all\)"),
+        (put("blk.0.time_mix_r_k.weight", 96), r"time_mix_r_k.weight is \[96\], no heads of 64"),
+        (put("blk.0.time_mix_r_k.weight", 64), r"r_k is \[1, 64\] for a width of 128"),
+        (put("blk.0.time_mix_w1.weight", 128, 16), "decay_lora_rank is 16, the tensors have 128"),
+        (put("blk.1.channel_mix_key.weight", 2, 2), r"channel_mix_key.weight is \[2, 2\], wanted"),
+        (
+            put("blk.0.time_mix_lerp_fused.weight", 5, 1, 1, 128),
+            r"is \[5, 128\], wanted \[6, 128\]",
+        ),
+        (put("blk.9.attn_norm.weight", 128), "block_count is 2, the tensors have 3"),
+    ],
+)
+def test_what_is_wrong_in_the_tensors_is_named(path: Path, change: Change, message: str) -> None:
+    tensors = dict(TENSORS)
+    change(tensors)
+    write_gguf(path, SHAPE, tensors, fill=VOCABULARY)
+    with pytest.raises((CheckpointError, ConfigError), match=message) as error:
+        load_checkpoint(path)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("wkv.head_size", None, "rwkv7.wkv.head_size is missing"),
+        ("wkv.head_size", 0, "rwkv7.wkv.head_size must be a positive integer, not 0"),
+        ("block_count", None, "rwkv7.block_count is missing"),
+        ("block_count", 3, "rwkv7.block_count is 3, the tensors have 2"),
+        ("block_count", "2", "rwkv7.block_count must be a positive integer, not '2'"),
+        ("embedding_length", 64, "rwkv7.embedding_length is 64, the tensors have 128"),
+        ("feed_forward_length", 64, "rwkv7.feed_forward_length is 64, the tensors have 512"),
+        ("attention.decay_lora_rank", 8, "rwkv7.attention.decay_lora_rank is 8, the tensors have"),
+        ("attention.iclr_lora_rank", 8, "rwkv7.attention.iclr_lora_rank is 8"),
+        ("attention.value_residual_mix_lora_rank", 3, "value_residual_mix_lora_rank is 3"),
+        ("attention.gate_lora_rank", 8, "rwkv7.attention.gate_lora_rank is 8"),
+        ("attention.layer_norm_epsilon", "x", "layer_norm_epsilon must be a number, not 'x'"),
+        ("vocab_size", 300, "rwkv7.vocab_size is 300, the tensors have 301"),
+        ("token_shift_count", 1, "rwkv7.token_shift_count 1 is not supported, only 2"),
+        ("surprise", 1, "unknown field 'rwkv7.surprise'"),
+    ],
+)
+def test_metadata_that_says_something_else_is_refused(
+    path: Path, key: str, value: object, message: str
+) -> None:
+    write_gguf(path, SHAPE, TENSORS, fill=VOCABULARY, change={key: value})
+    with pytest.raises(ConfigError, match=message) as error:
+        load_checkpoint(path)
+    assert str(error.value).startswith("model.gguf: ")
+
+
+def test_many_layers_of_few_tensors_are_refused_before_anything_is_made(path: Path) -> None:
+    layers = {f"blk.{layer}.attn_norm.weight": np.ones(1, np.float32) for layer in range(5000)}
+    write_gguf(path, SHAPE, TENSORS | layers, fill=VOCABULARY)
+    with pytest.raises(CheckpointError, match=r"gguf has 5060 keys, too few for 5000 layers"):
+        load_checkpoint(path)
+
+
+def minimal(path: Path, architecture: str, *tensors: str, split: int = 1) -> Path:
+    writer = GGUFWriter(path, architecture)
+    writer.add_uint16("split.count", split)
+    for name in tensors or ("token_embd.weight",):
+        writer.add_tensor(name, np.ones((2, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+GROWS = "models are not supported: some of its layers are attention, whose state grows"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        *((name, f"{name} {GROWS}") for name in ("qwen3next", "qwen35", "qwen35moe")),
+        *((name, f"{name} {GROWS}") for name in ("kimi-linear", "kimi-k3", "falcon-h1")),
+        *((name, f"{name} {GROWS}") for name in ("granitehybrid", "nemotron_h", "nemotron_h_moe")),
+        *((name, f"{name} {GROWS}") for name in ("minimax-01", "jamba", "lfm2", "lfm2moe")),
+        ("plamo2", f"plamo2 {GROWS}"),
+        ("rwkv6", "rwkv6 models are not supported: of this family only RWKV-7 is"),
+        ("rwkv6qwen2", "rwkv6qwen2 models are not supported: of this family only RWKV-7 is"),
+        ("arwkv7", "arwkv7 models are not supported: of this family only RWKV-7 is"),
+        ("mamba", "general.architecture 'mamba' is not supported, only rwkv7"),
+    ],
+)
+def test_other_architectures_are_refused_by_name(
+    path: Path, architecture: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^model.gguf: {message}"):
+        load_checkpoint(minimal(path, architecture))
+
+
+@pytest.mark.parametrize("letter", ["q", "k", "v", "qkv"])
+def test_attention_is_refused_whatever_the_file_calls_itself(path: Path, letter: str) -> None:
+    minimal(path, "rwkv7", f"blk.1.attn_{letter}.weight")
+    with pytest.raises(ConfigError, match=f"'rwkv7' {GROWS}"):
+        load_checkpoint(path)
+
+
+def test_part_of_a_split_file_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="a part of a split file: llama-gguf-split --merge"):
+        load_checkpoint(minimal(path, "rwkv7", split=3))
