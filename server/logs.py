@@ -37,6 +37,9 @@ _SUBPROTOCOL = re.compile(r"(everstream\.key\.)[A-Za-z0-9_=-]+")
 #: Loggers whose warnings a peer can cause as often as it likes.
 CAUSED_BY_PEERS = ("uvicorn.error", "everstream.connections")
 
+#: uvicorn writes two lines for each WebSocket; HTTP clients write URLs, which may be signed.
+QUIET = ("uvicorn", "httpx", "httpx2")
+
 #: What needs no quotes in a line of text.
 _BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
 
@@ -56,7 +59,7 @@ def configure(
 
     ``keys`` are values that must not appear. ``level`` is that of our own loggers.
     Other packages say nothing below INFO, whose debug lines have whole frames and so
-    prompts, and uvicorn nothing below WARNING: it writes two lines for each WebSocket.
+    prompts, and those in `QUIET` nothing below WARNING.
     Raises `ValueError` where there is no such level. May be called again.
     """
     redaction = Redaction(keys)
@@ -71,7 +74,8 @@ def configure(
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    logging.getLogger("uvicorn").setLevel(max(wanted, logging.WARNING))
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(wanted, logging.WARNING))
     for name in CAUSED_BY_PEERS:
         logging.getLogger(name).filters = [OncePerSecond()]
 

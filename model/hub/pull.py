@@ -58,7 +58,8 @@ def _fetch_all(listing: Listing, place: Repository, files: Sequence[HubFile], sa
     _check_space(place, missing)
     if missing:
         size = size_text(sum(file.num_bytes for file in missing))
-        say(f"{listing.name}: {len(missing)} files of {size} to download")
+        what = missing[0].path if len(missing) == 1 else f"{len(missing)} files"
+        say(f"{listing.name.repository}: downloading {what}, {size}")
     for file in files:
         if file in missing:
             fetch(listing, place, file, say)

@@ -21,16 +21,20 @@ from tests.tiny import tiny_tokenizer
 
 
 @contextmanager
-def served(environment: Mapping[str, str], model: str) -> Iterator[httpx.Client]:
+def served(environment: Mapping[str, str], model: str, log: Path) -> Iterator[httpx.Client]:
     """A real server; what it prints is read until it tells its address."""
     words = ["serve", "--port", "0", "--threads", "1", "--store", "memory", "--dtype", "float32"]
     words += ["--model", model]
-    with subprocess.Popen(
-        [sys.executable, "-m", "server.main", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "server.main", *words],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **environment},
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             found = re.search(r"(http://\S+)/v1/completions", "".join(_until_url(process.stdout)))
@@ -72,6 +76,10 @@ def test_name_is_pulled_and_served(tmp_path: Path) -> None:
     write_pth(files / "small.pth", published(SHAPES["square"]))
     with hub_server() as hub:
         hub.add("owner/small", files)
-        with served(hub.environment(tmp_path / "cache"), "owner/small:small.pth") as client:
+        environment, log = hub.environment(tmp_path / "cache"), tmp_path / "log"
+        with served(environment, "owner/small:small.pth", log) as client:
             assert text_of(client, "small.pth") == expected_text(files / "small.pth")
         assert dict(hub.gets()).keys() == {"small.pth", "tokenizer.json"}
+        lines = log.read_text()
+        assert "everstream.hub: owner/small: downloading small.pth" in lines
+        assert hub.storage_url not in lines  # the real one has signatures in its URLs
