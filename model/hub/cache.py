@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.hub.listing import CONFIG, FILE_SUFFIXES, HubFile, several
+from model.checkpoint import CONFIG, FILE_SUFFIXES
+from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.weights import INDEX, WEIGHTS, CheckpointError, weight_files
 

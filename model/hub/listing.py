@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from model import chat_template
+from model.checkpoint import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import INDEX, WEIGHTS, CheckpointError
 
-CONFIG = "config.json"
-#: End the names of models that are one file. All but a GGUF need a tokenizer in the same folder.
-FILE_SUFFIXES = (".pth", ".gguf")
-GGUF = ".gguf"
 #: Small files next to the weights.
 COMPANIONS = (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *chat_template.FILES)
 #: Candidates that a message lists.
@@ -115,7 +112,8 @@ def _single_file(listing: Listing, path: str) -> Choice:
     if path not in listing.files:
         raise CheckpointError(f"{listing.name.repository} has no file {path!r}")
     folder = path[: -len(PurePosixPath(path).name)]
-    small = () if path.endswith(GGUF) else _companions(listing, folder)
+    # A GGUF has its tokenizer inside.
+    small = () if path.endswith(GGUF_SUFFIX) else _companions(listing, folder)
     return Choice(small, (listing.files[path],), False)
 
 

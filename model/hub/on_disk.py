@@ -11,6 +11,7 @@ from model import foreign
 from model.architectures import config_from_dict
 from model.architectures.config import ConfigError, read_json
 from model.bundled_models import bundled_models
+from model.checkpoint import CONFIG, GGUF_SUFFIX
 from model.hub.cache import (
     INCOMPLETE,
     Repository,
@@ -19,7 +20,6 @@ from model.hub.cache import (
     repository,
     single_files,
 )
-from model.hub.listing import CONFIG
 from model.hub.names import HubName, parse_name
 from model.weights import CheckpointError, weight_files
 
@@ -102,9 +102,12 @@ def _family(folder: Path) -> str | None:
 def _family_of_file(path: Path) -> str | None:
     """The same for a single file, of which only the list of tensors is read."""
     from model.foreign.rwkv7 import read_native
+    from model.gguf_file import GgufFile
     from model.torch_file import TorchFile
 
     try:
+        if path.suffix == GGUF_SUFFIX:
+            return foreign.read_gguf(GgufFile(path), path.name)[0].attention
         return read_native(TorchFile(path), path.name)[0].attention
     except (CheckpointError, ConfigError):
         return None

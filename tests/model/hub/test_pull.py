@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 from model.checkpoint import load_checkpoint, locate
 from model.tokenization.world import FILE as VOCABULARY
 from model.tokenization.world import WorldCodec
+from tests.gguf_files import gguf_tensors, world_vocabulary, write_gguf
 from tests.hub_server import TOKEN, Hub, Repository, hub_server
 from tests.model.hub.commands import Commands, commands
 from tests.rwkv7 import SHAPES, fla_config, fla_names, published, write_fla, write_pth
@@ -34,7 +36,7 @@ def write_vocabulary(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One RWKV-7 as it is published: ``native`` has a .pth, ``fla`` safetensors in two files."""
+    """One RWKV-7 as it is published: .pth, safetensors in two files, GGUF in two precisions."""
     root = tmp_path_factory.mktemp("models")
     weights = published(SHAPE)
     for name in ("native", "fla"):
@@ -42,6 +44,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name / "README.md").write_text("What this model is.")
     write_pth(root / "native" / "small.pth", weights)
     write_fla(root / "fla", fla_names(weights), fla_config(SHAPE), shards=2)
+    (root / "gguf").mkdir()
+    for kind in ("BF16", "Q8_0"):
+        fill = world_vocabulary({b + 1: bytes([b]) for b in range(256)}, SHAPE.vocab_size)
+        write_gguf(root / "gguf" / f"small-{kind}.gguf", SHAPE, gguf_tensors(weights), kind, fill)
     (root / "fla" / "pytorch_model.bin").write_bytes(bytes(9999))
     return root
 
@@ -89,6 +95,21 @@ def test_file_is_pulled_with_its_vocabulary(everstream: Commands, hub: Hub, mode
     assert file.name == "small.pth"
     assert {path for path, _ in hub.gets()} == {"small.pth", VOCABULARY}
     assert load_checkpoint(file).digest == load_checkpoint(models / "native/small.pth").digest
+
+
+def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> None:
+    hub.add("owner/gguf", models / "gguf")
+    file = everstream.pull("owner/gguf", "--file", "small-Q8_0.gguf")
+    assert hub.gets() == [("small-Q8_0.gguf", 0)]
+    assert load_checkpoint(file).digest == load_checkpoint(models / "gguf" / file.name).digest
+    (row,) = listed(everstream).values()
+    assert (row["family"], row["form"]) == ("rwkv7", "gguf")
+
+
+def listed(everstream: Commands) -> dict[str, dict[str, Any]]:
+    """The models of the hub that are on disk, by name."""
+    rows = json.loads(everstream.run("models", "--json").stdout)
+    return {row["name"]: row for row in rows if row["source"] == "hub"}
 
 
 def test_interrupted_download_is_resumed_where_it_stopped(everstream: Commands, hub: Hub) -> None:
@@ -266,8 +287,7 @@ def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) 
     rows = json.loads(everstream.run("models", "--json").stdout)
     assert rows[0]["name"] == "everstream-stories"
     assert rows[0]["source"] == "bundled"
-    found = {row["name"]: row for row in rows if row["source"] == "hub"}
-    assert found == {
+    assert listed(everstream) == {
         "owner/fla@v1": {
             "name": "owner/fla@v1",
             "source": "hub",
@@ -290,8 +310,7 @@ def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) 
     removed = everstream.run("models", "rm", "owner/native")
     assert removed.status == 0, removed.stderr
     assert not file.exists()
-    left = json.loads(everstream.run("models", "--json").stdout)
-    assert [row["name"] for row in left if row["source"] == "hub"] == ["owner/fla@v1"]
+    assert list(listed(everstream)) == ["owner/fla@v1"]
 
 
 def test_library_of_the_hub_finds_what_was_pulled(
