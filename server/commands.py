@@ -20,7 +20,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "tokenizer": ("model.training.cli", "tokenizer_command"),
     "train": ("model.training.cli", "train_command"),
     "eval": ("model.training.cli", "eval_command"),
-    "export": ("model.training.cli", "export_command"),
+    "export": ("model.export.cli", "export_command"),
     "pull": ("model.hub.cli", "pull_command"),
     "models": ("model.hub.cli", "models_command"),
     "models rm": ("model.hub.cli", "remove_command"),

@@ -77,6 +77,7 @@ ON_THE_NATIVE_WAY = (
     *("model.foreign.flash_linear_attention", "model.ops.cpu.runtime"),
     *("model.architectures", "model.architectures.rwkv7.config", "model.foreign.rwkv7"),
     *("model.torch_file", "model.tensor_pickle", "model.gguf_file", "model.tokenization.gguf"),
+    "model.export.cli",
     "model.foreign.rwkv7_gguf",
     *("server.engine.engine", "server.engine.scheduler", "server.engine.state_pool"),
     *("server.engine.sessions", "server.engine.native_runner", "server.backend", "server.main"),
@@ -107,8 +108,8 @@ UNSAFE = (
     *("allow_pickle", "pandas.read_pickle"),
 )
 
-#: Files that tests read are written by torch itself, which runs nothing that they hold.
-WRITERS = {"tests/rwkv7.py": ("torch.save",)}
+#: What others read is written by torch itself, which runs nothing that it holds.
+WRITERS = {"tests/rwkv7.py": ("torch.save",), "model/export/rwkv7.py": ("torch.save",)}
 
 #: The only readers of the environment.
 ENVIRONMENT_READERS = ("server.config",)

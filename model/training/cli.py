@@ -1,4 +1,4 @@
-"""The commands ``everstream tokenizer``, ``train``, ``eval`` and ``export``."""
+"""The commands ``everstream tokenizer``, ``train`` and ``eval``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def register(app: typer.Typer) -> None:
     app.command("tokenizer")(tokenizer_command)
     app.command("train")(train_command)
     app.command("eval")(eval_command)
-    app.command("export")(export_command)
 
 
 @contextmanager
@@ -52,7 +51,6 @@ def errors_as_lines() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-Dtype = Literal["float32", "bfloat16"]
 Texts = Annotated[
     list[Path], typer.Option("--data", help="UTF-8 text; repeat for more.", exists=True)
 ]
@@ -312,25 +310,6 @@ def _evaluator(
         torch.set_num_threads(threads)
     network = checkpoint.model.to(getattr(torch, dtype))
     return "torch", partial(on_torch.evaluate, network, checkpoint.tokenizer)
-
-
-def export_command(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled model or hub id.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write; its files are replaced.")],
-    dtype: Annotated[Dtype, typer.Option(help="Of the stored weights.")] = "bfloat16",
-) -> None:
-    """Write a checkpoint again with its weights in another dtype."""
-    import torch
-
-    from model.checkpoint import load_checkpoint, locate, save_checkpoint
-
-    with errors_as_lines():
-        folder = locate(model)
-        if out.resolve() == folder.resolve():
-            raise typer.BadParameter("is the model's own folder", param_hint="OUT")
-        checkpoint = load_checkpoint(folder)
-    save_checkpoint(out, checkpoint.model, checkpoint.tokenizer, getattr(torch, dtype))
-    typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()):,} bytes")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from model.checkpoint import save_checkpoint
 from model.training.cli import register
+from server.main import app as everstream
 from tests.tiny import TEXT, tiny_checkpoint
 
 TINY = "--hidden-size 16 --layers 1 --heads 2 --head-dim 8 --intermediate-size 24"
@@ -177,7 +178,7 @@ def test_export_halves_the_file_and_keeps_the_quality(
 ) -> None:
     out, small = tmp_path / "run", tmp_path / "small"
     CliRunner().invoke(app, train(out, corpus, "--valid", str(corpus)))
-    result = CliRunner().invoke(app, ["export", str(out / "model"), str(small)])
+    result = CliRunner().invoke(everstream, ["export", str(out / "model"), str(small)])
     assert result.exit_code == 0, result.output
     sizes = [(f / "model.safetensors").stat().st_size for f in (out / "model", small)]
     assert sizes[1] < 0.6 * sizes[0]

@@ -1,0 +1,76 @@
+"""The command ``everstream export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from model.quantization.cli import errors_as_lines
+
+if TYPE_CHECKING:
+    from model.checkpoint import Checkpoint
+
+Format = Literal["everstream", "gguf", "pth", "hf"]
+Dtype = Literal["float32", "bfloat16", "float16", "q8_0"]
+
+
+def export_command(
+    model: Annotated[
+        str, typer.Argument(help="Folder, .pth or .gguf file, bundled model or hub id.")
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write, or file where the format is one.")],
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="everstream: a folder of ours; gguf, pth and hf (a folder): RWKV-7 only."
+        ),
+    ] = "everstream",
+    dtype: Annotated[
+        Dtype, typer.Option(help="Of the stored weights; q8_0 is for gguf.")
+    ] = "bfloat16",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer's file, where the model's is elsewhere.")
+    ] = None,
+) -> None:
+    """Write a model again, in another format or dtype."""
+    from model.checkpoint import load_checkpoint, locate
+
+    if dtype == "q8_0" and format != "gguf":
+        raise typer.BadParameter("q8_0 is for --format gguf", param_hint="--dtype")
+    is_file = format in ("gguf", "pth")
+    if is_file and out.suffix != f".{format}":
+        raise typer.BadParameter(f"must end in .{format}", param_hint="OUT")
+    with errors_as_lines():
+        source = locate(model)
+        if out.resolve() == source.resolve():
+            kind = "file" if source.is_file() else "folder"
+            raise typer.BadParameter(f"is the model's own {kind}", param_hint="OUT")
+        checkpoint = load_checkpoint(source, tokenizer=tokenizer)
+        _write(checkpoint, out, format, dtype, is_file)
+    size = out.stat().st_size if is_file else sum(f.stat().st_size for f in out.iterdir())
+    typer.echo(f"{out}: {size:,} bytes")
+
+
+def _write(checkpoint: Checkpoint, out: Path, format: str, dtype: str, is_file: bool) -> None:
+    """A file gets its name when it is whole."""
+    if format == "everstream":
+        import torch
+
+        from model.checkpoint import save_checkpoint
+
+        save_checkpoint(out, checkpoint.model, checkpoint.tokenizer, getattr(torch, dtype))
+        return
+    from model.export import writer_of
+
+    write = writer_of(checkpoint, format)
+    if not is_file:
+        write(out, checkpoint, dtype)
+        return
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    try:
+        write(unfinished, checkpoint, dtype)
+        unfinished.replace(out)
+    finally:
+        unfinished.unlink(missing_ok=True)
