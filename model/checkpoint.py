@@ -5,7 +5,7 @@ tokenizer names the model: a session's state means something only to the model
 that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files beside
 an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth``, with
-a tokenizer in the same folder, and ``NAME.gguf``, which has one of its own.
+a tokenizer in the same folder or the published one, and ``NAME.gguf``, which has one of its own.
 
 A chat template may lie beside them (`model.chat_template`); what a state means
 does not depend on it, so the digest leaves it out.
@@ -31,6 +31,7 @@ from model.bundled_models import bundled_models
 from model.chat_template import ChatTemplate, checked_template, read_chat_template
 from model.hub.names import parse_name
 from model.tokenization.ends import GENERATION_CONFIG
+from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
 from model.weights import (
@@ -131,7 +132,7 @@ def load_checkpoint(
     """
     found = locate(source, revision)
     if found.suffix == TORCH_SUFFIX:
-        return _load_file(found, tokenizer or _beside(found))
+        return _load_file(found, tokenizer)
     if found.suffix == GGUF_SUFFIX:
         return _load_gguf(found, tokenizer)
     return _load_folder(found, tokenizer or _beside(found / CONFIG))
@@ -140,28 +141,35 @@ def load_checkpoint(
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `locate` finds. Raises what `load_checkpoint` raises."""
     found = locate(source)
-    if found.suffix == GGUF_SUFFIX:
-        return _load_gguf(found, None).tokenizer
-    return Tokenizer.load(_beside(found if found.suffix == TORCH_SUFFIX else found / CONFIG))
+    if found.suffix in FILE_SUFFIXES:
+        return load_checkpoint(found).tokenizer
+    return Tokenizer.load(_beside(found / CONFIG))
 
 
 def _beside(path: Path) -> Path:
-    """The tokenizer's file in the folder of ``path``."""
-    for name in TOKENIZER_FILES:
-        if _is_readable(path.with_name(name)):
-            return path.with_name(name)
+    """The tokenizer's file in the folder of ``path``. Raises `CheckpointError`."""
+    if found := _find_beside(path):
+        return found
     more = "; --tokenizer FILE names one elsewhere" if path.suffix in FILE_SUFFIXES else ""
     names = " or ".join(TOKENIZER_FILES)
     raise CheckpointError(f"{path.parent} has no {names} for {path.name}{more}")
 
 
-def _load_file(path: Path, tokenizer_file: Path) -> Checkpoint:
-    """A native RWKV file and its tokenizer's."""
+def _find_beside(path: Path) -> Path | None:
+    files = (path.with_name(name) for name in TOKENIZER_FILES)
+    return next((file for file in files if _is_readable(file)), None)
+
+
+def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
+    """A native RWKV file; one of the published size has the published vocabulary by default."""
     from model.foreign.rwkv7 import read_native
     from model.torch_file import TorchFile
 
-    tokenizer = Tokenizer.load(tokenizer_file)
     config, weights = read_native(TorchFile(path), path.name)
+    if tokenizer_file is None and config.vocab_size == PADDED_SIZE:
+        tokenizer_file = _find_beside(path) or PUBLISHED
+    tokenizer_file = tokenizer_file or _beside(path)
+    tokenizer = Tokenizer.load(tokenizer_file)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"

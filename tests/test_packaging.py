@@ -33,6 +33,7 @@ LITTER = (
     "model/ops/cpu/cmake/CMakeFiles/native.dir/kernels.cpp.o",
 )
 
+VOCABULARY = "model/tokenization/rwkv_vocab_v20230424.txt"
 FONT_LICENCES = {"server/static/fonts/inter-OFL.txt", "server/static/fonts/newsreader-OFL.txt"}
 
 
@@ -124,9 +125,13 @@ def test_wheel_without_a_compiler_is_pure_python(pure_wheel: Path, wheel_files: 
     assert wheel_files & set(LITTER) == set()
 
 
+def test_wheel_carries_the_published_vocabulary(wheel_files: set[str]) -> None:
+    assert VOCABULARY in wheel_files
+
+
 def test_wheel_carries_no_sources_of_the_extension(wheel_files: set[str]) -> None:
     suffixes = (".cpp", ".h", ".txt", ".so")
-    assert {name for name in wheel_files if name.endswith(suffixes)} <= FONT_LICENCES
+    assert {name for name in wheel_files if name.endswith(suffixes)} <= {*FONT_LICENCES, VOCABULARY}
 
 
 def test_build_fails_where_the_native_runtime_is_required(tree: Path, tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from model import foreign
 from model.architectures import config_from_dict
 from model.architectures.config import read_json
-from model.checkpoint import CONFIG, TORCH_SUFFIX
+from model.checkpoint import CONFIG
 from model.hub.cache import Repository, local, repository
 from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
 from model.hub.listing import HubFile, Listing, choose, size_text
 from model.hub.names import HubName
 from model.hub.remote import read_listing
-from model.tokenizer import FILES as TOKENIZERS
 from model.weights import CheckpointError, weight_files
 
 logger = logging.getLogger("everstream.hub")
@@ -52,8 +51,6 @@ def pull(name: HubName, say: Say) -> Path:
         raise CheckpointError(f"{error.filename or place.folder}: {error.strerror}") from error
     found = local(name)
     assert found is not None, (name, listing.commit)
-    if found.suffix == TORCH_SUFFIX and not any(found.with_name(f).exists() for f in TOKENIZERS):
-        say(f"{name.repository} has no {' or '.join(TOKENIZERS)}: --tokenizer FILE names one")
     return found
 
 

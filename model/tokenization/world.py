@@ -3,6 +3,9 @@
 Its file, ``rwkv_vocab_v20230424.txt``, has a line ``id literal length`` for each token: the literal
 is Python's, of a str or of bytes, and the length is that of the token in bytes. Id 0 is not in
 it: it ends a text. The 256 single bytes are tokens, so that every byte sequence has ids.
+
+Repositories of native files leave it out, so the one that all published models share lies next to
+this module: the RWKV project's, under Apache-2.0, with line ends of one byte.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from model.tokenization.base import END_OF_TEXT, TokenizerError
 from model.tokenization.ends import NO_ENDS, Ends, resolve
 
 FILE = "rwkv_vocab_v20230424.txt"
+PUBLISHED = Path(__file__).with_name(FILE)
 EOS = 0
 
 #: Rows of the embedding in published checkpoints: the file's 65,529 ids, that of the end, padding.
