@@ -95,8 +95,10 @@ def settled(
     ``feed`` is what the rest of it makes of the state.
     """
     progress = value.progress
-    if progress is not None:  # another reader gives it another name
-        progress = replace(progress, request=replace(progress.request, request_id=""))
+    if progress is not None:
+        # Another reader gives it another name; the log does not say what the prefix cache had.
+        request = replace(progress.request, request_id="")
+        progress = replace(progress, request=request, num_cached=0)
     counts = (value.length, value.epoch, value.seq, value.log_index)
     state = feed(value.state, unseen(value))
     return (state, recent(value), *counts, value.undecoded, progress, value.constraint)
