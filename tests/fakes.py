@@ -1,8 +1,8 @@
 """The real engine over a runner without a model, and a native runtime without one.
 
-Bytes are tokens. What `FakeEngine` generates depends on the seed and the position
-alone: a fixed story, read from a place that the seed chooses. Words in a prompt
-make it misbehave: ``END`` at its end generates the end-of-text token at once,
+Bytes are tokens. What `FakeEngine` generates depends on the seed and the position alone:
+a fixed story, or one that a test gives, read from a place that the seed chooses. Words in a
+prompt make it misbehave: ``END`` at its end generates the end-of-text token at once,
 ``<fail>`` fails the request, ``<crash>`` the engine.
 """
 
@@ -93,6 +93,13 @@ class ByteTokenizer:
     first_bytes = token_bytes
 
 
+def told_after(num_tokens: int, text: str) -> list[int]:
+    """A story that is ``text`` and its end after a prompt of ``num_tokens``, with the seed 0."""
+    story = [*text.encode(), EOS]
+    start = num_tokens % len(story)
+    return story[-start:] + story[:-start] if start else story
+
+
 def state_after(tokens: Iterable[int], state: bytes = bytes(STATE_BYTES)) -> bytes:
     """What `FakeRunner` makes of ``state`` by feeding ``tokens``."""
     digest, count, *last = np.frombuffer(state, np.int64).tolist()
@@ -114,8 +121,8 @@ class FakeRunner:
 
     grid: tuple[int, ...] = ()
 
-    def __init__(self, pool: StatePool) -> None:
-        self._pool = pool
+    def __init__(self, pool: StatePool, story: Sequence[int] = STORY) -> None:
+        self._pool, self._story = pool, story
         self.fault: Exception | None = None
         self._logprobs: list[float] = []
         self._tops: list[list[tuple[int, float]]] = []
@@ -173,7 +180,7 @@ class FakeRunner:
         ids, place = allowed_ids(feed.allowed), feed.position + len(feed.tokens)
         if words.endswith(b"END") and feed.tokens[-1] != EOS and EOS in ids:
             return EOS
-        token = STORY[(feed.draw.seed * 7 + place) % len(STORY)]
+        token = self._story[(feed.draw.seed * 7 + place) % len(self._story)]
         return token if token in ids else ids[(feed.draw.seed * 7 + place) % len(ids)]
 
     def _feed(self, feed: Feed) -> bytes:
@@ -223,11 +230,12 @@ class FakeEngine(Engine):
         max_waiting: int = 64,
         session_ttl_s: float = 900.0,
         before_step: Callable[[], object] = lambda: None,
+        story: Sequence[int] = STORY,
         **config: Any,
     ) -> None:
         ids = itertools.count(1)
         pool = StatePool(StateLayout((), 0, STATE_BYTES), max_sessions)
-        self._before_step, self._runner = before_step, FakeRunner(pool)
+        self._before_step, self._runner = before_step, FakeRunner(pool, story)
         if "max_running" not in config:
             config, max_waiting = {"max_running": max_waiting, **config}, 0
         limits = {

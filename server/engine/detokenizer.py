@@ -92,7 +92,7 @@ class StopStrings:
         if found:
             self._held = ""
             return text[: min(found)], True
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -102,7 +102,7 @@ class StopStrings:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that begins ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

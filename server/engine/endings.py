@@ -60,9 +60,7 @@ class Endings:
         """
         request, session = live.request, live.session
         self._drop(live)
-        text = live.stop_strings.flush() if live.stop_strings and not drop_held else ""
-        if not session.keep and not drop_held:
-            text += session.detokenizer.flush()
+        text, thought = _held(live, drop_held)
         if request.sampling is not None:
             session.seq += 1
         within_prompt = session.num_owed or not live.started
@@ -72,7 +70,8 @@ class Endings:
         if grammar_ended:
             session.constraint = None
         num_prompt = session.length - live.length - live.num_generated
-        usage = Usage(num_prompt, live.num_generated, live.num_cached)
+        num_thought = 0 if live.turn is None else live.turn.num_thought
+        usage = Usage(num_prompt, live.num_generated, live.num_cached, num_thought)
         self.num_prompt += usage.prompt_tokens
         finished = Finished(
             request.request_id,
@@ -85,6 +84,7 @@ class Endings:
             error,
             *_read(live, reason),
             grammar_ended=grammar_ended,
+            thought=thought,
         )
         self._events.append(finished)
         for choice in request.ids[1:]:  # it ends before they began
@@ -104,6 +104,16 @@ class Endings:
         live.session.live = None
         del self._live[live.request.request_id]
         self.cancelled.pop(live, None)
+
+
+def _held(live: Live, met_stop: bool) -> tuple[str, str]:
+    """What was held back of the text, and of the thinking."""
+    rest = "" if live.session.keep or met_stop else live.session.detokenizer.flush()
+    if live.turn is not None:
+        shown = live.turn.finish(met_stop, rest)
+        return shown.text, shown.thought or ""
+    text = live.stop_strings.flush() if live.stop_strings and not met_stop else ""
+    return text + rest, ""
 
 
 def _read(live: Live, reason: FinishReason | None) -> _Reading:

@@ -60,6 +60,7 @@ class Host:
             self._live,
             tuple(dict.fromkeys((model_config.eos_token_id, *tokenizer.eos_token_ids))),
             config.matchers or no_matchers,
+            model_config.vocab_size,
         )
 
     def create_session(self, owner: str, now: float) -> SessionInfo:

@@ -14,6 +14,7 @@ from server.engine.lifecycle import Phase, check_move
 from server.engine.runner import Draw, Scored
 from server.engine.sampling import has_penalty
 from server.engine.session import Session
+from server.engine.turn_text import TurnText
 from server.engine.types import Request, Top
 from server.engine.value import Progress
 
@@ -43,6 +44,7 @@ class Live:
     ends: frozenset[int] = frozenset()
     silent_ends: tuple[int, ...] = ()
     stop_strings: StopStrings | None = None
+    turn: TurnText | None = None
     feeds_last: bool = False
     alone: bool = False
     scores: list[Scored] | None = field(default=None, repr=False)
@@ -94,7 +96,8 @@ class Live:
             live.ends = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos)))
             silent = filter(session.detokenizer.is_silent, sorted(live.ends - {eos[0]}))
             live.silent_ends = (eos[0], *silent)
-            if params.stop:
+            live.turn = turn_of(progress)
+            if params.stop and live.turn is None:
                 live.stop_strings = StopStrings(params.stop)
                 live.stop_strings.restore(progress.withheld)
         return live
@@ -103,7 +106,10 @@ class Live:
     def progress(self) -> Progress:
         """What a continuation of it needs beside its session."""
         withheld = self.stop_strings.withheld if self.stop_strings else ""
-        return Progress(self.request, self.length, self.num_generated, withheld, self.num_cached)
+        turn = None if self.turn is None else self.turn.state
+        return Progress(
+            self.request, self.length, self.num_generated, withheld, self.num_cached, turn
+        )
 
     @property
     def parked(self) -> bool:
@@ -144,3 +150,14 @@ class Live:
         """Goes to ``phase``, as the table of phases allows."""
         check_move(self.phase, phase)
         self.phase = phase
+
+
+def turn_of(progress: Progress) -> TurnText | None:
+    """The reader of the text of ``progress``, where it is a turn of a chat."""
+    params = progress.request.sampling
+    if params is None or params.turn is None:
+        return None
+    found = TurnText(params.turn, params.stop, params.grammar is not None)
+    if progress.turn is not None:
+        found.restore(progress.turn, progress.num_generated)
+    return found

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from server.engine.detokenizer import StopStrings
+from server.engine.live import turn_of
 from server.engine.session import Session
+from server.engine.turn_text import TurnText
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Entry, Progress, Rewound
 
@@ -45,10 +47,8 @@ def replay(
 def _apply(
     session: Session, progress: Progress | None, entries: Iterable[Entry]
 ) -> Progress | None:
-    stops, num_generated = (
-        _stop_strings(progress),
-        0 if progress is None else (progress.num_generated),
-    )
+    stops, turn = _readers(progress)
+    num_generated = 0 if progress is None else progress.num_generated
     for entry in entries:
         if isinstance(entry, TokenEvent):
             text = session.show(entry.token_id)
@@ -57,14 +57,17 @@ def _apply(
             session.hold(entry.token_id)
             if session.constraint is not None:
                 session.constraint.tokens.append(entry.token_id)
+            if turn is not None and progress is not None:
+                turn.push(text)
+                session.end_thinking(progress.request, turn)
             num_generated += 1
         elif isinstance(entry, Accepted):
             progress, num_generated = Progress(entry.request, entry.length), 0
-            stops = _stop_strings(progress)
+            stops, turn = _readers(progress)
             session.begin(entry.request, entry.tokens)
         elif isinstance(entry, Finished):
             session.cut(entry.position)  # shorter where it was cancelled within its prompt
-            progress = None
+            progress = stops = turn = None
             if entry.grammar_ended:
                 session.constraint = None
         elif isinstance(entry, Rewound):
@@ -72,15 +75,19 @@ def _apply(
     if progress is None:
         return None
     withheld = stops.withheld if stops is not None else ""
-    return Progress(progress.request, progress.length, num_generated, withheld)
+    state = turn.state if turn is not None else None
+    return Progress(progress.request, progress.length, num_generated, withheld, turn=state)
 
 
-def _stop_strings(progress: Progress | None) -> StopStrings | None:
+def _readers(progress: Progress | None) -> tuple[StopStrings | None, TurnText | None]:
+    """What reads the text of a request: its stop strings, or a chat's turn."""
     if progress is None or progress.request.sampling is None:
-        return None
+        return None, None
+    if (turn := turn_of(progress)) is not None:
+        return None, turn
     stops = StopStrings(progress.request.sampling.stop)
     stops.restore(progress.withheld)
-    return stops
+    return stops, None
 
 
 def _until(entries: Sequence[Entry], length: int) -> list[Entry]:

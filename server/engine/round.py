@@ -47,6 +47,7 @@ class Round:
         live: dict[str, Live],
         eos_token_ids: tuple[int, ...],
         matchers: Matchers,
+        vocab_size: int,
     ) -> None:
         self.events: list[Event] = []
         self.endings = Endings(self.events, scheduler, sessions, keeper, live)
@@ -57,6 +58,7 @@ class Round:
         self._sessions, self._keeper = sessions, keeper
         self._prompts, self._live = prompts, live
         self._eos_token_ids, self._matchers = eos_token_ids, matchers
+        self._vocab_size = vocab_size
         self._grammar_turns = GrammarTurns()
 
     def play(self, now: float) -> list[Event]:
@@ -135,7 +137,7 @@ class Round:
         alone: list[tuple[Live, Feed]] = []
         for live, count in plan:
             try:
-                feed = row(live, count, self._matchers)
+                feed = row(live, count, self._matchers, self._vocab_size)
             except Exception:  # of a matcher
                 self._break_off(live, now)
             else:
@@ -257,9 +259,12 @@ class Round:
         session, stops, met, ended = live.session, live.stop_strings, False, False
         if session.constraint is not None:
             ended = session.constraint.accept(token, live.silent_ends, self._matchers)
-        text = session.show(token)
+        text, thought = session.show(token), None
         if stops is not None:
             text, met = stops.push(text)
+        elif live.turn is not None:
+            thought, text, met = live.turn.push(text)
+            session.end_thinking(live.request, live.turn)
         session.pending = token
         session.seq += 1
         live.num_generated += 1
@@ -269,6 +274,8 @@ class Round:
         event = TokenEvent(request_id, session.seq, position, token, text)
         if live.num_top is not None:
             event = event._replace(logprob=live.logprob, top=live.top)
+        if thought is not None:
+            event = event._replace(thought=thought)
         self.events.append(event)
         if session.keep:
             session.log_index += 1

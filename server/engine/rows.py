@@ -12,7 +12,7 @@ from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
 from server.engine.sampling import PENALTY_WINDOW
 
 
-def row(live: Live, count: int, matchers: Matchers) -> Feed:
+def row(live: Live, count: int, matchers: Matchers, vocab_size: int) -> Feed:
     """The next ``count`` tokens of a request, and its draw where the last one is among them.
 
     Raises what the matcher of its session's grammar raises.
@@ -29,6 +29,8 @@ def row(live: Live, count: int, matchers: Matchers) -> Feed:
         if session.constraint is not None:
             budget = live.max_tokens - live.num_generated
             allowed = session.constraint.allowed(matchers, budget, live.silent_ends)
+        elif live.turn is not None:
+            allowed = live.turn.allowed(vocab_size, live.ends)
     return Feed(slot, session.position, tokens, draw, recent, allowed)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from server.engine.constraint import OpenConstraint
 from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
+from server.engine.turn_text import TurnText
 from server.engine.types import Request
 from server.engine.value import Origin, Segment, SessionValue, StateBlock
 
@@ -130,8 +131,9 @@ class Session:
         if request.tokens:
             self.detokenizer.flush()
             self.constraint = None
-        if request.sampling is not None and request.sampling.grammar is not None:
-            self.constraint = OpenConstraint(request.sampling.grammar)
+        params = request.sampling
+        if params is not None and params.grammar is not None and params.turn is None:
+            self.constraint = OpenConstraint(params.grammar)
         self.detokenizer.skip(tokens)
         if tokens:
             self.extend(tokens)
@@ -200,6 +202,13 @@ class Session:
     def show(self, token: int) -> str:
         """The text of a generated token. Under a grammar, which counts them, all its bytes."""
         return self.detokenizer.push(token, exact=self.constraint is not None)
+
+    def end_thinking(self, request: Request, turn: TurnText) -> None:
+        """A grammar of ``request`` begins to apply where ``turn``, its text, thinks no more."""
+        assert request.sampling is not None, request
+        if self.constraint is None and not turn.is_thinking:
+            grammar = request.sampling.grammar
+            self.constraint = None if grammar is None else OpenConstraint(grammar)
 
     def _is_start(self, value: SessionValue) -> bool:
         """Whether the session's text has no token yet that stands for some."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from server.engine.turn_text import TurnState
 from server.engine.types import Finished, Request, TokenEvent
 
 
@@ -60,7 +61,8 @@ class Progress:
     """A request that has not finished.
 
     ``length`` is that of the session's text before it, ``withheld`` what its stop
-    strings hold back. ``num_cached`` tokens of its prompt came from the prefix cache.
+    strings hold back. ``num_cached`` tokens of its prompt came from the prefix cache. ``turn``
+    is where the text of a chat's turn is, None at its beginning.
     """
 
     request: Request
@@ -68,6 +70,7 @@ class Progress:
     num_generated: int = 0
     withheld: str = ""
     num_cached: int = 0
+    turn: TurnState | None = None
 
 
 @dataclass(frozen=True, slots=True)

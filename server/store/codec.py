@@ -82,8 +82,10 @@ def pack_entry(entry: Entry, running: str | None) -> Sequence[object]:
 
 
 def pack_token(entry: TokenEvent) -> tuple[object, ...]:
-    """A token of the request that runs: most are without probabilities, and short."""
-    return entry[1:5] if entry[5] is None else entry[1:]
+    """A token of the request that runs: most have no probabilities and no thought."""
+    if entry[7] is not None:
+        return entry[1:]
+    return entry[1:5] if entry[5] is None else entry[1:7]
 
 
 def unpack_entry(data: Any, running: str | None) -> Entry:

@@ -133,8 +133,9 @@ def test_a_token_costs_few_bytes() -> None:
 def test_tokens_with_probabilities_stand_beside_those_without() -> None:
     plain = TokenEvent("r", 1, 5, 500, " tok")
     rich = TokenEvent("r", 2, 6, 501, "", -0.1, ((501, -0.1), (7, -2.30258509299404568)))
-    data = pack_entries([plain, rich, plain], "r")
-    assert unpack_entries(data, "r") == [plain, rich, plain]
+    thinking = TokenEvent("r", 3, 7, 502, "", thought="we")
+    data = pack_entries([plain, rich, thinking, plain], "r")
+    assert unpack_entries(data, "r") == [plain, rich, thinking, plain]
     assert data.count(b'[1,5,500," tok"]') == 2
 
 

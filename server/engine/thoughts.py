@@ -1,0 +1,96 @@
+"""Where the thinking in a text begins and ends, by its markers, which tokens cut as they like."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from server.engine.detokenizer import overlap
+from server.engine.types import Turn
+
+
+class Part(IntEnum):
+    """Where a turn's text is. It only moves forward."""
+
+    START = 0  # what has come may be the beginning of the begin marker
+    OPENED = 1  # after the begin marker, before the first word of the thinking
+    THINKING = 2
+    CLOSED = 3  # after the end marker, before the first word of the answer
+    ANSWER = 4  # before the first word of the answer that is shown
+    SHOWN = 5
+
+
+class Cut(NamedTuple):
+    """A piece of text, cut. ``closed``: the end marker is in it; ``rest`` came right after it."""
+
+    thought: str = ""
+    answer: str = ""
+    closed: bool = False
+    rest: str = ""
+
+
+class Thoughts:
+    """Cuts a text as it comes. White space around the thinking is dropped.
+
+    ``lead`` is what the marker in the prompt lacks, and may come first; ``undecided`` is text
+    that may belong to a marker, or be white space that is dropped.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._begin, self._end = turn.begin, turn.end
+        self.part = {"": Part.START, "open": Part.OPENED, "closed": Part.CLOSED}[turn.prompted]
+        self.lead, self.undecided = turn.lead, ""
+
+    def push(self, text: str) -> Cut:
+        """What ``text`` adds."""
+        if self.part >= Part.ANSWER:
+            return Cut(answer=text)
+        self.undecided += text
+        if self.lead and not self._has_led():
+            return Cut()
+        if self.part is Part.START:
+            self._start()
+        cut = self._think() if self.part in (Part.OPENED, Part.THINKING) else Cut()
+        if self.part is Part.CLOSED:
+            self.undecided = self.undecided.lstrip()
+            if self.undecided:
+                self.part = Part.ANSWER
+        if self.part is Part.ANSWER:
+            cut, self.undecided = cut._replace(answer=self.undecided), ""
+        return cut
+
+    def flush(self) -> Cut:
+        """What was undecided, where nothing more comes."""
+        text, self.undecided = self.undecided, ""
+        if self.part in (Part.OPENED, Part.THINKING):
+            return Cut(thought=text.rstrip())
+        return Cut(answer=text) if self.part is Part.START else Cut()
+
+    def _has_led(self) -> bool:
+        """Drops the lead; False where it may still come."""
+        if self.lead.startswith(self.undecided) and self.lead != self.undecided:
+            return False
+        self.undecided = self.undecided.removeprefix(self.lead)
+        self.lead = ""
+        return True
+
+    def _start(self) -> None:
+        """The model may write the begin marker itself, or answer at once."""
+        text = self.undecided.lstrip()
+        if text.startswith(self._begin):
+            self.part, self.undecided = Part.OPENED, text.removeprefix(self._begin)
+        elif not self._begin.startswith(text) or "\n\n" in self.undecided:
+            self.part = Part.ANSWER
+
+    def _think(self) -> Cut:
+        if self.part is Part.OPENED:
+            self.undecided = self.undecided.lstrip()
+            if self.undecided:
+                self.part = Part.THINKING
+        thought, found, rest = self.undecided.partition(self._end)
+        if found:
+            self.part, self.undecided = Part.CLOSED, rest
+            return Cut(thought.rstrip(), closed=True, rest=rest)
+        safe = thought[: len(thought) - overlap(thought, self._end)].rstrip()
+        self.undecided = thought[len(safe) :]
+        return Cut(safe)
