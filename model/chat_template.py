@@ -2,7 +2,8 @@
 
 It is looked for where Hugging Face's tools write it: in ``chat_template.jinja``,
 else in ``tokenizer_config.json``, as one text or as a list of named ones. Running
-it is `server.chat.renderer`'s affair: a template is code from a checkpoint.
+it is `server.chat.renderer`'s affair: a template is code from a checkpoint. What it
+does not say of a chat is in `model.chat_turns`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from model.chat_turns import Thinking, Turns, thinking_in
 from model.config import ConfigError, read_json
 
 JINJA, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
@@ -53,12 +55,19 @@ PLAIN = """\
 class ChatTemplate:
     """``source`` in Jinja's language; ``tool_use`` instead, where given, if there are tools.
 
-    ``special_tokens`` are variables of both: ``bos_token`` and others.
+    ``special_tokens`` are variables of both: ``bos_token`` and others. ``turns`` is what the
+    text does not say.
     """
 
     source: str = PLAIN
     tool_use: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How the model thinks; None where it does not."""
+        return self.turns.thinking or thinking_in(self.source)
 
     def of(self, with_tools: bool) -> str:
         """The text that is to be rendered."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from model.architectures import config_from_dict
 from model.architectures.config import Config, ConfigError, read_json
 from model.bundled_models import bundled_models
+from model.chat import chat_of, plain_chat
 from model.chat_template import ChatTemplate, checked_template, read_chat_template
 from model.hub.names import parse_name
 from model.tokenization.ends import GENERATION_CONFIG
@@ -73,7 +74,7 @@ class Checkpoint:
     """A loaded model: ``weights`` by name as numpy arrays, floating point as float32.
 
     ``digest`` is SHA-256 in hex over the three files. ``chat_template`` is the
-    checkpoint's own, or the plain one.
+    checkpoint's own, its family's, or the plain one.
     """
 
     config: Config
@@ -174,7 +175,7 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
         raise CheckpointError(
             f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"
         )
-    template = read_chat_template(path.parent) or _plain(config, tokenizer)
+    template = chat_of(config, tokenizer, read_chat_template(path.parent))
     return Checkpoint(config, weights, tokenizer, _digest([path, tokenizer_file]), template)
 
 
@@ -196,9 +197,10 @@ def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     inside = file.metadata.get(GGUF_TEMPLATE)
     files = [path] if tokenizer_file is None else [path, tokenizer_file]
     found = read_chat_template(path.parent) if inside is None else None
-    template = found or _plain(config, tokenizer)
     if inside is not None:
-        template = replace(template, source=checked_template(GGUF_TEMPLATE, inside))
+        source = checked_template(GGUF_TEMPLATE, inside)
+        found = replace(plain_chat(config, tokenizer), source=source)
+    template = chat_of(config, tokenizer, found)
     return Checkpoint(config, weights, tokenizer, _digest(files), template)
 
 
@@ -222,7 +224,7 @@ def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:
             f" vocab_size is {config.vocab_size}"
         )
     check_weights(config, weights)
-    template = read_chat_template(folder) or _plain(config, tokenizer)
+    template = chat_of(config, tokenizer, read_chat_template(folder))
     files = [folder / CONFIG, *weight_files(folder), tokenizer_file]
     return Checkpoint(config, weights, tokenizer, _digest(files), template)
 
@@ -292,12 +294,6 @@ def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
     if not foreign.is_foreign(values.get("model_type")):
         return config_from_dict(values), read_weights(folder)
     return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)
-
-
-def _plain(config: Config, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template for a checkpoint without one: texts begin with the model's start token."""
-    starts = [name for name, id in tokenizer.special_ids.items() if id == config.bos_token_id]
-    return ChatTemplate(special_tokens={"bos_token": starts[0]} if starts else {})
 
 
 def _digest(files: Sequence[Path]) -> str:

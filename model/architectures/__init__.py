@@ -40,12 +40,14 @@ __all__ = [
 class Architecture(NamedTuple):
     """The classes of a family, each as (module, name); imported when asked for.
 
-    ``name`` is what users call the family.
+    ``name`` is what users call the family, ``chat`` a `model.chat.FamilyChat`, where the
+    family has taught its models turns.
     """
 
     name: str
     config: tuple[str, str]
     network: tuple[str, str]
+    chat: tuple[str, str] | None = None
 
 
 #: ``model_type`` of our own checkpoint folders -> the family.
@@ -59,6 +61,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         name="rwkv7",
         config=("model.architectures.rwkv7.config", "Rwkv7Config"),
         network=("model.architectures.rwkv7.network", "Rwkv7"),
+        chat=("model.architectures.rwkv7.chat", "world_chat"),
     ),
 }
 

@@ -1,0 +1,147 @@
+"""The turns of RWKV World and G1, byte for byte, and which checkpoints have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from model.architectures.rwkv7.chat import NAME, TEMPLATE, TURNS, world_chat
+from model.architectures.rwkv7.config import Rwkv7Config
+from model.chat import chat_of
+from model.chat_template import PLAIN, ChatTemplate
+from model.chat_turns import Thinking
+from model.config import ModelConfig
+from model.tokenization.world import WorldCodec
+from model.tokenizer import END_OF_TEXT, Tokenizer
+from server.chat.sandbox import render
+from tests.tiny import tiny_tokenizer
+
+HI: dict[str, Any] = {"role": "user", "content": "Hi"}
+HELLO = {"role": "assistant", "content": "Hello!"}
+
+
+def world() -> Tokenizer:
+    return Tokenizer(WorldCodec([(id + 1, bytes([id])) for id in range(256)]))
+
+
+def written(*messages: dict[str, Any], prompt: bool = True, **variables: Any) -> str:
+    given = {"messages": messages, "add_generation_prompt": prompt, "bos_token": END_OF_TEXT}
+    text = render(TEMPLATE, {**given, **variables}, 100_000, 0.0)
+    assert text.startswith(END_OF_TEXT)
+    return text.removeprefix(END_OF_TEXT)
+
+
+def test_turns_have_an_empty_line_between_them() -> None:
+    be_brief = {"role": "system", "content": "Be brief."}
+    assert written(HI) == "User: Hi\n\nAssistant:"
+    assert written(be_brief, HI, HELLO, HI) == (
+        "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello!\n\nUser: Hi\n\nAssistant:"
+    )
+    assert written(HI, HELLO, prompt=False) == "User: Hi\n\nAssistant: Hello!"
+
+
+def test_message_has_no_empty_line_in_it() -> None:
+    for text in ("a\n\nb", "  a\n\n\nb \n", "a\r\n\r\nb"):
+        assert written({**HI, "content": text}) == "User: a\nb\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked", "prompt"),
+    [
+        ({"enable_thinking": True}, "Hi", "Assistant: <think"),
+        ({"enable_thinking": False}, "Hi", "Assistant: <think>\n</think"),
+        (
+            {"enable_thinking": True, "reasoning_effort": "low"},
+            "Hi (think a bit)",
+            "Assistant: <think",
+        ),
+        (
+            {"enable_thinking": True, "reasoning_effort": "medium"},
+            "Hi (think)",
+            "Assistant: <think",
+        ),
+        (
+            {"enable_thinking": True, "reasoning_effort": "high"},
+            "Hi (think a lot)",
+            "Assistant: <think",
+        ),
+    ],
+)
+def test_thinking_is_asked_for_in_the_last_question(
+    variables: dict[str, Any], asked: str, prompt: str
+) -> None:
+    text = written(HI, HELLO, HI, **variables)
+    assert text == f"User: Hi\n\nAssistant: Hello!\n\nUser: {asked}\n\n{prompt}"
+
+
+def test_past_thinking_is_left_out() -> None:
+    thought = {**HELLO, "content": "<think>\nwell\n</think>\nHello!"}
+    assert written(HI, thought, HI) == written(HI, HELLO, HI)
+
+
+def test_tools_are_taught_and_calls_written_without_empty_lines() -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    call = {"function": {"name": "look", "arguments": {"at": "sky"}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call, call]}
+    gave = {"role": "tool", "content": "blue"}
+    text = written(HI, asked, gave, tools=[tool])
+    turns = text.split("\n\n")
+    assert turns[0].startswith("System: To use one of the tools") and '"look"' in turns[0]
+    called = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+    assert turns[1:] == ["User: Hi", f"Assistant: {called}\n{called}", "User: blue", "Assistant:"]
+
+
+def test_prompt_shows_which_markers_it_ends_with() -> None:
+    thinking = Thinking()
+    for text, found in (
+        ("Assistant: <think", ("open", ">")),
+        ("Assistant: <think>\n</think", ("closed", ">")),
+        ("<|im_start|>assistant\n<think>\n", ("open", "")),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ("closed", "")),
+        ("Assistant:", ("", "")),
+    ):
+        assert thinking.prompted(text) == found
+
+
+def rwkv7() -> Rwkv7Config:
+    return Rwkv7Config(vocab_size=300, hidden_size=32, num_hidden_layers=1, head_dim=16)
+
+
+def test_world_vocabulary_has_these_turns() -> None:
+    for found in (None, ChatTemplate(NAME)):
+        chat = chat_of(rwkv7(), world(), found)
+        assert (chat.source, chat.turns) == (TEMPLATE, TURNS)
+        assert chat.special_tokens["bos_token"] == END_OF_TEXT
+
+
+def test_template_of_the_checkpoint_comes_first_and_its_turns_end_the_same() -> None:
+    own = ChatTemplate("{{ x }} <think></think>", special_tokens={"bos_token": "<s>"})
+    chat = chat_of(rwkv7(), world(), own)
+    assert chat.source == own.source
+    assert chat.turns.ends == TURNS.ends
+    assert chat.special_tokens["bos_token"] == END_OF_TEXT
+    assert chat.thinking == Thinking(close="\n</think>\n", can_switch=False)
+    assert chat_of(rwkv7(), world(), ChatTemplate("{{ x }}")).thinking is None
+
+
+def test_other_vocabularies_and_families_have_the_plain_template() -> None:
+    assert world_chat(tiny_tokenizer(), None) is None
+    assert chat_of(rwkv7(), tiny_tokenizer(), None).source == PLAIN
+    assert chat_of(ModelConfig(vocab_size=300), tiny_tokenizer(), None).source == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("{{ x }}", None),
+        ("<think>\n</think>", Thinking(can_switch=False)),
+        ("{% if enable_thinking %}</think>", Thinking()),
+        (
+            "{{ enable_thinking }}{{ reasoning_effort }}</think>",
+            Thinking(efforts=("low", "medium", "high")),
+        ),
+    ],
+)
+def test_template_shows_how_a_model_thinks(source: str, found: Thinking | None) -> None:
+    assert ChatTemplate(source).thinking == found
