@@ -93,7 +93,8 @@ class ServerConfig(BaseModel):
 
     At most one of ``max_sessions`` and ``state_memory`` (bytes) is set: they are two
     ways to fix the size of the state pool. ``threads`` None leaves the number to
-    the backend. ``max_waiting`` bounds the requests
+    the backend. ``reasoning`` is "on", "off" or a number of tokens, for chats with models that
+    think; None leaves it to their templates. ``max_waiting`` bounds the requests
     that are admitted and not yet running, ``outbox_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in,
     ``allowed_hosts`` the names that a server without keys answers to.
@@ -121,6 +122,8 @@ class ServerConfig(BaseModel):
     backend: Literal["auto", "native", "torch"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+
+    reasoning: str | None = None
 
     max_sessions: int | None = Field(default=None, ge=1)
     state_memory: int | None = Field(default=None, ge=1)
@@ -233,6 +236,13 @@ class ServerConfig(BaseModel):
     def _bare_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not re.fullmatch(r"\*|[A-Za-z0-9._-]+", host, re.ASCII) for host in value):
             raise ValueError("a host is a name without a port, or *")
+        return value
+
+    @field_validator("reasoning")
+    @classmethod
+    def _on_off_or_tokens(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"on|off|[1-9]\d{0,8}", value, re.ASCII):
+            raise ValueError("must be on, off, or the most tokens that a model may think")
         return value
 
     @field_validator("replicas")

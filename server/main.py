@@ -115,6 +115,10 @@ def serve(
     dtype: Annotated[
         str | None, typer.Option(help="Of weights: auto, float32, bfloat16 or int8 [auto].")
     ] = None,
+    reasoning: Annotated[
+        str | None,
+        typer.Option(help="Thinking in chats: on, off, or its most tokens [as the template says]."),
+    ] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Sessions that fit the pool.")] = None,
     state_memory: Annotated[
         str | None, typer.Option(help="Size of the pool instead, such as 2GiB [512MiB].")
@@ -220,6 +224,7 @@ def serve(
             backend=backend,
             threads=threads,
             dtype=dtype,
+            reasoning=reasoning,
             max_sessions=max_sessions,
             state_memory=state_memory,
             max_waiting=max_waiting,

@@ -80,4 +80,5 @@ def total_usage(ends: Sequence[Finished]) -> Usage:
         sum(end.usage.prompt_tokens for end in ends),
         sum(end.usage.completion_tokens for end in ends),
         sum(end.usage.cached_tokens for end in ends),
+        sum(end.usage.reasoning_tokens for end in ends),
     )

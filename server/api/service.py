@@ -23,7 +23,10 @@ from server.sessions import Sessions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Service:
-    """The parts behind the routes, of one version of one model."""
+    """The parts behind the routes, of one version of one model.
+
+    ``reasoning`` is the setting of that name.
+    """
 
     driver: Driver
     sessions: Sessions
@@ -38,6 +41,7 @@ class Service:
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
     renderer: Renderer = field(default_factory=Renderer)
     constraints: Constraints | None = None
+    reasoning: str | None = None
 
     async def close(self) -> None:
         """After the driver has stopped: writes what is outstanding, ends what helps."""
@@ -79,4 +83,5 @@ def make_service(
         large_answers=LargeAnswers(config.max_answer_bytes),
         chat_template=chat_template or ChatTemplate(),
         constraints=constraints,
+        reasoning=config.reasoning,
     )

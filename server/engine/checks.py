@@ -31,14 +31,6 @@ def check_request(request: Request, vocab_size: int, config: EngineConfig) -> No
             "this server cannot follow one",
         ),
         (
-            params is not None
-            and params.grammar is not None
-            and params.turn is not None
-            and params.turn.prompted != "open",
-            "grammar",
-            "applies at once where the prompt has not begun to think",
-        ),
-        (
             not 0 <= request.num_top <= MAX_TOP,
             "num_top",
             f"must be in 0..{MAX_TOP}",

@@ -111,6 +111,13 @@ class Live:
             self.request, self.length, self.num_generated, withheld, self.num_cached, turn
         )
 
+    def is_end(self, token: int) -> bool:
+        """Whether ``token`` ends the text; of a thinking, only one that stands for no text does."""
+        if token not in self.ends:
+            return False
+        thinks = self.turn is not None and self.turn.is_within_thinking
+        return not thinks or self.session.detokenizer.is_silent(token)
+
     @property
     def parked(self) -> bool:
         return self.phase is Phase.PARKED
@@ -157,7 +164,8 @@ def turn_of(progress: Progress) -> TurnText | None:
     params = progress.request.sampling
     if params is None or params.turn is None:
         return None
-    found = TurnText(params.turn, params.stop, params.grammar is not None)
+    waits = params.grammar is not None and params.thinks_first
+    found = TurnText(params.turn, params.stop, waits)
     if progress.turn is not None:
         found.restore(progress.turn, progress.num_generated)
     return found

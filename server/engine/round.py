@@ -280,7 +280,7 @@ class Round:
         if session.keep:
             session.log_index += 1
             self._keeper.records.append((session.id, event))
-        if met or ended or token in live.ends:
+        if met or ended or live.is_end(token):
             self.endings.finish(live, "stop", now, drop_held=met, grammar_ended=ended)
         elif live.num_generated == live.max_tokens:
             self.endings.finish(live, "length", now)

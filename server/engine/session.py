@@ -132,7 +132,7 @@ class Session:
             self.detokenizer.flush()
             self.constraint = None
         params = request.sampling
-        if params is not None and params.grammar is not None and params.turn is None:
+        if params is not None and params.grammar is not None and not params.thinks_first:
             self.constraint = OpenConstraint(params.grammar)
         self.detokenizer.skip(tokens)
         if tokens:

@@ -49,7 +49,7 @@ class TurnText:
 
     def __init__(self, turn: Turn, stop: tuple[str, ...], grammar: bool) -> None:
         self._turn, self._grammar = turn, grammar
-        self._everywhere, self._answer = StopStrings(turn.stop), StopStrings(stop)
+        self._before, self._answer = StopStrings(turn.stop), StopStrings(stop)
         self._thoughts = Thoughts(turn)
         self._forced: tuple[int, ...] = ()
         self._num_drawn = self._num_thought = 0
@@ -58,7 +58,7 @@ class TurnText:
     def state(self) -> TurnState:
         """For `restore`."""
         thoughts = self._thoughts
-        held = (self._everywhere.withheld, self._answer.withheld)
+        held = (self._before.withheld, self._answer.withheld)
         place = (thoughts.part.value, thoughts.lead, thoughts.undecided)
         return TurnState(*place, *held, self._forced, self._num_thought)
 
@@ -67,7 +67,7 @@ class TurnText:
         thoughts = self._thoughts
         thoughts.part, thoughts.lead = Part(state.part), state.lead
         thoughts.undecided = state.undecided
-        self._everywhere.restore(state.withheld)
+        self._before.restore(state.withheld)
         self._answer.restore(state.answer_withheld)
         self._forced, self._num_thought = state.forced, state.num_thought
         self._num_drawn = num_drawn
@@ -78,10 +78,14 @@ class TurnText:
         return self._thoughts.part < Part.CLOSED or bool(self._forced)
 
     @property
+    def is_within_thinking(self) -> bool:
+        """Whether the text is between the two markers."""
+        return self._thoughts.part in (Part.OPENED, Part.THINKING)
+
+    @property
     def num_thought(self) -> int:
         """Tokens drawn for the thinking, with its markers."""
-        is_open = self._thoughts.part in (Part.OPENED, Part.THINKING)
-        return self._num_drawn if is_open else self._num_thought
+        return self._num_drawn if self.is_within_thinking else self._num_thought
 
     def allowed(self, vocab_size: int, ends: Iterable[int]) -> npt.NDArray[np.uint32] | None:
         """The mask of the tokens that may come next, [words]; None where any may.
@@ -106,9 +110,13 @@ class TurnText:
         self._force_in_time()
         self._num_drawn += 1
         self._forced = self._forced[1:]
-        safe, met = self._everywhere.push(text)
+        safe, met = text, False
+        if self._thoughts.part < Part.ANSWER:
+            safe, met = self._before.push(text)
         cut = self._thoughts.push(safe)
         answer = cut.answer
+        if self._thoughts.part >= Part.ANSWER:
+            answer += self._before.flush()
         if cut.closed:
             self._num_thought = self._num_drawn
             if self._grammar:
@@ -122,7 +130,7 @@ class TurnText:
 
     def finish(self, met_stop: bool, text: str = "") -> Shown:
         """What was held back: of the answer only where no stop string was met; ``text`` is last."""
-        safe = "" if met_stop else self._everywhere.flush() + text
+        safe = "" if met_stop else self._before.flush() + text
         cuts = self._thoughts.push(safe), self._thoughts.flush()
         thought = "".join(cut.thought for cut in cuts)
         if met_stop:
@@ -134,11 +142,11 @@ class TurnText:
 
     def _force_in_time(self) -> None:
         """Closes the thinking where its budget is used up."""
-        turn, part = self._turn, self._thoughts.part
-        if turn.budget is None or self._forced or part not in (Part.OPENED, Part.THINKING):
+        budget = self._turn.budget
+        if budget is None or self._forced or not self.is_within_thinking:
             return
-        if self._num_drawn >= turn.budget:
-            self._forced = turn.close
+        if self._num_drawn >= budget:
+            self._forced = self._turn.close
 
     def _shown(self, answer: str) -> tuple[str, bool]:
         """What of the answer may be shown now, and whether a stop string was met."""

@@ -24,10 +24,10 @@ class Turn:
     ``begin`` and ``end`` are the markers. ``prompted`` says what the prompt has of them: nothing,
     so that the model may begin to think by itself; "open", the begin marker; "closed", both.
     ``lead`` is what the last one lacks, for the model to write. A string of ``stop`` ends the
-    text anywhere, while `SamplingParams.stop` is for the answer alone. The thinking is at most
-    ``budget`` tokens long, None for any number; then ``close`` is written, which must have the
-    end marker in it. ``gap`` is written between an end marker and an answer under a grammar,
-    which needs ``prompted`` to be "open".
+    text before its answer has begun, as one of `SamplingParams.stop` does after that. The
+    thinking is at most ``budget`` tokens long, None for any number; then ``close`` is written,
+    which must have the end marker in it. ``gap`` is written between an end marker and an answer
+    under a grammar. That applies at once unless the prompt has begun to think.
     """
 
     begin: str
@@ -75,6 +75,11 @@ class SamplingParams:
     top_logprobs: int | None = None
     grammar: str | None = None
     turn: Turn | None = None
+
+    @property
+    def thinks_first(self) -> bool:
+        """Whether the text goes on with thinking, which no grammar is for."""
+        return self.turn is not None and self.turn.prompted == "open"
 
 
 @dataclass(frozen=True, slots=True)

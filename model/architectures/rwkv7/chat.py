@@ -80,13 +80,14 @@ TEMPLATE = """\
 
 
 def world_chat(tokenizer: Tokenizer, found: ChatTemplate | None) -> ChatTemplate | None:
-    """The chat of a checkpoint with the World tokenizer: None for any other one.
+    """The chat of a checkpoint with the World tokenizer, or whose template is `NAME`; else None.
 
     ``found`` is its own template, whose turns end as all of this vocabulary do.
     """
+    is_named = found is not None and found.source.strip() == NAME
     if tokenizer.file_name != world.FILE:
-        return None
-    if found is None or found.source.strip() == NAME:
+        return replace(found, source=TEMPLATE, turns=TURNS) if found and is_named else None
+    if found is None or is_named:
         return ChatTemplate(TEMPLATE, special_tokens=SPECIAL_TOKENS, turns=TURNS)
     own = {n: t for n, t in found.special_tokens.items() if t in tokenizer.special_ids}
     thinking = thinking_in(found.source)

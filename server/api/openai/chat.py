@@ -14,8 +14,9 @@ from server.api.lookup import service_for
 from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat_schemas import ChatBody, ChatCompletion
 from server.api.openai.chat_writer import ChatWriter, Wanted
-from server.api.openai.conversation import prompt_ids
+from server.api.openai.conversation import prompt_of
 from server.api.openai.logprobs import TokenNames
+from server.api.openai.reasoning import reasoning_of, stops_of, turn_of, with_turn
 from server.api.openai.tools import ToolUse, tool_use
 from server.api.schemas import Continuation, Sampling
 from server.api.service import Service
@@ -84,22 +85,29 @@ def _tools(service: Service, body: ChatBody) -> ToolUse:
 async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) -> Work:
     """The engine's request."""
     open_end = bool(body.continue_final_message)
-    ids = await prompt_ids(
+    reasoning = reasoning_of(
+        service, body.reasoning_effort, "reasoning_effort", body.chat_template_kwargs
+    )
+    prompt = await prompt_of(
         service,
         body.messages,
         tools.shown,
         body.add_generation_prompt if body.add_generation_prompt is not None else not open_end,
         continue_final_message=open_end,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
     )
-    wanted = Continuation.model_construct(prompt=ids)
+    turn, added = None, list[int]()
+    if not open_end:
+        turn, added = turn_of(service, prompt.end, reasoning, tools.format, bool(body.ignore_eos))
+    wanted = Continuation.model_construct(prompt=[*prompt.ids, *added])
     id = f"chatcmpl-{secrets.token_hex(16)}"
     try:
-        return await service.translator.generate(
+        work = await service.translator.generate(
             id, owner, wanted, _sampling(service, body, tools), Choices(body.n or 1)
         )
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None
+    return with_turn(work, turn)
 
 
 def _sampling(service: Service, body: ChatBody, tools: ToolUse) -> Sampling:
@@ -111,6 +119,7 @@ def _sampling(service: Service, body: ChatBody, tools: ToolUse) -> Sampling:
             ),
             "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
             "response_format": tools.format,
+            "stop": stops_of(service, body.stop, tools.format, bool(body.ignore_eos)),
             "stop_token_ids": _ends(service, body),
         }
     )

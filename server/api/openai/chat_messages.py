@@ -134,6 +134,7 @@ class AssistantMessage(History):
 
     role: Literal["assistant"]
     content: Said | None = None
+    reasoning_content: str | None = None
     refusal: str | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None

@@ -11,6 +11,7 @@ from server.api.answers import PromptUsage
 from server.api.names import ModelName
 from server.api.openai.bodies import Labels
 from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
+from server.api.openai.reasoning import Effort
 from server.api.openai.tools import ToolChoice
 from server.api.openai.unsupported import CHAT, Refusal
 from server.api.schemas import MAX_CHOICES, Sampling, StreamOptions
@@ -34,6 +35,7 @@ class ChatBody(Sampling, Labels):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: Effort | None = None
 
 
 class ChatTop(BaseModel):
@@ -77,6 +79,7 @@ class ChatMessageAnswer(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     refusal: None
     tool_calls: list[ToolCallAnswer] | None = None
 
@@ -90,6 +93,18 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
 
 
+class CompletionDetails(BaseModel):
+    """Of the generated tokens, those of the thinking, with its markers."""
+
+    reasoning_tokens: int
+
+
+class ChatUsage(PromptUsage):
+    """The tokens of a chat; the details are those of a model that thinks."""
+
+    completion_tokens_details: CompletionDetails | None = None
+
+
 class ChatCompletion(BaseModel):
     """OpenAI's ``chat.completion``, with the seed."""
 
@@ -99,5 +114,5 @@ class ChatCompletion(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    usage: PromptUsage
+    usage: ChatUsage
     seed: int

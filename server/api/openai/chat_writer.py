@@ -44,11 +44,16 @@ class Choice:
         self.end: Finished | None = None
         self.logprobs = JsonList()
         self._content: list[str] = []
+        self._thoughts: list[str] = []
         self._calls: list[Json] = []
         self._reader = CallReader() if may_call else None
 
-    def push(self, text: str) -> list[Json]:
-        """The deltas that ``text`` comes to."""
+    def read(self, event: TokenEvent) -> list[Json]:
+        """The deltas that a token comes to."""
+        thought = [{"reasoning_content": event.thought}] if event.thought else []
+        return thought + self._push(event.text)
+
+    def _push(self, text: str) -> list[Json]:
         if self._reader is None:
             pieces: list[Piece] = [Text(text)] if text else []
         else:
@@ -58,7 +63,8 @@ class Choice:
     def finish(self, end: Finished) -> list[Json]:
         """The last deltas."""
         self.end = end
-        deltas = self.push(end.text)
+        deltas = [{"reasoning_content": end.thought}] if end.thought else []
+        deltas += self._push(end.text)
         held = [] if self._reader is None else self._reader.end(end.grammar_ended)
         return deltas + [_delta(piece) for piece in held]
 
@@ -75,15 +81,19 @@ class Choice:
     def message(self) -> Json:
         """All that was kept."""
         content = "".join(self._content)
-        said = content if content or not self._calls else None
+        said = content if content or not (self._calls or self._thoughts) else None
         message: Json = {"role": "assistant", "content": said, "refusal": None}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
             message["tool_calls"] = [_joined(call) for call in self._calls]
         return message
 
     def keep(self, deltas: list[Json]) -> None:
-        """Adds what `push` has returned to the message."""
+        """Adds what `read` has returned to the message."""
         for delta in deltas:
+            if "reasoning_content" in delta:
+                self._thoughts.append(delta["reasoning_content"])
             if "content" in delta:
                 self._content.append(delta["content"])
             for call in delta.get("tool_calls", ()):
@@ -91,8 +101,9 @@ class Choice:
                 if "id" in call:
                     self._calls.append({"id": call["id"], "name": function["name"], "texts": []})
                 self._calls[call["index"]]["texts"].append(function["arguments"])
-        if len(self._content) >= MAX_PIECES:
-            self._content = ["".join(self._content)]
+        for pieces in (self._content, self._thoughts):
+            if len(pieces) >= MAX_PIECES:
+                pieces[:] = ["".join(pieces)]
 
 
 class ChatWriter:
@@ -103,6 +114,7 @@ class ChatWriter:
     ) -> None:
         assert request.sampling is not None
         self._wanted = wanted
+        self._thinks = request.sampling.turn is not None
         self._num_prompt, self._num_generated = len(request.tokens), 0
         self._choices = {id: Choice(index, wanted.may_call) for index, id in enumerate(request.ids)}
         self._head: Json = {
@@ -121,7 +133,7 @@ class ChatWriter:
         """Takes in an event of a whole answer."""
         choice = self._choices[event.request_id]
         if isinstance(event, TokenEvent):
-            choice.keep(choice.push(event.text))
+            choice.keep(choice.read(event))
             if self._wanted.logprobs:
                 choice.logprobs.add(self._logprobs(event))
         elif not isinstance(event, Started | Scored):
@@ -132,7 +144,7 @@ class ChatWriter:
         for choice in self._choices.values():
             assert choice.last is not None
             choice.keep(choice.finish(ended([choice.last])))
-        usage = whole_usage(total_usage(self._ends()))
+        usage = self._usage()
         before, after = around_list({**self._head, "choices": [], "usage": usage}, "choices")
         yield before
         for choice in self._choices.values():
@@ -153,7 +165,7 @@ class ChatWriter:
         """The server-sent events for one event of the engine."""
         choice = self._choices[event.request_id]
         if isinstance(event, TokenEvent):
-            if self._is_plain and choice.has_begun:
+            if self._is_plain and choice.has_begun and event.thought is None:
                 before, after = self._around[event.request_id]
                 return b"%b%b%b" % (before, orjson.dumps(event.text), after)
             self._num_generated += 1
@@ -173,8 +185,13 @@ class ChatWriter:
         ends = self._ends()
         if not self._wanted.usage or len(ends) < len(self._choices):
             return DONE
-        usage = whole_usage(total_usage(ends))
-        return sse({**self._chunk_head, "choices": [], "usage": usage}) + DONE
+        return sse({**self._chunk_head, "choices": [], "usage": self._usage()}) + DONE
+
+    def _usage(self) -> Json:
+        """That of all choices."""
+        total = total_usage(self._ends())
+        details = {"completion_tokens_details": {"reasoning_tokens": total.reasoning_tokens}}
+        return {**whole_usage(total), **(details if self._thinks else {})}
 
     def _ends(self) -> list[Finished]:
         return [choice.end for choice in self._choices.values() if choice.end is not None]
@@ -189,7 +206,8 @@ class ChatWriter:
 
     def _token(self, choice: Choice, event: TokenEvent) -> bytes:
         """At least one chunk, so that a client sees each token; the first has its logprobs."""
-        deltas = choice.push(event.text) or [{} if self._wanted.may_call else {"content": ""}]
+        is_silent = self._wanted.may_call or event.thought is not None
+        deltas = choice.read(event) or [{} if is_silent else {"content": ""}]
         logprobs = [self._shown(self._logprobs(event)), *(None for _ in deltas[1:])]
         return b"".join(
             self._chunk(choice, delta, shown) for delta, shown in zip(deltas, logprobs, strict=True)
@@ -221,9 +239,11 @@ class ChatWriter:
         return before, after
 
     def _logprobs(self, event: TokenEvent) -> list[Json]:
-        """Those of a token; a special one is no part of the content."""
+        """Those of a token; one of the thinking, or a special one, is no part of the content."""
         names = self._wanted.names
         if not self._wanted.logprobs or names is None or not names.data(event.token_id):
+            return []
+        if event.thought is not None and not event.text:
             return []
         tops = [_entry(names, id, logprob) for id, logprob in event.top]
         return [{**_entry(names, event.token_id, event.logprob), "top_logprobs": tops}]

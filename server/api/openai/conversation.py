@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -36,6 +37,18 @@ _TOOL: TypeAdapter[FunctionTool] = TypeAdapter(FunctionTool)
 Model = TypeVar("Model")
 
 
+#: Of a prompt's text, what shows whether it ends within thinking.
+END_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``ids`` are the tokens of a prompt, ``end`` the last characters of its text."""
+
+    ids: list[int]
+    end: str
+
+
 class Templated(Protocol):
     """What is needed of `server.api.service.Service`."""
 
@@ -56,7 +69,28 @@ async def prompt_ids(
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The tokens of ``messages``, to generate the next one from.
+    """The tokens of `prompt_of` alone."""
+    prompt = await prompt_of(
+        service,
+        messages,
+        tools,
+        add_generation_prompt,
+        continue_final_message=continue_final_message,
+        template_kwargs=template_kwargs,
+    )
+    return prompt.ids
+
+
+async def prompt_of(
+    service: Templated,
+    messages: Sequence[ChatMessage | Mapping[str, Any]],
+    tools: Sequence[FunctionTool | Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    *,
+    continue_final_message: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """What the template writes of ``messages``, to generate the next one from.
 
     Messages and tools may also be OpenAI's objects, as JSON gives them.
     With ``continue_final_message`` the last one is left open, to go on with it.
@@ -97,7 +131,8 @@ async def prompt_ids(
         raise InvalidRequest(marks.without(error.message), error.param) from None
     if continue_final_message:
         text = _left_open(text, rendered[-1]["content"])
-    return await asyncio.to_thread(marks.ids, text, service.tokenizer)
+    ids = await asyncio.to_thread(marks.ids, text, service.tokenizer)
+    return Prompt(ids, text[-END_CHARS:])
 
 
 def _parsed(kind: TypeAdapter[Model], value: Model | Mapping[str, Any], param: str) -> Model:
@@ -121,6 +156,8 @@ def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:
     if isinstance(message, ToolMessage):
         found["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantMessage):
+        if message.reasoning_content is not None:
+            found["reasoning_content"] = message.reasoning_content
         if not message.content and message.refusal is not None:
             found["content"] = message.refusal
         if message.tool_calls:

@@ -18,6 +18,7 @@ from server.api.lookup import service_for, service_of
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
 from server.api.openai.conversation import prompt_ids
 from server.api.openai.logprobs import JsonList, TokenNames
+from server.api.openai.reasoning import reasoning_of
 from server.api.service import Service
 from server.api.translate import MAX_INLINE_CHARS, body_of
 
@@ -79,13 +80,14 @@ async def _ids(service: Service, body: TokenizeBody) -> list[int]:
     if body.messages is not None:
         open_end = bool(body.continue_final_message)
         wanted = body.add_generation_prompt
+        reasoning = reasoning_of(service, None, "chat_template_kwargs", body.chat_template_kwargs)
         return await prompt_ids(
             service,
             body.messages,
             body.tools,
             not open_end if wanted is None else wanted,
             continue_final_message=open_end,
-            template_kwargs=body.chat_template_kwargs,
+            template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
         )
     ids = await _encode(service, body.prompt or "", body.allow_special is not False)
     return ids if body.add_special_tokens is False else [service.model.bos_token_id, *ids]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from server.engine.errors import InvalidRequest
 from server.engine.types import Event, Finished, Request, SamplingParams, TokenEvent, Turn
 from tests.fakes import EOS, STATE_BYTES, ByteTokenizer, FakeEngine, state_after, told_after
 from tests.server.engine.grammars import FakeMatchers
@@ -61,6 +60,13 @@ def test_thinking_that_is_cut_by_the_limit_is_shown_to_its_end() -> None:
     assert (last.finish_reason, last.usage.reasoning_tokens) == ("length", 8)
 
 
+def test_token_with_text_ends_the_answer_alone() -> None:
+    engine = engine_of(">Why?</think>Hello? And more")
+    events, last = play(engine, stop_token_ids=(ord("?"),))
+    assert shown(events) == ("Why?", "Hello?")
+    assert last.finish_reason == "stop"
+
+
 def test_budget_forces_the_end_marker() -> None:
     turn = replace(OPEN, budget=7, close=CLOSE)
     events, last = play(engine_of(">Let me see, and see.</think>Hello!"), turn)
@@ -104,10 +110,19 @@ def test_text_does_not_end_in_its_thinking_where_a_grammar_is_waiting() -> None:
     assert last.grammar_ended
 
 
-def test_grammar_without_thinking_that_has_begun_is_refused() -> None:
+@pytest.mark.parametrize("prompted", ["", "closed"])
+def test_grammar_begins_at_once_where_the_prompt_has_not_begun_to_think(
+    prompted: Literal["", "closed"],
+) -> None:
     matchers = FakeMatchers(ByteTokenizer.vocab_size, EOS)
-    with pytest.raises(InvalidRequest, match="grammar"):
-        play(engine_of("Hello!", matchers=matchers), replace(OPEN, prompted=""), grammar="5")
+    events, last = play(
+        engine_of("Hello!", matchers=matchers), replace(OPEN, prompted=prompted), grammar="5"
+    )
+    matcher = matchers("5")
+    for event in events:
+        if isinstance(event, TokenEvent):
+            matcher.accept(event.token_id)
+    assert matcher.is_over() and last.grammar_ended
 
 
 @pytest.mark.parametrize("grammar", [None, "5"])

@@ -18,7 +18,8 @@ MAY = Turn("<think>", "</think>")
 OPEN = replace(MAY, prompted="open")
 LED = replace(OPEN, lead=">")
 SKIPPED = replace(MAY, prompted="closed", lead=">")
-ANYWHERE = replace(OPEN, stop=("\nUser:",))
+USER = "\nUser:"
+BEFORE = replace(OPEN, stop=(USER,))
 
 #: A turn, the strings that end its answer, the text: what is thought, the answer, and whether
 #: a stop string was met.
@@ -36,8 +37,9 @@ TEXTS = [
     (LED, (), "\nwell</think>Hello", "well", "Hello", False),
     (SKIPPED, ("\n\n",), ">\n\nHello\n\nUser:", "", "Hello", True),
     (SKIPPED, (), ">> Hello", "", "> Hello", False),
-    (ANYWHERE, (), "well\n\nUs\nUser: what</think>Hello", "well\n\nUs", "", True),
-    (ANYWHERE, (), "well\nUse</think>Hello\nUser: what", "well\nUse", "Hello", True),
+    (BEFORE, (), "well\n\nUs\nUser: what</think>Hello", "well\n\nUs", "", True),
+    (BEFORE, (USER,), "well\nUse</think>Hello\nUser: what", "well\nUse", "Hello", True),
+    (BEFORE, (), "well</think>\nUser: what", "well", "", True),
 ]
 
 
