@@ -209,6 +209,9 @@ def test_two_pulls_of_one_file_share_the_download(
     [
         (["pull", "owner/none"], "there is no such repository"),
         (["generate", "x", "--model", "owner/none"], "there is no such repository"),
+        (["eval", "owner/none", "--data", "README.md"], "there is no such repository"),
+        (["export", "owner/none", "OUT"], "there is no such repository"),
+        (["quantize", "owner/none", "OUT"], "there is no such repository"),
         (["pull", "owner/gated"], "it is gated"),
         (["pull", "owner/gated", "--revision", "v9"], "it has no revision 'v9'"),
         (["pull", "owner/gated@v1", "--revision", "v1"], "--revision is given twice"),
