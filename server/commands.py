@@ -29,13 +29,18 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "chat": ("clients.chat.cli", "chat"),
     "bench": ("clients.bench.cli", "bench"),
     "key": ("server.api.keys_cli", "key_command"),
+    "state make": ("server.state_cli", "make_command"),
+    "state inspect": ("server.state_cli", "inspect_command"),
     "store check": ("server.store.cli", "check_command"),
     "store salvage": ("server.store.cli", "salvage_command"),
     "store compact": ("server.store.cli", "compact_command"),
     "store export": ("server.store.cli", "export_command"),
 }
 
-GROUPS = {"store": "Look after a folder of kept sessions."}
+GROUPS = {
+    "store": "Look after a folder of kept sessions.",
+    "state": "Make and inspect states that sessions begin with.",
+}
 
 
 #: A package that not every install has -> the extra that brings it.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from model.architectures.config import Config
 from model.state import StateLayout
 from model.torch_file import TorchFile
-from model.weights import Array, CheckpointError, WeightFiles
+from model.weights import Array, CheckpointError, StoredWeights, WeightFiles
 
 Reader = Callable[[Mapping[str, Array], str, Any], list[dict[str, Array]]]
 
@@ -36,9 +36,7 @@ def read_tuned_state(path: Path, config: Config) -> npt.NDArray[np.uint8]:
     """
     if config.model_type not in READERS:
         raise CheckpointError(f"{path}: tuned states of {config.attention} models are not known")
-    with path.open("rb") as file:
-        is_zip = file.read(len(_ZIP)) == _ZIP
-    files = TorchFile(path) if is_zip else WeightFiles([path])
+    files = _tensors(path)
     module, name = READERS[config.model_type]
     reader: Reader = getattr(import_module(module), name)
     layout = StateLayout.of(config)
@@ -50,3 +48,25 @@ def read_tuned_state(path: Path, config: Config) -> npt.NDArray[np.uint8]:
                 raise CheckpointError(f"{path.name}: the state of layer {layer} is not finite")
             views[key][0] = values
     return block
+
+
+def describe_tuned_state(path: Path) -> dict[str, str]:
+    """What is in a file, for users to read, whichever family it is of.
+
+    Raises `CheckpointError` and OSError.
+    """
+    files = _tensors(path)
+    if not files:
+        raise CheckpointError(f"{path} has no tensors")
+    shapes = sorted({files.shape(key) for key in files})
+    return {
+        "tensors": f"{len(files)}, {files.stored_dtype}",
+        "shapes": ", ".join(str(list(shape)) for shape in shapes),
+        "first key": min(files),
+    }
+
+
+def _tensors(path: Path) -> StoredWeights:
+    with path.open("rb") as file:
+        is_zip = file.read(len(_ZIP)) == _ZIP
+    return TorchFile(path) if is_zip else WeightFiles([path])
