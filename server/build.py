@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from model.bundled_models import DEFAULT_MODEL
@@ -28,9 +29,12 @@ from server.fetching import Elsewhere
 from server.metrics import Metrics
 from server.model_changes import ModelBroken
 from server.models import Models, Version
+from server.named_states import NamedStates
+from server.state_reading import read_state, state_in
 from server.storage import Home, Shared, home_of, open_prefixes, open_storage
-from server.store.base import Store
+from server.store.base import Identity, Store
 from server.store.errors import StoreError
+from server.store.named_state import NamedState
 from server.tracing import OFF, Tracer
 
 DEFAULT_STATE_MEMORY_BYTES = 512 << 20
@@ -83,6 +87,7 @@ class ModelBuilder:
             constraints = Constraints(backend.tokenizer)
             limits = _limits(checkpoint, config, store, constraints)
             engine = backend.engine(num_sessions, limits)
+            fixed = _fixed_states(config, source.name, signing.identity, checkpoint)
         except OSError as error:
             store.close()
             message = f"--state-memory: {num_sessions} sessions: {error.strerror}"
@@ -104,6 +109,10 @@ class ModelBuilder:
             chat_template=checkpoint.chat_template,
             constraints=constraints,
             peers=None if self._shared is None else self._shared.peers(driver, store),
+            states=NamedStates(
+                *(driver, signing.identity, fixed, config.max_states),
+                partial(state_in, identity=signing.identity, config=checkpoint.config),
+            ),
         )
         return Version(source, service, home)
 
@@ -141,6 +150,21 @@ def build_models(
 def load_model(source: str | None, tokenizer: Path | None = None) -> Checkpoint:
     """The checkpoint that ``source`` names, or the default. Raises what loading raises."""
     return load_checkpoint(source or DEFAULT_MODEL, tokenizer=tokenizer)
+
+
+def _fixed_states(
+    config: ServerConfig, model: str, identity: Identity, checkpoint: Checkpoint
+) -> dict[str, NamedState]:
+    """What ``--state`` names for a model. Raises `ModelBroken`."""
+    found = {}
+    for name, path in config.states_of(model).items():
+        try:
+            found[name] = read_state(path, identity, checkpoint.config)
+        except OSError as error:
+            raise ModelBroken(f"--state {name}: {path}: {error.strerror}") from None
+        except StoreError as error:
+            raise ModelBroken(f"--state {name}: {path}: {error.message}") from error
+    return found
 
 
 def _limits(

@@ -50,6 +50,7 @@ _VARIABLE_ONLY = frozenset(
         "outbox_events",
         "store_memory",
         "max_log_tokens",
+        "max_states",
         "save_interval_tokens",
         "store_lease_s",
         "store_direct",
@@ -73,6 +74,14 @@ class ModelSource(NamedTuple):
     source: str | None
     is_named: bool = False
     tokenizer: Path | None = None
+
+
+class StateSource(NamedTuple):
+    """A file with a state that sessions of ``model`` can begin with; None is the first model."""
+
+    name: str
+    path: str
+    model: str | None = None
 
 
 class ConfigError(ValueError):
@@ -101,7 +110,8 @@ class ServerConfig(BaseModel):
     ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
     that many replicas share, or "memory"; `load` puts a folder of the user's in the
     place of None. ``served_model_name`` is what clients call the one model, and
-    ``tokenizer`` the file of its tokenizer where that is elsewhere.
+    ``tokenizer`` the file of its tokenizer where that is elsewhere. ``state`` are files of
+    named states, and ``max_states`` bounds those that a model's store has beside them.
     ``store_direct`` leads to that database itself where ``store`` is a
     pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
     where models may be loaded from at run time; None: they may not. Bounds of memory
@@ -117,6 +127,7 @@ class ServerConfig(BaseModel):
     served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
     tokenizer: Path | None = None
     model_dir: Path | None = None
+    state: tuple[StateSource, ...] = ()
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     backend: Literal["auto", "native", "torch"] = "auto"
@@ -154,6 +165,7 @@ class ServerConfig(BaseModel):
     store_memory: int = Field(default=256 * MIB, ge=MIB)
     max_log_tokens: int = Field(default=1_000_000, ge=4096)
     save_interval_tokens: int = Field(default=1024, ge=16)
+    max_states: int = Field(default=64, ge=0)
     store_lease_s: float = Field(default=10.0, ge=3, allow_inf_nan=False)
     store_direct: str | None = Field(default=None, repr=False)
     store_objects: str | None = Field(default=None, repr=False)
@@ -208,6 +220,16 @@ class ServerConfig(BaseModel):
         if sum(not source.is_named for source in value) > 1:
             raise ValueError("of several models all but one must be bundled or given as NAME=PATH")
         return value
+
+    @field_validator("state", mode="before")
+    @classmethod
+    def _states(cls, value: object) -> object:
+        """``name=file`` or ``model/name=file``, with commas between several in a variable."""
+        if isinstance(value, str):
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
+            return value
+        return tuple(map(state_source, value))
 
     @field_validator("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", mode="before")
     @classmethod
@@ -279,6 +301,23 @@ class ServerConfig(BaseModel):
         name = self.served_model_name or first.name
         model = (first._replace(name=name, tokenizer=self.tokenizer), *others)
         return self.model_copy(update={"model": model})
+
+    @model_validator(mode="after")
+    def _states_of_models(self) -> Self:
+        names = {self.served_model_name or source.name for source in self.model}
+        for state in self.state:
+            if state.model is not None and state.model not in names:
+                raise ValueError(f"--state: {state.model}/{state.name}: no model has this name")
+        places = [(state.model or self.model[0].name, state.name) for state in self.state]
+        if len(set(places)) < len(places):
+            raise ValueError("--state: two states of a model have the same name")
+        return self
+
+    def states_of(self, model: str) -> Mapping[str, Path]:
+        """The files of the states of ``model`` by their names."""
+        first = self.model[0].name
+        own = [state for state in self.state if (state.model or first) == model]
+        return {state.name: Path(state.path).expanduser() for state in own}
 
     @property
     def num_replicas(self) -> tuple[int, int]:
@@ -377,6 +416,14 @@ def _short_name(source: str) -> str:
 
     name = None if os.path.exists(source) else parse_name(source)
     return Path(source).name if name is None else name.short
+
+
+def state_source(text: str) -> StateSource:
+    """``NAME=FILE`` or ``MODEL/NAME=FILE``. Raises `ValueError`."""
+    found = re.fullmatch(f"(?:({MODEL_NAME})/)?({MODEL_NAME})=(.+)", text, re.DOTALL)
+    if found is None:
+        raise ValueError("must be NAME=FILE, or MODEL/NAME=FILE where there are several models")
+    return StateSource(found[2], found[3], found[1])
 
 
 def _bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:

@@ -106,6 +106,10 @@ def serve(
     model_dir: Annotated[
         Path | None, typer.Option(help="Folder from which models may be loaded at run time.")
     ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="State that sessions begin with, as NAME=FILE or MODEL/NAME=FILE."),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
     backend: Annotated[str | None, typer.Option(help="auto, native or torch [auto].")] = None,
@@ -219,6 +223,7 @@ def serve(
             served_model_name=served_model_name,
             tokenizer=tokenizer,
             model_dir=model_dir,
+            state=tuple(state) if state else None,
             host=host,
             port=port,
             backend=backend,

@@ -18,6 +18,7 @@ from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Entry, Past, SessionValue
 from server.engine_thread import EngineLike
 from server.fetching import Elsewhere, Fetching
+from server.named_states import NamedStates, StateNotFound
 from server.peers import AttachedElsewhere, How, KeyInUse, Peers
 from server.prefixes import PrefixTier
 from server.readers import Sink
@@ -67,8 +68,10 @@ class Sessions:
         prefixes: PrefixTier | None = None,
         elsewhere: Elsewhere | None = None,
         peers: Peers | None = None,
+        states: NamedStates | None = None,
     ) -> None:
         self._driver, self._prefixes, self._peers = driver, prefixes, peers
+        self._states = states
         self.fetching = Fetching(driver, elsewhere, peers)
         self._keys: set[tuple[str, str]] = set()
         self._giving: set[asyncio.Task[None]] = set()
@@ -90,9 +93,10 @@ class Sessions:
 
     async def _submit(self, request: Request, sink: Sink) -> None:
         if request.session is None:
+            start = None if request.state is None else await self.start_of(request.state)
             if self._prefixes is not None:
-                await self._prefixes.fetch(request)
-            await self._driver.submit(request, sink)
+                await self._prefixes.fetch(request, start)
+            await self._driver.submit(request, sink, start)
             return
         self._driver.check_retirement()
         session = request.session
@@ -103,7 +107,16 @@ class Sessions:
         if self._prefixes is not None:
             self._prefixes.close()
 
-    async def create(self, owner: str) -> SessionInfo:
+    async def start_of(self, state: str) -> SessionValue:
+        """What a session begins with. Raises `StateNotFound`."""
+        if self._states is None:
+            raise StateNotFound(state)
+        return await self._states.start_of(state)
+
+    async def create(self, owner: str, state: str | None = None) -> SessionInfo:
+        """A kept session, empty or with a named state. Raises `EngineError`."""
+        if state is not None:
+            return await self.adopt(await self.start_of(state), owner)
         self._driver.check_store()
         return await self._within_quota(
             owner,

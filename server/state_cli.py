@@ -29,6 +29,9 @@ def make_command(
             show_default=False,
         ),
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer's file, where the model's is elsewhere.")
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="The text that the state has read.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="A UTF-8 file with that text, which is read as it is.")
@@ -62,12 +65,12 @@ def make_command(
     if text is None and tuned is None:
         raise typer.BadParameter("give --prompt, --prompt-file or --tuned")
     try:
-        checkpoint = load_model(model)
+        checkpoint = load_model(model, tokenizer)
         opened = open_backend(checkpoint, backend, dtype, threads)
         identity = identity_of(checkpoint, opened)
         state = None
         if tuned is not None:
-            state = read_state(tuned, identity, checkpoint.config, str(tuned))
+            state = read_state(tuned, identity, checkpoint.config)
         if text is not None:
             state = read_prompt(opened, text, state)
     except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -24,21 +25,41 @@ def max_file_bytes(state_bytes: int) -> int:
     return 2 * state_bytes + MAX_ABOUT_BYTES
 
 
-def read_state(path: Path, identity: Identity, config: Config, name: str) -> NamedState:
-    """The state in the file at ``path``, which messages call ``name``.
+def read_state(path: Path, identity: Identity, config: Config) -> NamedState:
+    """The state in the file at ``path``.
 
     A file of ours must belong to ``identity``, a tuned state must have the shapes of ``config``.
     Raises `ImportRefused`, `SnapshotMismatch` where a file of ours belongs to something else,
     and `OSError`.
     """
     if path.stat().st_size > max_file_bytes(identity.state_bytes):
-        raise ImportRefused(f"{name} is too large to be a state of this model")
+        raise ImportRefused("the file is too large to be a state of this model")
     data = path.read_bytes()
     if about_of(data) is None:
-        try:
-            return tuned_state(StateBlock(read_tuned_state(path, config)))
-        except CheckpointError as error:
-            raise ImportRefused(str(error).replace(str(path), name)) from error
+        return _tuned(path, config)
+    return _ours(data, identity, config)
+
+
+def state_in(data: bytes, identity: Identity, config: Config) -> NamedState:
+    """The same of the bytes of a file. Raises `ImportRefused` and `SnapshotMismatch`."""
+    if len(data) > max_file_bytes(identity.state_bytes):
+        raise ImportRefused("the file is too large to be a state of this model")
+    if about_of(data) is not None:
+        return _ours(data, identity, config)
+    with TemporaryDirectory() as folder:  # tensors are read from a file
+        path = Path(folder) / "file"
+        path.write_bytes(data)
+        return _tuned(path, config)
+
+
+def _tuned(path: Path, config: Config) -> NamedState:
+    try:
+        return tuned_state(StateBlock(read_tuned_state(path, config)))
+    except CheckpointError as error:
+        raise ImportRefused(str(error).replace(str(path), path.name)) from error
+
+
+def _ours(data: bytes, identity: Identity, config: Config) -> NamedState:
     state = import_state(data, identity)
     _check(state, config)
     return state

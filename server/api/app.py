@@ -14,7 +14,16 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from server.api import admin, admin_models, asyncapi, http, model_routes, pages, session_routes
+from server.api import (
+    admin,
+    admin_models,
+    admin_states,
+    asyncapi,
+    http,
+    model_routes,
+    pages,
+    session_routes,
+)
 from server.api.access_log import AccessLog
 from server.api.auth import AuthMiddleware
 from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
@@ -57,6 +66,7 @@ ROUTERS = (
     session_routes.router,
     admin.router,
     admin_models.router,
+    admin_states.router,
     asyncapi.router,
     pages.router,
 )
@@ -185,11 +195,15 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
         """A session's file has its state, and a text that the state may still be owed."""
         return config.max_body_bytes + models.max_state_bytes
 
+    def state_bytes() -> int:
+        """A tuned state may have wider numbers."""
+        return config.max_body_bytes + 2 * models.max_state_bytes
+
     app.add_middleware(HeadAsGet)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
-        of_paths={"/v1/sessions/import": import_bytes},
+        of_paths={"/v1/sessions/import": import_bytes, "/v1/admin/states": state_bytes},
     )
     app.add_middleware(
         AuthMiddleware,

@@ -18,6 +18,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 PATTERN = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"
 
 MAX_EPOCH_CHARS = 64
+STATE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 REFUSAL = "must not have control characters"
 
@@ -46,6 +47,8 @@ IdempotencyKey = Annotated[
 ]
 #: Of a response, an item of one, or a call.
 ItemId = Annotated[str, StringConstraints(min_length=1, max_length=128), _NO_CONTROLS, _SHOWN]
+#: Of a named state: it is the name of a file, too.
+StateName = Annotated[str, StringConstraints(pattern=f"^{STATE_NAME}$")]
 ModelName = Annotated[str, StringConstraints(max_length=256), _NO_CONTROLS, _SHOWN]
 #: A client's own word for something, which means nothing here.
 Label = Annotated[str, StringConstraints(max_length=256), _NO_CONTROLS, _SHOWN]

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from server.api.formats import ResponseFormat
-from server.api.names import Epoch, IdempotencyKey, ModelName, RequestId, SessionId
+from server.api.names import Epoch, IdempotencyKey, ModelName, RequestId, SessionId, StateName
 from server.api.wire import Wire
 
 MAX_CHOICES = 128
@@ -83,11 +83,12 @@ class Once(Wire):
 
 
 class Continuation(Once):
-    """Which session to run in, and whether it stays."""
+    """Which session to run in or what a new one begins with, and whether it stays."""
 
     prompt: str | TokenIds | None = None
     session: SessionId | None = None
     keep: bool | None = None
+    state: StateName | None = None
 
 
 class StreamOptions(Wire):
@@ -104,9 +105,10 @@ class StreamOptions(Wire):
 
 
 class CreateSessionBody(Wire):
-    """`POST /v1/sessions`: of ``model``, or of the default one."""
+    """`POST /v1/sessions`: of ``model``, or of the default one; empty, or with ``state``."""
 
     model: ModelName | None = None
+    state: StateName | None = None
 
 
 class AppendBody(Once):
@@ -131,11 +133,12 @@ class RewindBody(Wire):
 
 
 class Create(Wire):
-    """Asks for a kept, empty session of ``model``, or of the default one."""
+    """Asks for a kept session of ``model``, or of the default one: empty, or with ``state``."""
 
     type: Literal["create"]
     request_id: RequestId
     model: ModelName | None = None
+    state: StateName | None = None
 
 
 class Generate(Sampling, Continuation):

@@ -55,6 +55,8 @@ ROUTES: Mapping[str, frozenset[Scope]] = {
     "/v1/admin/models": frozenset({"admin"}),
     "/v1/admin/models/{name}": frozenset({"admin"}),
     "/v1/admin/models/{name}/reload": frozenset({"admin"}),
+    "/v1/admin/states": frozenset({"admin"}),
+    "/v1/admin/states/{name}": frozenset({"admin"}),
 }
 
 #: What a client's messages on a socket want. Those that only give something back want nothing.

@@ -16,6 +16,7 @@ from server.config import ServerConfig
 from server.constraints.compiler import Constraints
 from server.driver import Driver
 from server.fetching import Elsewhere
+from server.named_states import NamedStates
 from server.peers import Peers
 from server.prefixes import PrefixTier
 from server.sessions import Sessions
@@ -34,6 +35,7 @@ class Service:
     translator: Translator
     model: ModelInfo
     tokenizer: Tokenizer
+    states: NamedStates
     outbox_events: int
     max_socket_requests: int
     max_message_bytes: int
@@ -63,12 +65,15 @@ def make_service(
     chat_template: ChatTemplate | None = None,
     constraints: Constraints | None = None,
     peers: Peers | None = None,
+    states: NamedStates | None = None,
 ) -> Service:
     """The service around ``driver``.
 
     ``elsewhere`` knows the sessions of other versions, ``peers`` are other replicas.
     """
-    sessions = Sessions(driver, prefixes, elsewhere, peers)
+    if states is None:
+        states = NamedStates(driver, signing.identity, {}, config.max_states)
+    sessions = Sessions(driver, prefixes, elsewhere, peers, states)
     limits = Limits(config.max_prompt_tokens, config.max_tokens_limit)
     return Service(
         driver=driver,
@@ -84,4 +89,5 @@ def make_service(
         chat_template=chat_template or ChatTemplate(),
         constraints=constraints,
         reasoning=config.reasoning,
+        states=states,
     )

@@ -11,7 +11,7 @@ Asked = schemas.Delete | schemas.Fork | schemas.Rewind
 
 async def create(service: Service, message: schemas.Create, owner: str) -> bytes:
     """The answer to ``create``. Raises `EngineError`."""
-    info = await service.sessions.create(owner)
+    info = await service.sessions.create(owner, message.state)
     return created_frame(message.request_id, info, service.driver.epoch_name)
 
 

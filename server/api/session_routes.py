@@ -44,10 +44,10 @@ def session_object(service: Service, info: SessionInfo) -> dict[str, Any]:
     openapi_extra=body_schema(CreateSessionBody, required=False),
 )
 async def create_session(request: Request) -> Response:
-    """A kept, empty session."""
+    """A kept session, empty or with a named state."""
     body = await body_of(CreateSessionBody, request, b"{}")
     service = service_for(request, body.model)
-    info = await service.sessions.create(request.state.owner)
+    info = await service.sessions.create(request.state.owner, body.state)
     return json_answer(_created(service, info))
 
 

@@ -29,10 +29,18 @@ class Constraints(Protocol):
     async def grammar(self, wanted: ResponseFormat | None, owner: str, /) -> str | None: ...
 
 
+class Beginning(Protocol):
+    """What is needed of `server.engine.value.SessionValue`."""
+
+    @property
+    def length(self) -> int: ...
+
+
 class SessionsLike(Protocol):
     """What is needed of `server.sessions.Sessions`."""
 
     async def info(self, session: str, owner: str, /) -> SessionInfo: ...
+    async def start_of(self, state: str, /) -> Beginning: ...
 
 
 class TokenizerLike(Protocol):
@@ -105,11 +113,12 @@ class Translator:
         With ``max_tokens`` 0 the prompt is only fed.
         """
         prompt = wanted.prompt
-        continues = await self._continues(wanted.session, owner, prompt)
+        is_begun = await self._is_begun(wanted)
+        continues = is_begun or await self._continues(wanted.session, owner, prompt)
         tokens = () if prompt is None else await self.tokens(prompt, "prompt", continues)
         if wanted.idempotency_key is not None and wanted.session is None and not wanted.keep:
             raise invalid("idempotency_key", "needs a session that is kept")
-        if not tokens and wanted.session is None:
+        if not tokens and wanted.session is None and not is_begun:
             raise invalid("prompt", "must not be empty unless it continues a session")
         params = None
         if sampling.max_tokens != 0:
@@ -126,6 +135,7 @@ class Translator:
             score=scoring is not None,
             num_choices=choices.num,
             num_top=scoring.num_top if scoring is not None else 0,
+            state=wanted.state,
         )
 
     async def append(self, request_id: str, owner: str, session: str, body: AppendBody) -> Request:
@@ -175,6 +185,15 @@ class Translator:
         if len(text) <= MAX_INLINE_CHARS:
             return encode(text)
         return await asyncio.to_thread(encode, text)
+
+    async def _is_begun(self, wanted: Continuation) -> bool:
+        """Whether a new session has text before its prompt. Raises where there is no such state."""
+        if wanted.state is None:
+            return False
+        if wanted.session is not None:
+            raise invalid("state", "is what a new session begins with: give it without session")
+        assert self._sessions is not None, "a server without sessions"
+        return (await self._sessions.start_of(wanted.state)).length > 0
 
     async def _continues(
         self, session: str | None, owner: str, prompt: str | Sequence[int] | None

@@ -236,6 +236,11 @@ MIGRATIONS: tuple[str, ...] = (
         END IF;
     END $$;
     """,
+    """
+    -- States that sessions begin with, by the operator's names. `data` is a file with a checksum.
+    CREATE TABLE named_state (name text PRIMARY KEY, digest text NOT NULL, data bytea NOT NULL);
+    ALTER TABLE named_state ALTER COLUMN data SET STORAGE EXTERNAL;
+    """,
 )
 
 

@@ -26,6 +26,7 @@ from server.store import reading
 from server.store.base import Events, Found, Keyed, Loaded, Numbered
 from server.store.clock import StoreClock
 from server.store.errors import HeldElsewhere, RecordRefused, StoreError, StoreFull
+from server.store.files import Chunk
 from server.store.heads import Head
 from server.store.saving import Limits
 from server.store.sifting import Recovery
@@ -211,6 +212,38 @@ class PostgresStore:
         """See `server.store.base.Store.stored_bytes`."""
         with self._link.connected() as connection, connection.database.reading():
             return connection.tables.stored_bytes(owner)
+
+    @twice
+    def named_states(self) -> dict[str, str]:
+        """See `server.store.base.Store.named_states`; those of all replicas."""
+        with self._link.connected() as connection, connection.database.reading():
+            query = "SELECT name, digest FROM named_state"
+            return dict(connection.database.execute(query).fetchall())
+
+    @twice
+    def read_named(self, name: str) -> bytes | None:
+        """See `server.store.base.Store.read_named`."""
+        with self._link.connected() as connection, connection.database.reading():
+            query = "SELECT data FROM named_state WHERE name = ?"
+            rows = connection.database.execute(query, (name,)).fetchall()
+            return bytes(rows[0][0]) if rows else None
+
+    @twice
+    def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
+        """See `server.store.base.Store.put_named`."""
+        query = (
+            "INSERT INTO named_state VALUES (?, ?, ?) ON CONFLICT (name) "
+            "DO UPDATE SET digest = excluded.digest, data = excluded.data"
+        )
+        with self._link.connected() as connection, connection.database.transaction():
+            connection.database.execute(query, (name, digest, b"".join(parts)))
+
+    @twice
+    def drop_named(self, name: str) -> bool:
+        """See `server.store.base.Store.drop_named`."""
+        query = "DELETE FROM named_state WHERE name = ? RETURNING name"
+        with self._link.connected() as connection, connection.database.transaction():
+            return bool(connection.database.execute(query, (name,)).fetchall())
 
     @twice
     def maintain(self, now_s: float) -> bool:

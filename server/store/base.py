@@ -12,6 +12,7 @@ from typing import Protocol
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry, Record, SessionValue
+from server.store.files import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,21 @@ class Store(Protocol):
 
     def stored_bytes(self, owner: str) -> int:
         """What the sessions of ``owner`` take up."""
+
+    def named_states(self) -> dict[str, str]:
+        """The digest of each named state by its name; no session's life depends on them."""
+
+    def read_named(self, name: str) -> bytes | None:
+        """The file of a named state, if there is one."""
+
+    def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
+        """Keeps the file of a named state, durably, in the place of one of the same name.
+
+        Raises `StoreFull` or `StoreFailed`; then the old one is still there.
+        """
+
+    def drop_named(self, name: str) -> bool:
+        """Deletes a named state; whether there was one."""
 
     def maintain(self, now_s: float) -> bool:
         """Retention, pruning, syncing, heartbeat: about once a second, ``now_s`` monotonic.

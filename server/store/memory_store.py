@@ -24,6 +24,7 @@ from server.engine.value import (
 from server.store.base import Events, Found, Keyed, Listed, Loaded, Numbered
 from server.store.codec import running_after
 from server.store.errors import HistoryGone, StoreLost
+from server.store.files import Chunk
 from server.store.history import (
     as_logged,
     events_after,
@@ -133,6 +134,7 @@ class MemoryStore:
         self._keys: dict[tuple[str, str], Keyed] = {}
         self._open_keys: dict[str, tuple[str, str]] = {}
         self._noted: dict[str, list[tuple[str, str]]] = {}
+        self._named: dict[str, tuple[str, bytes]] = {}
         self._now_s = 0.0
         self._num_saved = self._num_saved_bytes = 0
         self._next_bound_bytes = max_state_bytes
@@ -195,6 +197,22 @@ class MemoryStore:
     def stored_bytes(self, owner: str) -> int:
         """See `server.store.base.Store.stored_bytes`."""
         return sum(kept.num_bytes for kept in self._sessions.values() if kept.owner == owner)
+
+    def named_states(self) -> dict[str, str]:
+        """See `server.store.base.Store.named_states`."""
+        return {name: digest for name, (digest, _) in self._named.items()}
+
+    def read_named(self, name: str) -> bytes | None:
+        """See `server.store.base.Store.read_named`."""
+        return self._named[name][1] if name in self._named else None
+
+    def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
+        """See `server.store.base.Store.put_named`."""
+        self._named[name] = digest, b"".join(parts)
+
+    def drop_named(self, name: str) -> bool:
+        """See `server.store.base.Store.drop_named`."""
+        return self._named.pop(name, None) is not None
 
     def maintain(self, now_s: float) -> bool:
         """See `server.store.base.Store.maintain`."""

@@ -22,9 +22,10 @@ from server.store.clock import StoreClock
 from server.store.connection import Connection, Known, Place
 from server.store.database import ERRORS, REFUSALS, failure
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
-from server.store.files import DiskFiles, Files
+from server.store.files import Chunk, DiskFiles, Files
 from server.store.heads import Head
 from server.store.lock import Lock, Waiting
+from server.store.named_files import NamedFiles
 from server.store.reserve import Reserve
 from server.store.saving import Limits
 from server.store.signing import signing_key
@@ -80,6 +81,7 @@ class SqliteStore:
         self._touched: set[int] = set()
         self._is_over = self._sifts = False
         self._reserve = Reserve(place.path, place.files)
+        self._named = NamedFiles(place.path, place.files, place.is_full)
         try:
             self._open()
         except BaseException:
@@ -181,6 +183,29 @@ class SqliteStore:
         """See `server.store.base.Store.stored_bytes`."""
         with self._connected() as connection:
             return connection.tables.stored_bytes(owner)
+
+    def named_states(self) -> dict[str, str]:
+        """See `server.store.base.Store.named_states`."""
+        with self._connected():
+            return self._named.digests()
+
+    def read_named(self, name: str) -> bytes | None:
+        """See `server.store.base.Store.read_named`."""
+        with self._connected():
+            return self._named.read(name)
+
+    def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
+        """See `server.store.base.Store.put_named`."""
+        with self._connected(is_write=True) as connection:
+            connection.database.check_fence()
+            self._reserve.check()
+            self._named.put(name, digest, parts)
+
+    def drop_named(self, name: str) -> bool:
+        """See `server.store.base.Store.drop_named`."""
+        with self._connected(is_write=True) as connection:
+            connection.database.check_fence()
+            return self._named.remove(name)
 
     def maintain(self, now_s: float) -> bool:
         """See `server.store.base.Store.maintain`."""

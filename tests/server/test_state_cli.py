@@ -57,7 +57,7 @@ def test_state_of_a_prompt_has_the_bits_of_a_session(
     file = make(models, name, tmp_path / "state", "--prompt", TEXT)
     checkpoint = load_checkpoint(models / name)
     backend = open_backend(checkpoint, "torch", "float32")
-    state = read_state(file, identity_of(checkpoint, backend), checkpoint.config, "state")
+    state = read_state(file, identity_of(checkpoint, backend), checkpoint.config)
     engine = backend.engine(2, EngineConfig(new_id=iter("ab").__next__, max_asleep=2))
     session = engine.create_session("me", 0.0).session
     tokens = checkpoint.tokenizer.encode(TEXT)
@@ -86,7 +86,7 @@ def test_tuned_state_is_what_a_prompt_comes_after(models: Path, tmp_path: Path) 
     checkpoint = load_checkpoint(models / "rwkv7")
     backend = open_backend(checkpoint, "torch", "float32")
     identity = identity_of(checkpoint, backend)
-    states = [read_state(f, identity, checkpoint.config, "f") for f in (alone, after, plain, tuned)]
+    states = [read_state(f, identity, checkpoint.config) for f in (alone, after, plain, tuned)]
     assert states[0].digest == states[3].digest
     assert [state.num_tokens for state in states] == [
         0,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from server.api.names import Label, ModelName, SessionId
+from server.api.names import Label, ModelName, SessionId, StateName
 from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
 from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS, Refusal
 from server.api.schemas import (
@@ -99,6 +99,7 @@ class CompletionBody(Sampling, Once, Labels):
     stream_options: StreamOptions | None = None
     session: SessionId | None = None
     keep: bool | None = None
+    state: StateName | None = None
 
 
 class EmbeddingsBody(Wire):

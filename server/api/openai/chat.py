@@ -99,7 +99,7 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
     turn, added = None, list[int]()
     if not open_end:
         turn, added = turn_of(service, prompt.end, reasoning, tools.format, bool(body.ignore_eos))
-    wanted = Continuation.model_construct(prompt=[*prompt.ids, *added])
+    wanted = Continuation.model_construct(prompt=[*prompt.ids, *added], state=body.state)
     id = f"chatcmpl-{secrets.token_hex(16)}"
     try:
         work = await service.translator.generate(

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from server.api.answers import PromptUsage
-from server.api.names import ModelName
+from server.api.names import ModelName, StateName
 from server.api.openai.bodies import Labels
 from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
 from server.api.openai.reasoning import Effort
@@ -36,6 +36,7 @@ class ChatBody(Sampling, Labels):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Effort | None = None
+    state: StateName | None = None
 
 
 class ChatTop(BaseModel):

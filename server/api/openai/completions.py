@@ -137,6 +137,7 @@ async def _works(
             prompt=prompt,
             session=body.session,
             keep=body.keep,
+            state=body.state,
             idempotency_key=body.idempotency_key,
         )
         if index:

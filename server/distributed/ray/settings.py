@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from server.config import ModelSource, ServerConfig
+from server.config import ModelSource, ServerConfig, StateSource
 
 #: What the process that starts Ray is told, and no replica.
 OF_THE_CLUSTER = frozenset({"config", "host", "port", "ray", "ray_address"})
@@ -25,6 +25,8 @@ def settings_of(config: ServerConfig) -> Settings:
         chosen["model"] = [text for source in config.model if (text := _text(source)) is not None]
         if not chosen["model"]:
             del chosen["model"]
+    if "state" in chosen:
+        chosen["state"] = [_state_text(state) for state in config.state]
     for name in ("keys_file", "model_dir"):
         if chosen.get(name) is not None:
             chosen[name] = str(Path(chosen[name]).absolute())
@@ -39,6 +41,12 @@ def read_settings(settings: Mapping[str, Any]) -> ServerConfig:
     if isinstance(number := flags.get("replicas"), int):
         flags["replicas"] = str(number)
     return ServerConfig.load(**flags)
+
+
+def _state_text(state: StateSource) -> str:
+    """The state as the flag ``--state`` names it."""
+    place = Path(state.path).expanduser().absolute()
+    return f"{state.model}/{state.name}={place}" if state.model else f"{state.name}={place}"
 
 
 def _text(source: ModelSource) -> str | None:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from server import driver, model_changes, outbox, sessions, storage
+from server import driver, model_changes, named_states, outbox, sessions, storage
 from server.api import errors as api_errors
 from server.api import scopes, tenants
 from server.api.errors import OUTCOMES, error_object, outcome
@@ -31,7 +31,7 @@ from tests.fakes import ByteTokenizer
 #: All that have errors, but for what only an operator sees.
 MODULES = (
     *(errors, api_errors, store_errors, driver, outbox, scopes, sessions, tenants),
-    *(model_changes, response_turns, responses_reading, storage),
+    *(model_changes, named_states, response_turns, responses_reading, storage),
 )
 
 TRANSLATOR = Translator(ByteTokenizer(), Limits(max_prompt_tokens=100, max_tokens=1000))

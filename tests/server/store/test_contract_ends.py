@@ -8,8 +8,10 @@ from server.engine.errors import SessionNotFound
 from server.engine.value import Accepted
 from server.store.base import Store
 from server.store.errors import HistoryGone, StoreLost
+from server.store.files import Chunk
 from server.store.memory_store import MemoryStore
-from tests.server.store.records import Writer, text_after
+from server.store.named_state import export_state, tuned_state
+from tests.server.store.records import IDENTITY, Writer, block, text_after
 
 
 class TestKeys:
@@ -186,3 +188,31 @@ def test_old_states_of_memory_go_first() -> None:
     assert store.load("evicted", "ann").value.length == 4
     assert store.load("live", "ann").value.length == len(live.text)
     assert store.stored_bytes("ann") < 24 * 9 + 100 * 200
+
+
+class TestNamedStates:
+    def test_are_kept_until_they_are_deleted(self, store: Store) -> None:
+        assert store.named_states() == {}
+        assert store.read_named("a") is None
+        store.put_named("a", file_digest(1), named_file(1))
+        store.put_named("b.x-1", file_digest(2), named_file(2))
+        assert store.named_states() == {"a": file_digest(1), "b.x-1": file_digest(2)}
+        assert store.read_named("a") == b"".join(named_file(1))
+        assert store.drop_named("a")
+        assert not store.drop_named("a")
+        assert store.read_named("a") is None
+        assert store.named_states() == {"b.x-1": file_digest(2)}
+
+    def test_one_takes_the_place_of_another_of_its_name(self, store: Store) -> None:
+        for number in (1, 2):
+            store.put_named("a", file_digest(number), named_file(number))
+        assert store.named_states() == {"a": file_digest(2)}
+        assert store.read_named("a") == b"".join(named_file(2))
+
+
+def named_file(number: int) -> list[Chunk]:
+    return export_state(tuned_state(block(number)), IDENTITY)
+
+
+def file_digest(number: int) -> str:
+    return tuned_state(block(number)).digest

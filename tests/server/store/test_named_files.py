@@ -1,0 +1,73 @@
+"""Named states as files: they outlast the process, and one that is broken harms no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.store.errors import StoreFailed
+from server.store.files import Chunk, DiskFiles
+from server.store.named_files import DIR_NAME
+from server.store.named_state import export_state, tuned_state
+from server.store.sqlite_store import open_store
+from tests.server.store.records import IDENTITY, block
+
+
+def parts(number: int) -> list[Chunk]:
+    return export_state(tuned_state(block(number)), IDENTITY)
+
+
+def digest(number: int) -> str:
+    return tuned_state(block(number)).digest
+
+
+class Failing(DiskFiles):
+    """Cannot rename while ``fails``."""
+
+    fails = False
+
+    def rename(self, path: Path, to: Path) -> None:
+        if self.fails:
+            raise OSError(5, "no more")
+        super().rename(path, to)
+
+
+def test_next_process_has_them(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store", IDENTITY)
+    store.put_named("a", digest(1), parts(1))
+    store.put_named("b", digest(2), parts(2))
+    store.drop_named("b")
+    store.close()
+    again = open_store(tmp_path / "store", IDENTITY)
+    assert again.named_states() == {"a": digest(1)}
+    assert again.read_named("a") == b"".join(parts(1))
+    again.close()
+
+
+def test_broken_file_is_left_out(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store", IDENTITY)
+    for name in ("a", "b", "c"):
+        store.put_named(name, digest(1), parts(1))
+    store.close()
+    folder = tmp_path / "store" / DIR_NAME
+    (folder / "a.safetensors").write_bytes(b"")
+    (folder / "b.safetensors").write_bytes(b"\xff" * 100)
+    (folder / "d.new").write_bytes(b"half")
+    again = open_store(tmp_path / "store", IDENTITY)
+    assert again.named_states() == {"c": digest(1)}
+    again.close()
+
+
+def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
+    files = Failing()
+    store = open_store(tmp_path / "store", IDENTITY, files=files)
+    store.put_named("a", digest(1), parts(1))
+    files.fails = True
+    with pytest.raises(StoreFailed):
+        store.put_named("a", digest(2), parts(2))
+    files.fails = False
+    assert store.named_states() == {"a": digest(1)}
+    assert store.read_named("a") == b"".join(parts(1))
+    assert [file.name for file in (tmp_path / "store" / DIR_NAME).iterdir()] == ["a.safetensors"]
+    store.close()
