@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import llama_cpp
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from benchmarks.decode_gguf import FILE_TYPES, gguf_file
 from benchmarks.decode_llama_session import FLASH, ROOM, Session
 from benchmarks.decode_peers import PREFILL_TOKENS, Measured, Opened, Point, Unavailable
-from benchmarks.decode_shapes import SIZES, Size, count, peer_tensors
+from benchmarks.decode_shapes import SIZES, Shapes, Size, count, peer_tensors
 from benchmarks.harness import available_bytes
 from benchmarks.roofline import ITEM_BYTES, Cost, matrix_cost
 
@@ -53,10 +54,13 @@ class Variant:
 class LlamaCpp:
     """A `decode_peers.Contender`: a "llama" or an "rwkv7"."""
 
+    #: Which may stand for a type of ours; the fastest one is taken.
+    file_types: ClassVar[Mapping[str, tuple[str, ...]]] = FILE_TYPES
+
     def __init__(self, models: Path, architecture: str) -> None:
         llama_cpp.llama_log_set(_log_errors, None)
         llama_cpp.llama_backend_init()
-        self._folder, self._architecture = models, architecture
+        self.folder, self._architecture = models, architecture
         self._recurrent = architecture == "rwkv7"
         self._loaded: dict[Path, Any] = {}
         self._best_file: dict[tuple[str, str, int, int], str] = {}
@@ -64,7 +68,7 @@ class LlamaCpp:
 
     def open(self, point: Point) -> Opened:
         self._close()
-        size = SIZES[point.size]
+        size = self.size_of(point)
         self._check_memory(size, point)
         file_type = self._choose_file(point)
         best, variant = 0.0, Variant("", "", 0)
@@ -81,14 +85,26 @@ class LlamaCpp:
         self._session.set_threads(variant.threads)
         return Opened(
             str(variant),
-            count(peer_tensors(size, self._architecture)),
+            count(self.tensors(size)),
             PREFILL_TOKENS if point.mode == "prefill" else point.streams,
-            self._cost(size, point),
+            self.cost(size, point),
         )
 
     def run(self, seconds: float) -> Measured:
         assert self._session is not None
         return self._session.run(seconds)
+
+    def size_of(self, point: Point) -> Size:
+        """The shape of the model at ``point``."""
+        return SIZES[point.size]
+
+    def file(self, size: Size, file_type: str) -> Path:
+        """The model's GGUF file, made where it is missing."""
+        return gguf_file(self.folder, size, self._architecture, file_type)
+
+    def tensors(self, size: Size) -> Shapes:
+        """The model's tensors by name."""
+        return peer_tensors(size, self._architecture)
 
     def _close(self) -> None:
         if self._session is not None:
@@ -97,7 +113,7 @@ class LlamaCpp:
 
     def _choose_file(self, point: Point) -> str:
         """The fastest file type at an empty context, tried once for each number of streams."""
-        kinds = FILE_TYPES[point.dtype]
+        kinds = self.file_types[point.dtype]
         key = (point.size, point.mode, point.streams, point.threads)
         if len(kinds) > 1 and key not in self._best_file:
             empty = Point(point.size, point.dtype, point.streams, 0, point.threads, point.mode)
@@ -119,8 +135,8 @@ class LlamaCpp:
         return rates[best], best
 
     def _start(self, point: Point, file_type: str, flash: str) -> Session:
-        size = SIZES[point.size]
-        path = gguf_file(self._folder, size, self._architecture, file_type)
+        size = self.size_of(point)
+        path = self.file(size, file_type)
         if path not in self._loaded:
             self._free_other_sizes(point.size)
             params = llama_cpp.llama_model_default_params()
@@ -138,8 +154,9 @@ class LlamaCpp:
         if not self._recurrent and wanted > MEMORY_PART * available_bytes():
             raise Unavailable(f"its cache would take {wanted / 2**30:.1f} GiB")
 
-    def _cost(self, size: Size, point: Point) -> Cost:
-        tensors = peer_tensors(size, self._architecture)
+    def cost(self, size: Size, point: Point) -> Cost:
+        """Of a step: weights read, state or cache read and written, and the arithmetic."""
+        tensors = self.tensors(size)
         rows = PREFILL_TOKENS if point.mode == "prefill" else point.streams
         cost = matrix_cost(tensors, ITEM_BYTES[point.dtype], rows, point.streams, "token_embd")
         width = size.num_layers * size.hidden_size

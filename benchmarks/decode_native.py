@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.decode_models import checkpoint, step_cost
 from benchmarks.decode_peers import PREFILL_TOKENS, Measured, Opened, Point, steps_until
 from benchmarks.decode_shapes import SIZES
-from benchmarks.roofline import ITEM_BYTES
+from benchmarks.roofline import ITEM_BYTES, Cost
 from model.config import ModelConfig
 from model.ops.cpu.runtime import Runtime
 from model.weights import num_parameters, read_weights
@@ -27,7 +27,7 @@ class Native:
     """A `decode_peers.Contender`: our model with one attention."""
 
     def __init__(self, models: Path, attention: str) -> None:
-        self._folder, self._attention = models, attention
+        self.folder, self._attention = models, attention
         self._loaded: tuple[str, str, int] | None = None
 
     def open(self, point: Point) -> Opened:
@@ -38,13 +38,27 @@ class Native:
         self._pool = self._runtime.empty_pool(point.streams)
         self._read(min(point.context, MAX_READ_TOKENS))
         self._positions = [point.context] * point.streams
-        ids = np.random.default_rng(0).integers(1, self._config.vocab_size, size=PREFILL_TOKENS)
+        ids = np.random.default_rng(0).integers(
+            1, self._runtime.config.vocab_size, size=PREFILL_TOKENS
+        )
         self._prompt = ids.tolist()
         self._tokens = [[self._prompt[slot]] for slot in self._slots]
         self.run(WARM_UP_S)
         rows = PREFILL_TOKENS if self._prefills else point.streams
-        cost = step_cost(self._config, ITEM_BYTES[point.dtype], rows, point.streams)
-        return Opened(point.dtype, num_parameters(self._config), rows, cost)
+        cost = self.cost(ITEM_BYTES[point.dtype], rows, point)
+        return Opened(point.dtype, num_parameters(self._runtime.config), rows, cost)
+
+    def make_runtime(self, point: Point) -> Runtime:
+        """The model of ``point``, ready to run."""
+        path = checkpoint(self.folder, SIZES[point.size], self._attention)
+        config = ModelConfig.load(path / "config.json")
+        return Runtime(config, read_weights(path), point.dtype, point.threads)
+
+    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+        """Of a step of ``rows`` tokens."""
+        config = self._runtime.config
+        assert isinstance(config, ModelConfig)
+        return step_cost(config, item_bytes, rows, point.streams)
 
     def run(self, seconds: float) -> Measured:
         step = self._prefill if self._prefills else self._decode
@@ -57,10 +71,7 @@ class Native:
         wanted = (point.size, point.dtype, point.threads)
         if self._loaded == wanted:
             return
-        path = checkpoint(self._folder, SIZES[point.size], self._attention)
-        self._config = ModelConfig.load(path / "config.json")
-        weights = read_weights(path)
-        self._runtime = Runtime(self._config, weights, point.dtype, point.threads)
+        self._runtime = self.make_runtime(point)
         self._loaded = wanted
 
     def _read(self, num_tokens: int) -> None:
@@ -68,7 +79,7 @@ class Native:
         draw = np.random.default_rng(1)
         for first in range(0, num_tokens, PREFILL_TOKENS):
             size = min(PREFILL_TOKENS, num_tokens - first)
-            ids = draw.integers(1, self._config.vocab_size, size=size).tolist()
+            ids = draw.integers(1, self._runtime.config.vocab_size, size=size).tolist()
             self._runtime.run(self._pool, [0], [first], [ids], [None])
         self._pool[1:] = self._pool[0]
 

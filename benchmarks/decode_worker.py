@@ -25,8 +25,8 @@ MAX_LOG_CHARS = 4000
 
 
 def make(name: str, models: Path) -> Contender:
-    """The contender called ``name``, whose models lie in the folder ``models``."""
-    module, kind, arguments = CONTENDERS[name]
+    """The contender called ``name``, or MODULE:CLASS; its models lie in the folder ``models``."""
+    module, kind, arguments = CONTENDERS.get(name) or (*name.split(":"), ())
     contender: Contender = getattr(import_module(module), kind)(models, *arguments)
     return contender
 

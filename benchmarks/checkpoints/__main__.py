@@ -1,0 +1,114 @@
+"""Tokens/s on the same RWKV-7 file: Everstream beside llama.cpp and the `rwkv` package.
+
+    python -m benchmarks.checkpoints --models FOLDER
+
+At each point they take turns for several rounds, each in a process of its own; a figure is the
+median of its rounds. A ratio is Everstream's by the other's. Before each turn the bandwidth of
+reading as many bytes as a step moves is measured: the share of the roofline follows from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+
+from benchmarks.checkpoints.report import PEERS, RESULT, figures_of, tables
+from benchmarks.checkpoints.shapes import CONFIGS, file_of
+from benchmarks.decode_peers import Point, Unavailable
+from benchmarks.decode_report import Turns
+from benchmarks.decode_worker import Worker
+from benchmarks.harness import Figures, exit_on_sigterm, machine, print_result
+from benchmarks.roofline import Rates, bandwidth
+
+CONTENDERS = {
+    "everstream": "benchmarks.checkpoints.ours:FromFile",
+    "llama.cpp": "benchmarks.checkpoints.llama:FromFile",
+    "rwkv": "benchmarks.checkpoints.package:Package",
+}
+
+
+def points(options: argparse.Namespace, threads: int) -> Iterator[Point]:
+    """What to measure with ``threads`` threads."""
+    for size, dtype in product(options.size, options.dtype):
+        for streams in options.streams:
+            yield Point(size, dtype, streams, 0, threads)
+        yield Point(size, dtype, 1, 0, threads, "prefill")
+
+
+def measure(
+    point: Point, workers: dict[str, Worker], rates: Rates, options: argparse.Namespace
+) -> tuple[dict[str, Turns], dict[str, str]]:
+    """Who took part, and why others did not."""
+    turns: dict[str, Turns] = {}
+    skipped: dict[str, str] = {}
+    for name, worker in workers.items():
+        try:
+            turns[name] = Turns(worker.open(point), rates.of(point.dtype, point.threads))
+        except Unavailable as reason:
+            skipped[name] = str(reason)
+    for number in range(options.rounds):
+        for name in list(turns) if number % 2 == 0 else list(reversed(turns)):
+            cost = turns[name].opened.cost
+            turns[name].bandwidths.append(bandwidth(cost.num_bytes, point.threads))
+            turns[name].rounds.append(workers[name].run(options.seconds))
+    return turns, skipped
+
+
+def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
+    """A row of figures for each point; each number of threads has processes of its own."""
+    rates = Rates()
+    for size, kind in product(options.size, [*options.dtype, "pth"]):
+        file_of(models, size, kind)  # before anything is measured
+    for threads in options.threads:
+        with ExitStack() as stack:
+            workers = {
+                name: stack.enter_context(Worker(CONTENDERS[name], models, threads))
+                for name in ("everstream", *options.peer)
+            }
+            for point in points(options, threads):
+                row = figures_of(point, *measure(point, workers, rates, options))
+                print(json.dumps(row), file=sys.stderr, flush=True)
+                yield row
+
+
+def arguments(command: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoints", description=(__doc__ or "").partition("\n")[0]
+    )
+    cores = os.cpu_count() or 1
+    parser.add_argument("--size", nargs="+", choices=CONFIGS, default=list(CONFIGS))
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "int8"])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, min(2, cores)}))
+    parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    return parser.parse_args(command)
+
+
+def main(command: Sequence[str] | None = None) -> None:
+    """Measures, writes the result after each row, and prints the tables."""
+    exit_on_sigterm()
+    options, on = arguments(command), machine()
+    figures: Figures = {"rounds": options.rounds, "seconds": options.seconds, "rows": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for row in measure_all(options, options.models or Path(folder)):
+            figures["rows"].append(row)
+            text = json.dumps({"machine": on, **figures}, indent=1) + "\n"
+            options.out.write_text(text, encoding="utf-8")
+    print(tables(figures["rows"]))
+    print_result("checkpoints", on, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""llama.cpp on the same GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
+from benchmarks.decode_llama import LlamaCpp
+from benchmarks.decode_peers import PREFILL_TOKENS, Point
+from benchmarks.decode_shapes import Shapes, Size
+from benchmarks.roofline import ITEM_BYTES, Cost
+
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "Q8_0": "int8"}
+
+
+class FromFile(LlamaCpp):
+    """A `decode_peers.Contender`, with the number of threads that is fastest."""
+
+    file_types: ClassVar = {dtype: (file_type,) for file_type, dtype in DTYPES.items()}
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "rwkv7")
+
+    def size_of(self, point: Point) -> Size:
+        config = CONFIGS[point.size]
+        return Size(
+            point.size,
+            config.vocab_size,
+            config.hidden_size,
+            config.num_hidden_layers,
+            config.num_attention_heads,
+            config.intermediate_size,
+        )
+
+    def file(self, size: Size, file_type: str) -> Path:
+        return file_of(self.folder, size.name, DTYPES[file_type])
+
+    def tensors(self, size: Size) -> Shapes:
+        return CONFIGS[size.name].weight_shapes()
+
+    def cost(self, size: Size, point: Point) -> Cost:
+        rows = PREFILL_TOKENS if point.mode == "prefill" else point.streams
+        return step_cost(CONFIGS[point.size], ITEM_BYTES[point.dtype], rows, point.streams)

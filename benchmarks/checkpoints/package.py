@@ -1,0 +1,74 @@
+"""The `rwkv` package on the same weights, as the ``.pth`` file that it reads."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
+from benchmarks.decode_peers import (
+    PREFILL_TOKENS,
+    Measured,
+    Opened,
+    Point,
+    Unavailable,
+    steps_until,
+)
+from benchmarks.roofline import ITEM_BYTES
+from model.weights import num_parameters
+
+#: Of its strategies on a CPU, the one for weights of this type.
+STRATEGIES = {"float32": "cpu fp32", "bfloat16": "cpu bf16"}
+WARM_UP_S = 0.05
+
+
+class Package:
+    """A `decode_peers.Contender` of one stream."""
+
+    def __init__(self, models: Path) -> None:
+        self._folder = models
+        self._loaded: tuple[str, str] | None = None
+
+    def open(self, point: Point) -> Opened:
+        if point.streams > 1:
+            raise Unavailable("it runs one stream")
+        if point.dtype not in STRATEGIES:
+            raise Unavailable(f"it has no {point.dtype} on a CPU")
+        if self._loaded != (point.size, point.dtype):
+            self._load(point)
+        self._prefills = point.mode == "prefill"
+        config = CONFIGS[point.size]
+        draw = np.random.default_rng(0)
+        self._prompt = draw.integers(1, config.vocab_size, size=PREFILL_TOKENS).tolist()
+        self._state: Any = None
+        self._token = self._prompt[0]
+        self.run(WARM_UP_S)
+        rows = PREFILL_TOKENS if self._prefills else 1
+        cost = step_cost(config, ITEM_BYTES[point.dtype], rows, 1)
+        return Opened(STRATEGIES[point.dtype], num_parameters(config), rows, cost)
+
+    def run(self, seconds: float) -> Measured:
+        step = self._prefill if self._prefills else self._decode
+        num_steps, elapsed = steps_until(seconds, time.perf_counter, step)
+        return Measured(num_steps * (PREFILL_TOKENS if self._prefills else 1), elapsed)
+
+    def _load(self, point: Point) -> None:
+        os.environ |= {"RWKV_V7_ON": "1", "RWKV_JIT_ON": "1", "RWKV_CUDA_ON": "0"}
+        from rwkv.model import RWKV
+
+        self._model: Any = None  # the one before goes first
+        file = file_of(self._folder, point.size, "pth")
+        self._model = RWKV(model=str(file.with_suffix("")), strategy=STRATEGIES[point.dtype])
+        self._loaded = (point.size, point.dtype)
+
+    def _decode(self) -> None:
+        logits, self._state = self._model.forward([self._token], self._state)
+        self._token = int(logits.argmax())
+
+    def _prefill(self) -> None:
+        logits, _ = self._model.forward(self._prompt, None)
+        assert np.isfinite(float(logits.max()))

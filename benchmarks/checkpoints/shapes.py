@@ -1,0 +1,110 @@
+"""The published shapes of RWKV-7 World and G1, and files of random weights in them."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from benchmarks.harness import ROOT
+from benchmarks.roofline import Cost, matrix_cost
+from model.architectures.rwkv7.config import Rwkv7Config
+from model.state import StateLayout
+from model.tokenizer import Tokenizer
+
+VOCABULARY = 65536
+WORLD = "rwkv_vocab_v20230424.txt"
+#: A decay, a removal and a product that are added, and one that is read, for each number of S.
+OPERATIONS_PER_STATE_NUMBER = 7
+#: What a file is called with whose weights; the formats of `everstream export`.
+FORMATS = {
+    "bfloat16": ("gguf", "bfloat16", "BF16.gguf"),
+    "int8": ("gguf", "q8_0", "Q8_0.gguf"),
+    "float32": ("gguf", "float32", "F32.gguf"),
+    "pth": ("pth", "bfloat16", "bf16.pth"),
+    "hf": ("hf", "bfloat16", "hf"),
+}
+
+
+def _config(width: int, layers: int, ranks: tuple[int, int, int, int]) -> Rwkv7Config:
+    decay, rate, value, gate = ranks
+    return Rwkv7Config(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        intermediate_size=4 * width,
+        decay_rank=decay,
+        rate_rank=rate,
+        value_rank=value,
+        gate_rank=gate,
+    )
+
+
+#: Widths, layers and ranks (w, a, v, g) of the published models.
+CONFIGS = {
+    "0.1B": _config(768, 12, (64, 64, 32, 128)),
+    "0.4B": _config(1024, 24, (64, 64, 32, 128)),
+    "1.5B": _config(2048, 24, (96, 96, 64, 256)),
+}
+
+
+def file_of(folder: Path, size: str, kind: str) -> Path:
+    """The model of this size as a file of ``kind`` (see `FORMATS`), made where it is missing."""
+    file_format, dtype, ending = FORMATS[kind]
+    path = folder / f"{size}-{ending}"
+    if not path.exists():
+        source = checkpoint(folder, size)
+        unfinished = path.with_name(f"unfinished-{path.name}")
+        command = ["server.main", "export", str(source), str(unfinished)]
+        options = ["--format", file_format, "--dtype", dtype]
+        subprocess.run([sys.executable, "-m", *command, *options], cwd=ROOT, check=True)
+        unfinished.rename(path)
+    return path
+
+
+def checkpoint(folder: Path, size: str) -> Path:
+    """A folder of ours with random bfloat16 weights and the World tokenizer."""
+    path, config = folder / size, CONFIGS[size]
+    if path.exists():
+        return path
+    unfinished = folder / f"unfinished-{size}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    config.save(unfinished / "config.json")
+    save_file(random_weights(config), unfinished / "model.safetensors")
+    spec = find_spec("rwkv")
+    assert spec is not None and spec.origin is not None, "pip install rwkv"
+    Tokenizer.load(Path(spec.origin).parent / WORLD).save(unfinished / WORLD)
+    return unfinished.rename(path)
+
+
+def random_weights(config: Rwkv7Config) -> dict[str, Tensor]:
+    """Weights by our names, the same every time, in the magnitudes of a trained model."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, shape in config.weight_shapes().items():
+        weight = torch.randn(shape, generator=generator)
+        if "norm" in name or name.endswith(("k_k", "k_a")):
+            weight = weight * 0.1 + (not name.endswith("bias"))
+        elif name.endswith("shift_mix"):
+            weight = weight.sigmoid()
+        elif len(shape) > 1:
+            weight /= math.sqrt(shape[-1])
+        weights[name] = weight.bfloat16()
+    return weights
+
+
+def step_cost(config: Rwkv7Config, item_bytes: int, rows: int, streams: int) -> Cost:
+    """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out."""
+    layout = StateLayout.of(config)
+    numbers = sum(math.prod(field.spec.shape) for field in layout.fields if field.name == "S")
+    return matrix_cost(config.weight_shapes(), item_bytes, rows, streams, "embedding") + Cost(
+        2 * layout.num_bytes * streams, OPERATIONS_PER_STATE_NUMBER * numbers * rows
+    )
