@@ -1,0 +1,91 @@
+"""Tokens/s over sockets: `everstream serve` beside `llama-server` with the same GGUF file.
+
+    python -m benchmarks.checkpoints.sockets --llama-server PATH --models FOLDER
+
+Both get the same load of completions as server-sent events (`benchmarks.sse_load`), in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.checkpoints.shapes import CONFIGS, file_of
+from benchmarks.harness import (
+    LOCAL,
+    ROOT,
+    Figures,
+    ServerProcess,
+    exit_on_sigterm,
+    machine,
+    print_result,
+)
+from benchmarks.serve_peers import measure, medians, ratios
+from benchmarks.serve_processes import OURS, SLOT_TOKENS, PeerProcess, Target
+
+RESULT = ROOT / "benchmarks" / "results" / "checkpoint_sockets.json"
+
+
+def llama_command(server: str, file: Path, slots: int, threads: int) -> list[str]:
+    """`llama-server` without what costs time and is not used here."""
+    return [
+        *(server, "--model", str(file), "--host", LOCAL),
+        *("--parallel", str(slots), "--ctx-size", str(slots * SLOT_TOKENS)),
+        *("--threads", str(threads), "--threads-batch", str(threads), "--no-kv-unified"),
+        *("--cache-ram", "0", "--ctx-checkpoints", "0", "--no-slots", "--log-disable"),
+    ]
+
+
+def compare(file: Path, dtype: str, options: argparse.Namespace) -> Figures:
+    """Both servers on one file; llama.cpp's with one thread and with all."""
+    flags = ["--model", str(file), "--dtype", dtype, "--threads", str(options.threads)]
+    slots = max(options.streams)
+    with ExitStack() as stack:
+        ours = stack.enter_context(ServerProcess(*flags, "--max-sessions", str(slots)))
+        targets = [Target(OURS, ours.url, ours.pid, "openai")]
+        for threads in sorted({1, options.threads}):
+            command = llama_command(options.llama_server, file, slots, threads)
+            peer = stack.enter_context(PeerProcess(command))
+            targets.append(Target(f"llama-server, {threads}t", peer.url, peer.pid, "llama"))
+        rows = {
+            name: {streams: medians(runs) for streams, runs in of_one.items()}
+            for name, of_one in measure(targets, options).items()
+        }
+    return {"file": file.name, "dtype": dtype, "servers": rows, "ratios": ratios(rows)}
+
+
+def main() -> None:
+    """Measures, and writes the result after each file."""
+    exit_on_sigterm()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoints.sockets",
+        description=(__doc__ or "").partition("\n")[0],
+    )
+    parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
+    parser.add_argument("--size", nargs="+", choices=CONFIGS, default=["0.1B"])
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "int8"])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=1, help="of each stream")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options, on = parser.parse_args(), machine()
+    result: Figures = {"rounds": options.rounds, "max_tokens": options.max_tokens, "files": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for size in options.size:
+            for dtype in options.dtype:
+                file = file_of(options.models or Path(folder), size, dtype)
+                result["files"].append({"size": size, **compare(file, dtype, options)})
+                text = json.dumps({"machine": on, **result}, indent=1) + "\n"
+                options.out.write_text(text, encoding="utf-8")
+    print_result("checkpoint_sockets", on, result)
+
+
+if __name__ == "__main__":
+    main()
