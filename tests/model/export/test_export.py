@@ -26,6 +26,7 @@ from model.tokenizer import Tokenizer, TokenizerError
 from model.torch_file import TorchFile
 from server.main import app
 from tests.gguf_files import gguf_tensors
+from tests.model.architectures.rwkv7_llama import run_llama
 from tests.model.architectures.rwkv7_package import run_package
 from tests.rwkv7 import SHAPES, fla_names, published, write_pth
 from tests.tiny import tiny_tokenizer
@@ -99,6 +100,18 @@ def test_package_reads_the_native_file_and_agrees(
     ours = checkpoint.model.parallel(torch.tensor([prompt]))[0].numpy()
     scale = np.abs(ours).max()
     assert np.abs(package["logits"] - ours).max() < 2e-5 * scale
+
+
+def test_llama_cpp_reads_the_gguf_file_and_writes_the_same(
+    native: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    out = export(native, tmp_path / "model.gguf", "--format", "gguf", "--dtype", "float32")
+    prompt = list(range(3, 40))
+    ids = run_llama(out, prompt, 300)
+    logits = checkpoint.model.parallel(torch.tensor([prompt + ids]))[0, len(prompt) - 1 : -1]
+    logits[:, checkpoint.tokenizer.eos_token_ids] = -torch.inf  # as it was told to go on
+    assert len(ids) == 300
+    assert ids == logits.argmax(dim=-1).tolist()
 
 
 def test_folder_has_the_keys_of_fla(native: Path, tmp_path: Path) -> None:
