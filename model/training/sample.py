@@ -23,6 +23,7 @@ def sample_text(
     for position in range(num_tokens):
         where = torch.tensor([position], device=device)
         logits, state = model.step(torch.tensor(ids[-1:], device=device), state, where)
-        p = torch.softmax(logits[0].float() / temperature, dim=-1)
+        logits = logits[0, : tokenizer.vocab_size]  # the model may have more ids: padding
+        p = torch.softmax(logits.float() / temperature, dim=-1)
         ids.append(int(torch.multinomial(p, 1, generator=generator)))
     return tokenizer.decode(ids)

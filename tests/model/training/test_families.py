@@ -19,6 +19,7 @@ from model.tokenizer import Tokenizer
 from model.training.cli import register
 from model.training.data import Source
 from model.training.loop import TrainConfig, train
+from tests.rwkv7 import Shape, published, write_pth
 
 RUN = "--steps 4 --batch-size 2 --window 32 --threads 1 --vocab-size 280 --layers 2"
 RWKV7 = "--architecture rwkv7 --hidden-size 16 --head-dim 8"
@@ -121,13 +122,38 @@ def test_command_trains_and_a_second_run_starts_from_its_model(
     assert json.loads((second / "model" / "config.json").read_text(encoding="utf-8")) == config
 
 
+def write_vocabulary(path: Path) -> Path:
+    """RWKV's: the bytes and two words, with ids up to 258."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"the ", b" fox"]
+    lines = [f"{id} {token!r} {len(token)}\n" for id, token in enumerate(tokens, start=1)]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def test_published_file_is_trained_on_with_its_vocabulary(
+    app: typer.Typer, corpus: Path, tmp_path: Path
+) -> None:
+    shape = Shape(600, 16, 2, 8, 24, (4, 3, 2, 5))  # most ids are padding, which no sample has
+    weights = published(shape)
+    file = write_pth(tmp_path / "theirs.pth", weights)
+    write_vocabulary(tmp_path / "rwkv_vocab_v20230424.txt")
+    options = ["--data", str(corpus), "--init-from", str(file), "--out", str(tmp_path / "run")]
+    options += ["--learning-rate", "1e-6", "--sample-every", "4", *RUN.split()]
+    result = CliRunner().invoke(app, ["train", *options])
+    assert result.exit_code == 0, result.output
+    checkpoint = load_checkpoint(tmp_path / "run" / "model")
+    assert checkpoint.config == shape.config
+    assert checkpoint.tokenizer.vocab_size == 259
+    head = torch.from_numpy(checkpoint.weights["head.weight"].copy())
+    torch.testing.assert_close(head, weights["head.weight"], rtol=0, atol=1e-4)
+    assert not torch.equal(head, weights["head.weight"])
+    assert "=== step 4" in (tmp_path / "run" / "samples.txt").read_text(encoding="utf-8")
+
+
 def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(
     app: typer.Typer, corpus: Path, tmp_path: Path
 ) -> None:
-    vocabulary = tmp_path / "vocab.txt"
-    tokens = [bytes([byte]) for byte in range(256)] + [b"the ", b" fox"]
-    lines = [f"{id} {token!r} {len(token)}\n" for id, token in enumerate(tokens, start=1)]
-    vocabulary.write_text("".join(lines), encoding="utf-8")
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     options = [
         "--data",
         str(corpus),
