@@ -26,6 +26,9 @@ from server.api.openai.responses_schemas import (
     Refused,
 )
 
+#: What all items of thinking have.
+REASONING: Json = {"type": "reasoning", "status": "completed", "summary": []}
+
 Said = InputMessage | InputAnswer
 Given = Said | InputCall | InputCallOutput | InputReasoning | ItemReference
 
@@ -35,7 +38,7 @@ def input_items(
 ) -> list[Json]:
     """``given`` in the one shape that OpenAI shows it in; an item without a name gets one.
 
-    ``found`` has the items that are referred to. What another model has thought is left out.
+    ``found`` has the items that are referred to. Thinking without its text is left out.
     """
     if isinstance(given, str):
         given = [InputMessage(role="user", content=given)]
@@ -43,11 +46,14 @@ def input_items(
     return [
         found[item.id] if isinstance(item, ItemReference) else _item(item, f"{name}_in_{index}")
         for index, item in enumerate(given)
-        if not isinstance(item, InputReasoning)
+        if not isinstance(item, InputReasoning) or item.content
     ]
 
 
-def _item(item: Said | InputCall | InputCallOutput, name: str) -> Json:
+def _item(item: Said | InputCall | InputCallOutput | InputReasoning, name: str) -> Json:
+    if isinstance(item, InputReasoning):
+        parts = [{"type": "reasoning_text", "text": part.text} for part in item.content or ()]
+        return {"id": item.id or f"rs_{name}", **REASONING, "content": parts}
     if isinstance(item, Said):
         head: Json = {"id": item.id or f"msg_{name}", "type": "message", "role": item.role}
         return {**head, "status": "completed", "content": _content(item)}
@@ -83,19 +89,37 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def chat_messages(items: Iterable[Json]) -> list[ChatMessage]:
-    """What a template reads of input and output items; calls belong to the message before them."""
+    """What a template reads of input and output items.
+
+    Calls belong to the message before them, and thinking to what comes after it.
+    """
     messages: list[ChatMessage] = []
+    thought: str | None = None
     for item in items:
-        if item["type"] == "function_call":
-            _add_call(messages, item)
-        elif item["type"] == "function_call_output":
-            message = ToolMessage(role="tool", content=item["output"], tool_call_id=item["call_id"])
-            messages.append(message)
-        else:
-            messages.append(
-                _message(item["role"], _joined(part["text"] for part in item["content"]))
-            )
+        if item["type"] == "reasoning":
+            thought = _joined(part["text"] for part in item["content"])
+            continue
+        num_before = len(messages)
+        _add(messages, item)
+        last = messages[-1]
+        if (
+            thought is not None
+            and isinstance(last, AssistantMessage)
+            and len(messages) > num_before
+        ):
+            messages[-1] = last.model_copy(update={"reasoning_content": thought})
+        thought = None
     return messages
+
+
+def _add(messages: list[ChatMessage], item: Json) -> None:
+    if item["type"] == "function_call":
+        _add_call(messages, item)
+    elif item["type"] == "function_call_output":
+        message = ToolMessage(role="tool", content=item["output"], tool_call_id=item["call_id"])
+        messages.append(message)
+    else:
+        messages.append(_message(item["role"], _joined(part["text"] for part in item["content"])))
 
 
 def _message(role: str, text: str) -> ChatMessage:

@@ -27,7 +27,7 @@ class Note:
 
     ``tools`` are those that the model was told of, as its template reads them.
     ``may_call``: its text may be calls of theirs. ``logprobs``: those of the output
-    are shown.
+    are shown. ``apart``: its prompt ends with markers of thinking, which no later one has.
     """
 
     id: str
@@ -36,6 +36,7 @@ class Note:
     tools: list[Json] = field(default_factory=list, repr=False)
     may_call: bool = False
     logprobs: bool = False
+    apart: bool = False
 
     def packed(self) -> str:
         """For `unpacked`."""

@@ -76,6 +76,51 @@ class Message:
 
 
 @dataclass(slots=True)
+class Reasoning:
+    """What the model thinks before it answers, while it is written."""
+
+    id: str
+    index: int
+    emit: Emit
+    status: str = "in_progress"
+    _texts: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        item = {**self.item(), "content": []}
+        self.emit("response.output_item.added", lambda: {"output_index": self.index, "item": item})
+        part = {"type": "reasoning_text", "text": ""}
+        self.emit("response.content_part.added", lambda: {**self._place, "part": part})
+
+    def push(self, text: str) -> None:
+        self._texts.append(text)
+        if len(self._texts) == MAX_PIECES:
+            self._texts = ["".join(self._texts)]
+        self.emit("response.reasoning_text.delta", lambda: {**self._place, "delta": text})
+
+    def end(self, status: str) -> None:
+        self.status = status
+        item = self.item()
+        (part,) = item["content"]
+        text = part["text"]
+        self.emit("response.reasoning_text.done", lambda: {**self._place, "text": text})
+        self.emit("response.content_part.done", lambda: {**self._place, "part": part})
+        self.emit("response.output_item.done", lambda: {"output_index": self.index, "item": item})
+
+    def item(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": self.status,
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "".join(self._texts)}],
+        }
+
+    @property
+    def _place(self) -> Json:
+        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
+
+
+@dataclass(slots=True)
 class FunctionCall:
     """A call of one of the client's functions while it is written."""
 
@@ -122,17 +167,30 @@ class FunctionCall:
         return {"item_id": self.id, "output_index": self.index}
 
 
+Item = Message | Reasoning | FunctionCall
+
+
 class Output:
     """All items of one response, in order; at most the last is being written."""
 
     def __init__(self, note: Note, emit: Emit, is_told: bool = True) -> None:
         self._note, self._emit, self._is_told = note, emit, is_told
         self._calls = CallReader() if note.may_call else None
-        self._items: list[Message | FunctionCall] = []
+        self._items: list[Item] = []
         self._unshown: list[Json] = []
 
+    def think(self, text: str) -> None:
+        """More of what the model thinks before its answer."""
+        thinking = self._writing
+        if not isinstance(thinking, Reasoning):
+            index = len(self._items)
+            thinking = Reasoning(self._note.item_id("rs", index), index, self._emit)
+            self._items.append(thinking)
+            thinking.begin()
+        thinking.push(text)
+
     def push(self, text: str, logprobs: list[Json]) -> None:
-        """More of the model's text; logprobs of what shows none come with the next that does."""
+        """More of the answer's text; logprobs of what shows none come with the next that does."""
         self._unshown += logprobs
         if not text:
             return
@@ -158,11 +216,11 @@ class Output:
             case Text(text):
                 message = self._writing
                 if not isinstance(message, Message):
+                    self._end_writing()
                     message = self._begin_message()
                 message.push(text, self._unshown)
             case CallBegins(_, name):
-                if (writing := self._writing) is not None:
-                    writing.end("completed")
+                self._end_writing()
                 self._begin_call(name)
             case Arguments(_, text):
                 call = self._writing
@@ -179,9 +237,14 @@ class Output:
         return self._calls is not None and self._calls.is_complete
 
     @property
-    def _writing(self) -> Message | FunctionCall | None:
+    def _writing(self) -> Item | None:
         last = self._items[-1] if self._items else None
         return last if last is not None and last.status == "in_progress" else None
+
+    def _end_writing(self) -> None:
+        """What was written is complete: something else begins."""
+        if (writing := self._writing) is not None:
+            writing.end("completed")
 
     def _begin_call(self, name: str) -> None:
         index = len(self._items)

@@ -19,7 +19,7 @@ from server.engine.errors import InvalidRequest
 #: Responses that one input may refer to: each is read from the store.
 MAX_RESPONSES = 256
 
-_NAME = re.compile(r"(?:msg|fc|fco)_([0-9a-f]{48})_(?:in_)?[0-9]+")
+_NAME = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]{48})_(?:in_)?[0-9]+")
 
 
 def has_references(given: str | Sequence[Given]) -> bool:

@@ -7,8 +7,9 @@ instructions and tools are the same, what is new is all that has to be read.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from server.api.errors import invalid
 from server.api.openai.chat_messages import (
@@ -18,7 +19,7 @@ from server.api.openai.chat_messages import (
     SystemMessage,
     UserMessage,
 )
-from server.api.openai.conversation import prompt_ids
+from server.api.openai.conversation import Prompt, prompt_ids, prompt_of
 from server.api.openai.response_items import chat_messages
 from server.api.openai.response_note import Json, Note
 from server.api.openai.responses_reading import ResponseNotFound
@@ -59,11 +60,15 @@ FindTurn = Callable[[str], Awaitable[Turn]]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one turn asks: the new items, and what the model is told beside them."""
+    """What one turn asks: the new items, and what the model is told beside them.
+
+    ``variables`` are for the template.
+    """
 
     items: Sequence[Json]
     instructions: str | None
     tools: Sequence[FunctionTool]
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def messages(self, before: Sequence[Json] = ()) -> list[ChatMessage]:
         """The instructions, the items ``before``, and the new ones."""
@@ -71,34 +76,82 @@ class Ask:
         return [*told, *chat_messages([*before, *self.items])]
 
 
-async def whole_prompt(service: Service, ask: Ask, before: Sequence[Json] = ()) -> list[int]:
-    """The tokens of everything, to be read from the beginning."""
-    return await prompt_ids(service, ask.messages(before), ask.tools or None)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an earlier response has generated: its tokens, the last one at least.
+
+    The ``text`` that was shown is only for templates whose turns end by texts.
+    """
+
+    tokens: Sequence[int]
+    text: str | None = None
 
 
-async def what_follows(service: Service, ask: Ask, last_token: int | None) -> list[int] | None:
-    """The tokens that come after an answer which ended with ``last_token``.
+async def whole_prompt(service: Service, ask: Ask, before: Sequence[Json] = ()) -> Prompt:
+    """Everything, to be read from the beginning."""
+    return await prompt_of(
+        service, ask.messages(before), ask.tools or None, template_kwargs=ask.variables
+    )
 
-    None where this template writes them otherwise for the answer that it has seen.
+
+async def what_follows(service: Service, ask: Ask, answer: Answer) -> Prompt | None:
+    """What comes after ``answer``.
+
+    None where this template writes it otherwise for the answer that it has seen.
     """
     stub: list[ChatMessage] = [
         *_instructions(ask.instructions),
         UserMessage(role="user", content=_SAID),
     ]
-    answer = AssistantMessage(role="assistant", content=_SAID)
+    said_it = AssistantMessage(role="assistant", content=_SAID)
     tools = ask.tools or None
     try:
         asked = await prompt_ids(service, stub, tools)
-        said = await prompt_ids(service, [*stub, answer], tools, False, continue_final_message=True)
-        messages = [*stub, answer, *chat_messages(ask.items)]
-        following = await prompt_ids(service, messages, tools)
+        said = await prompt_ids(
+            service, [*stub, said_it], tools, False, continue_final_message=True
+        )
+        messages = [*stub, said_it, *chat_messages(ask.items)]
+        following = await prompt_of(service, messages, tools, template_kwargs=ask.variables)
     except InvalidRequest:
         return None  # the true conversation may be one that it accepts
-    begins_alike = _spelled(service, said) == _spelled(service, asked) + _SAID.encode()
-    if not begins_alike or following[: len(said)] != said:
+    head, text = _spelled(service, asked), _spelled(service, said)
+    space = text[len(head) :].removesuffix(_SAID.encode())
+    begins_alike = text == head + space + _SAID.encode() and not space.strip()
+    if not begins_alike or following.ids[: len(said)] != said:
         return None
-    new = following[len(said) :]
-    return new[1:] if new[:1] == [last_token] else new
+    new = _behind(service, answer, space, following.ids[len(said) :])
+    return None if new is None else Prompt(new, following.end)
+
+
+def _behind(service: Service, answer: Answer, space: bytes, new: list[int]) -> list[int] | None:
+    """What of ``new``, which follows an answer, its session has not.
+
+    ``space`` stands before the answer. None where the session has something else.
+    """
+    if answer.text is None:
+        if space:
+            return None
+        return new[1:] if new[:1] == list(answer.tokens[-1:]) else new
+    has, shown = _spelled(service, answer.tokens), space + answer.text.rstrip().encode()
+    if not has.startswith(shown):
+        return None
+    return _without(service, new, has[len(shown) :])
+
+
+def _without(service: Service, ids: list[int], begun: bytes) -> list[int] | None:
+    """``ids`` without the bytes ``begun`` that they begin with; None where they do not."""
+    tokenizer = service.tokenizer
+    place = 0
+    while begun:
+        token = tokenizer.token_bytes(ids[place]) if place < len(ids) else b""
+        place += 1
+        if not token or not (token.startswith(begun) or begun.startswith(token)):
+            return None
+        if len(token) > len(begun):
+            rest = token[len(begun) :].decode(errors="replace")
+            return tokenizer.encode_continuation(rest) + ids[place:]
+        begun = begun[len(token) :]
+    return ids[place:]
 
 
 async def history(find: FindTurn, last: Turn) -> list[Json]:

@@ -17,7 +17,7 @@ class CachedInput(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """There is none."""
+    """Tokens of the thinking, with its markers."""
 
     reasoning_tokens: int
 
@@ -64,7 +64,7 @@ class ResponseObject(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    reasoning: dict[str, None]
+    reasoning: dict[str, str | None]
     safety_identifier: str | None
     service_tier: Literal["default"]
     store: bool

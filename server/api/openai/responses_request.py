@@ -10,6 +10,7 @@ from server.api.errors import invalid
 from server.api.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
 from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat_messages import FunctionDefinition, FunctionTool
+from server.api.openai.reasoning import Effort, stops_of
 from server.api.openai.response_note import Json
 from server.api.openai.responses_schemas import (
     LOGPROBS,
@@ -33,7 +34,6 @@ _SAMPLING = frozenset(schemas.Sampling.model_fields) & frozenset(ResponsesBody.m
 
 _DEFAULTS: Json = {
     "max_tool_calls": None,
-    "reasoning": {"effort": None, "summary": None},
     "service_tier": "default",
 }
 
@@ -46,6 +46,11 @@ def check(body: ResponsesBody) -> None:
         raise invalid("idempotency_key", "needs store to be true")
     if body.top_logprobs and not wants_logprobs(body):
         raise invalid("top_logprobs", "needs include to have message.output_text.logprobs")
+
+
+def effort_of(body: ResponsesBody) -> Effort | None:
+    """How much the model is to think; None where the body does not say."""
+    return None if body.reasoning is None else body.reasoning.effort
 
 
 def wants_logprobs(body: ResponsesBody) -> bool:
@@ -70,6 +75,7 @@ def sampling_of(service: Service, body: ResponsesBody, use: ToolUse) -> schemas.
     given |= {
         "max_tokens": max_tokens_or_default(service, body.max_output_tokens),
         "top_logprobs": (body.top_logprobs or 0) if wants_logprobs(body) else None,
+        "stop": stops_of(service, body.stop, use.format, bool(body.ignore_eos)),
         "stop_token_ids": _ends(service, body),
         "response_format": use.format,
     }
@@ -142,6 +148,7 @@ def echoed_fields(service: Service, body: ResponsesBody, limit: int, seed: int) 
         "store": body.store is not False,
         "max_output_tokens": limit,
         "metadata": given.get("metadata", {}),
+        "reasoning": {"effort": effort_of(body), "summary": None},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "temperature": given.get("temperature", DEFAULTS.temperature),
         "text": {"format": given.get("text", {}).get("format", {"type": "text"})},

@@ -20,7 +20,8 @@ from server.api.formats import (
 )
 from server.api.names import ItemId, Label, ModelName
 from server.api.openai.chat_messages import CACHE_MARK, Description
-from server.api.openai.unsupported import RESPONSES, Refusal
+from server.api.openai.reasoning import Effort
+from server.api.openai.unsupported import REASONING, RESPONSES, Refusal
 from server.api.wire import History, Wire
 
 MAX_ITEMS = 10_000
@@ -107,10 +108,21 @@ class InputCallOutput(History):
     id: ItemId | None = None
 
 
+class ReasoningText(History):
+    """What was thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class InputReasoning(History):
-    """What another model has thought; this one does not read it."""
+    """What was thought before an answer; without its text it is another server's."""
 
     type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
+        None
+    )
+    id: ItemId | None = None
 
 
 class ItemReference(Wire):
@@ -220,6 +232,14 @@ Included = Literal[
 Includes = Annotated[list[Included], Field(fail_fast=True, max_length=16)]
 
 
+class ResponseReasoning(Wire):
+    """How much the model thinks."""
+
+    refused: ClassVar = REASONING
+
+    effort: Effort | None = None
+
+
 class ResponsesBody(schemas.Once):
     """`POST /v1/responses`."""
 
@@ -235,6 +255,7 @@ class ResponsesBody(schemas.Once):
     stream_options: ResponseStreamOptions | None = None
     include: Includes | None = None
     text: TextConfig | None = None
+    reasoning: ResponseReasoning | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

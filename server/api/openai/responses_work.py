@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 
 from server.api.errors import invalid
 from server.api.openai.chat_messages import tool_object
+from server.api.openai.conversation import Prompt
+from server.api.openai.reasoning import reasoning_of, turn_of, with_turn
 from server.api.openai.response_items import input_items
 from server.api.openai.response_note import Json, Note, id_under_key, new_id
 from server.api.openai.response_references import has_references, referred
 from server.api.openai.response_turns import (
+    Answer,
     Ask,
     PreviousNotFound,
     Turn,
@@ -24,6 +27,7 @@ from server.api.openai.responses_reading import Kept, ResponseNotFound, find
 from server.api.openai.responses_request import (
     check,
     echoed_fields,
+    effort_of,
     in_our_words,
     sampling_of,
     tools_of,
@@ -140,19 +144,23 @@ async def work_of(
         id = response_of_key(service, owner, body.idempotency_key)
     try:
         use = tools_of(service, body)
+        reasoning = reasoning_of(service, effort_of(body), "reasoning.effort")
         items = await _items(body, id, find_previous)
-        ask = Ask(items, body.instructions, use.shown)
+        ask = Ask(items, body.instructions, use.shown, reasoning.variables)
         prompt, source = await _prompt(service, ask, body.previous_response_id, find_previous)
+        turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
         sampling = sampling_of(service, body, use)
-        wanted = Continuation.model_construct(prompt=prompt, keep=is_stored)
+        wanted = Continuation.model_construct(prompt=[*prompt.ids, *added], keep=is_stored)
         request = await service.translator.generate(id, owner, wanted, sampling)
+        request = with_turn(request, turn)
     except InvalidRequest as error:
         raise in_our_words(error, body) from None
     assert request.sampling is not None
     limit, seed = request.sampling.max_tokens, request.sampling.seed
     fields = echoed_fields(service, body, limit, seed)
     tools = [tool_object(tool) for tool in ask.tools]
-    note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body))
+    apart = turn is not None and turn.prompted != ""
+    note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body), apart)
     fields_of_size = "max_output_tokens and top_logprobs"
     service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)
     if is_stored:
@@ -195,8 +203,8 @@ async def _items(body: ResponsesBody, id: str, find_previous: FindPrevious) -> l
 
 async def _prompt(
     service: Service, ask: Ask, previous_id: str | None, find_previous: FindPrevious
-) -> tuple[list[int], Kept | None]:
-    """The tokens to read, and the response after whose session's text they come."""
+) -> tuple[Prompt, Kept | None]:
+    """What is to be read, and the response after whose session's text they come."""
     if previous_id is None:
         return await whole_prompt(service, ask), None
     try:
@@ -204,8 +212,7 @@ async def _prompt(
     except ResponseNotFound:
         raise PreviousNotFound(previous_id) from None
     if previous.kept is not None and _can_go_on(ask, previous.kept):
-        last_token = await _last_token(previous.kept)
-        following = await what_follows(service, ask, last_token)
+        following = await what_follows(service, ask, await _answer(previous.kept))
         if following is not None:
             return following, previous.kept
 
@@ -217,21 +224,32 @@ async def _prompt(
 
 
 def _can_go_on(ask: Ask, kept: Kept) -> bool:
-    """Whether the model was told the same before, and has read all that it was asked."""
+    """Whether the model was told the same before, and has read all that it was asked.
+
+    Past thinking is for the template, which most often leaves it out: no state can forget it.
+    """
     end, note = kept.keyed.finished, kept.note
+    if note.apart or (end is not None and end.usage.reasoning_tokens):
+        return False
     if end is None or (end.finish_reason == "cancelled" and not end.usage.completion_tokens):
         return False
     tools = [tool_object(tool) for tool in ask.tools]
     return (ask.instructions, tools) == (note.fields["instructions"], note.tools)
 
 
-async def _last_token(kept: Kept) -> int | None:
-    """The last token of a response that has ended, if it has one."""
+async def _answer(kept: Kept) -> Answer:
+    """The answer of a response that has ended, with its text where texts end the model's turns."""
     end = kept.keyed.finished
-    if end is None:
-        return None
-    events = await kept.events(max(kept.keyed.first_seq, end.seq - 2))
-    return next((e.token_id for e in events if isinstance(e, TokenEvent)), None)
+    assert end is not None, kept.note.id
+    with_text = bool(kept.service.chat_template.turns.ends)
+    seq = kept.keyed.first_seq if with_text else max(kept.keyed.first_seq, end.seq - 2)
+    tokens: list[int] = []
+    texts: list[str] = []
+    while seq < end.seq and (events := await kept.events(seq)):
+        tokens += (event.token_id for event in events if isinstance(event, TokenEvent))
+        texts += (event.text for event in events)
+        seq = events[-1].seq
+    return Answer(tokens, "".join(texts) if with_text else None)
 
 
 async def _branch(source: Kept) -> str:

@@ -51,6 +51,8 @@ class ResponseWriter:
     def write(self, event: Event) -> list[bytes]:
         """The events, as JSON, that one event of the engine's makes."""
         if isinstance(event, TokenEvent):
+            if event.thought:
+                self._output.think(event.thought)
             self._output.push(event.text, self._logprobs(event))
         elif isinstance(event, Started):
             self._start(event)
@@ -93,6 +95,8 @@ class ResponseWriter:
         self._emit("response.in_progress", lambda: {"response": self.response()})
 
     def _finish(self, event: Finished) -> None:
+        if event.thought:
+            self._output.think(event.thought)
         self._output.push(event.text, [])
         self._status = STATUS[event.finish_reason or "stop"]
         status = "completed" if self._status == "completed" else "incomplete"
@@ -110,6 +114,8 @@ class ResponseWriter:
 
     def _logprobs(self, event: TokenEvent) -> list[Json]:
         if not self.note.logprobs or event.logprob is None or not self._bytes(event.token_id):
+            return []
+        if event.thought is not None and not event.text:
             return []
         tops = [self._entry(id, logprob) for id, logprob in event.top]
         return [{**self._entry(event.token_id, event.logprob), "top_logprobs": tops}]
@@ -153,6 +159,6 @@ def _usage(length: int, end: Finished) -> Json:
             "cache_write_tokens": 0,
         },
         "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": end.usage.reasoning_tokens},
         "total_tokens": num_input + num_output,
     }

@@ -135,10 +135,17 @@ RESPONSES = {
     **_refused(["conversation"], "is not supported; use previous_response_id"),
     **_refused(["max_tool_calls"], "there are no built-in tools"),
     **_refused(["prompt"], "there are no stored prompts"),
-    **_refused(["reasoning"], "the model does not reason apart", {}, {"effort": "none"}),
     **_refused(["context_management"], "the state has a constant size: nothing needs to be cut"),
     **_refused(["messages"], "is for /v1/chat/completions; give input"),
     **_refused(["max_tokens", "max_completion_tokens"], "is called max_output_tokens here"),
+}
+
+#: What a response says of its thinking.
+REASONING = {
+    **_refused(
+        ["summary", "generate_summary"],
+        "there are no summaries: the output has all that is thought",
+    ),
 }
 
 #: A message of the assistant's that is sent back.

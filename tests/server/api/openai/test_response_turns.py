@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -14,6 +15,7 @@ from server.api.openai.chat_messages import FunctionDefinition, FunctionTool
 from server.api.openai.response_note import Json, Note
 from server.api.openai.response_turns import (
     MAX_BYTES,
+    Answer,
     Ask,
     Turn,
     history,
@@ -27,6 +29,7 @@ from server.engine.errors import InvalidRequest
 from server.metrics import Metrics
 from server.store.memory_store import MemoryStore
 from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
+from tests.server.api.openai.thinking import WORLD
 from tests.server.harness import SIGNING
 
 #: As ChatML: a turn ends as the model ends it.
@@ -71,21 +74,24 @@ async def services() -> AsyncIterator[dict[str, Service]]:
             "strict": STRICT,
         }.items()
     }
+    made["world"] = replace(made["ended"], chat_template=WORLD)
     yield made
     for service in made.values():
         await service.renderer.close()
 
 
 async def test_end_of_the_answer_comes_before_what_is_new(services: dict[str, Service]) -> None:
-    following = await what_follows(services["ended"], ASK, ord("."))
-    assert following == [EOS, *b"<user>more", EOS, *b"<assistant>"]
+    following = await what_follows(services["ended"], ASK, Answer([ord(".")]))
+    assert following is not None
+    assert following.ids == [EOS, *b"<user>more", EOS, *b"<assistant>"]
 
 
 async def test_end_that_the_model_has_written_does_not_come_again(
     services: dict[str, Service],
 ) -> None:
-    following = await what_follows(services["ended"], ASK, EOS)
-    assert following == [*b"<user>more", EOS, *b"<assistant>"]
+    following = await what_follows(services["ended"], ASK, Answer([EOS]))
+    assert following is not None
+    assert following.ids == [*b"<user>more", EOS, *b"<assistant>"]
 
 
 async def test_text_is_that_of_the_whole_conversation(services: dict[str, Service]) -> None:
@@ -96,9 +102,9 @@ async def test_text_is_that_of_the_whole_conversation(services: dict[str, Servic
     service = services["ended"]
     whole = await whole_prompt(service, ASK, said)
     begun = await whole_prompt(service, Ask(said[:1], None, ()))
-    following = await what_follows(service, ASK, None)
+    following = await what_follows(service, ASK, Answer([]))
     assert following is not None
-    assert whole == [*begun, ord("a"), *following]
+    assert whole.ids == [*begun.ids, ord("a"), *following.ids]
 
 
 @pytest.mark.parametrize("name", ["thinking", "late"])
@@ -106,14 +112,36 @@ async def test_template_that_writes_an_answer_otherwise_later_must_read_it_all(
     services: dict[str, Service], name: str
 ) -> None:
     tool = FunctionTool(type="function", function=FunctionDefinition(name="f"))
-    assert await what_follows(services[name], Ask(ITEMS, None, (tool,)), None) is None
+    assert await what_follows(services[name], Ask(ITEMS, None, (tool,)), Answer([])) is None
 
 
 async def test_template_that_refuses_a_stand_in_must_read_it_all(
     services: dict[str, Service],
 ) -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": "o"}
-    assert await what_follows(services["strict"], Ask([output], None, ()), None) is None
+    assert await what_follows(services["strict"], Ask([output], None, ()), Answer([])) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "text", "new"),
+    [
+        (" Hello.", "Hello.", "\n\nUser: more\n\nAssistant:"),
+        (" Hello.\n", "Hello.\n", "\nUser: more\n\nAssistant:"),
+        (" Hello. ", "Hello. ", None),  # the template cuts a space
+        (" Hello.\n\n", "Hello.", "User: more\n\nAssistant:"),
+        (" Hello.\n\nUser", "Hello.", ": more\n\nAssistant:"),
+        (" Hello.\n\nSo", "Hello.", None),
+        ("Hello.\n\n", "Hello.", None),  # the template writes a space
+        (" Hello.<end>", "Hello.", None),
+    ],
+)
+async def test_session_goes_on_where_its_text_is_that_of_the_template(
+    services: dict[str, Service], written: str, text: str, new: str | None
+) -> None:
+    begun, end, _ = written.partition("<end>")
+    tokens = [*begun.encode(), *([EOS] if end else [])]
+    following = await what_follows(services["world"], ASK, Answer(tokens, text))
+    assert (following and bytes(following.ids).decode()) == new
 
 
 def turn(number: int, text: str) -> Turn:
