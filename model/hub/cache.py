@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,19 @@ class Repository:
         new = place.with_name(f".{place.name}.{os.getpid()}")
         new.symlink_to(os.path.relpath(self.blobs / file.digest, place.parent))
         new.replace(place)
+
+    def blobs_of(self, path: str) -> set[Path]:
+        """The content of a file at each commit where it is on disk."""
+        snapshots = (self.folder / "snapshots").glob("*")
+        return {(place / path).resolve() for place in snapshots if (place / path).is_file()}
+
+    def unlink(self, blobs: Collection[Path]) -> None:
+        """Deletes blobs with all of their names. Raises OSError."""
+        for link in (self.folder / "snapshots").rglob("*"):
+            if link.is_symlink() and link.resolve() in blobs:
+                link.unlink()
+        for blob in blobs:
+            blob.unlink()
 
     def set_revision(self, revision: str, commit: str) -> None:
         """Records that ``revision`` is ``commit``. Raises OSError."""

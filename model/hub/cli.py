@@ -61,7 +61,7 @@ def models_command(
 
 
 def remove_command(
-    name: Annotated[str, typer.Argument(help="OWNER/NAME, with all of its files.")],
+    name: Annotated[str, typer.Argument(help="OWNER/NAME[:FILE]; without FILE, all of it.")],
 ) -> None:
     """Delete a model that was pulled."""
     from model.hub.listing import size_text

@@ -20,7 +20,7 @@ from model.hub.cache import (
     repository,
     single_files,
 )
-from model.hub.names import HubName, parse_name
+from model.hub.names import MAIN, HubName, parse_name
 from model.weights import CheckpointError, weight_files
 
 
@@ -50,19 +50,23 @@ def models_on_disk() -> list[ModelOnDisk]:
 
 
 def remove(text: str) -> int:
-    """Deletes what is on disk of ``OWNER/NAME`` and returns how many bytes that was.
+    """Deletes what is on disk of ``OWNER/NAME[:FILE]`` and returns how many bytes that was.
 
     Raises `CheckpointError` for any other name, and where nothing is on disk; OSError.
     """
     name = parse_name(text)
-    if name is None or str(name) != name.repository:
-        raise CheckpointError(f"{text}: only a whole OWNER/NAME that was pulled can be removed")
+    if name is None or name.revision != MAIN:
+        raise CheckpointError(f"{text}: only a pulled OWNER/NAME[:FILE] can be removed")
     place = repository(name.repository)
-    if not place.folder.is_dir():
+    files = place.blobs.glob("*") if name.file is None else place.blobs_of(name.file)
+    sizes = {file: file.stat().st_size for file in files if file.is_file()}
+    if name.file is None and place.folder.is_dir():
+        shutil.rmtree(place.folder)
+    elif sizes:
+        place.unlink(sizes)
+    else:
         raise CheckpointError(f"{text}: nothing is on disk")
-    num_bytes = sum(p.stat().st_size for p in place.blobs.glob("*") if p.is_file())
-    shutil.rmtree(place.folder)
-    return num_bytes
+    return sum(sizes.values())
 
 
 def _pulled(place: Repository) -> Iterator[ModelOnDisk]:

@@ -2,79 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from model.checkpoint import load_checkpoint, locate
 from model.tokenization.world import FILE as VOCABULARY
-from model.tokenization.world import WorldCodec
-from tests.gguf_files import gguf_tensors, world_vocabulary, write_gguf
-from tests.hub_server import TOKEN, Hub, Repository, hub_server
+from tests.hub_server import TOKEN, Hub, Repository
 from tests.model.hub.commands import Commands, commands
-from tests.rwkv7 import SHAPES, fla_config, fla_names, published, write_fla, write_pth
 
-SHAPE = SHAPES["square"]
 #: The library keeps what it has received in units of 10 MiB.
 UNIT = 10 << 20
-
-
-def write_vocabulary(folder: Path) -> None:
-    """A World vocabulary of the 256 bytes alone."""
-    folder.mkdir(exist_ok=True)
-    codec = WorldCodec((byte + 1, bytes([byte])) for byte in range(256))
-    (folder / VOCABULARY).write_text(codec.content(), encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One RWKV-7 as it is published: .pth, safetensors in two files, GGUF in two precisions."""
-    root = tmp_path_factory.mktemp("models")
-    weights = published(SHAPE)
-    for name in ("native", "fla"):
-        write_vocabulary(root / name)
-        (root / name / "README.md").write_text("What this model is.")
-    write_pth(root / "native" / "small.pth", weights)
-    write_fla(root / "fla", fla_names(weights), fla_config(SHAPE), shards=2)
-    (root / "gguf").mkdir()
-    for kind in ("BF16", "Q8_0"):
-        fill = world_vocabulary({b + 1: bytes([b]) for b in range(256)}, SHAPE.vocab_size)
-        write_gguf(root / "gguf" / f"small-{kind}.gguf", SHAPE, gguf_tensors(weights), kind, fill)
-    (root / "fla" / "pytorch_model.bin").write_bytes(bytes(9999))
-    return root
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with hub_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def process(hub: Hub, cache: Path) -> Iterator[Commands]:
-    with commands(hub.environment(cache)) as running:
-        yield running
-
-
-@pytest.fixture
-def everstream(process: Commands, hub: Hub, cache: Path) -> Commands:
-    """The commands, with a hub that has no repository yet, and an empty cache."""
-    hub.clear()
-    shutil.rmtree(cache / "hub", ignore_errors=True)
-    return process
 
 
 def test_folder_is_pulled_without_the_files_that_it_does_not_need(
@@ -95,21 +37,6 @@ def test_file_is_pulled_with_its_vocabulary(everstream: Commands, hub: Hub, mode
     assert file.name == "small.pth"
     assert {path for path, _ in hub.gets()} == {"small.pth", VOCABULARY}
     assert load_checkpoint(file).digest == load_checkpoint(models / "native/small.pth").digest
-
-
-def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> None:
-    hub.add("owner/gguf", models / "gguf")
-    file = everstream.pull("owner/gguf", "--file", "small-Q8_0.gguf")
-    assert hub.gets() == [("small-Q8_0.gguf", 0)]
-    assert load_checkpoint(file).digest == load_checkpoint(models / "gguf" / file.name).digest
-    (row,) = listed(everstream).values()
-    assert (row["family"], row["form"]) == ("rwkv7", "gguf")
-
-
-def listed(everstream: Commands) -> dict[str, dict[str, Any]]:
-    """The models of the hub that are on disk, by name."""
-    rows = json.loads(everstream.run("models", "--json").stdout)
-    return {row["name"]: row for row in rows if row["source"] == "hub"}
 
 
 def test_interrupted_download_is_resumed_where_it_stopped(everstream: Commands, hub: Hub) -> None:
@@ -218,7 +145,9 @@ def test_two_pulls_of_one_file_share_the_download(
         (["pull", "owner"], "a name is OWNER/NAME[@REVISION][:FILE]"),
         (["pull", "owner/gated:../x.pth"], "'../x.pth' is not a file of a repository"),
         (["models", "rm", "owner/none"], "nothing is on disk"),
-        (["models", "rm", "everstream-stories"], "only a whole OWNER/NAME"),
+        (["models", "rm", "owner/none:x.pth"], "nothing is on disk"),
+        (["models", "rm", "owner/none:../../x"], "is not a file of a repository"),
+        (["models", "rm", "everstream-stories"], "only a pulled OWNER/NAME[:FILE]"),
     ],
 )
 def test_what_cannot_be_had_is_one_line(
@@ -280,40 +209,6 @@ def test_path_on_disk_wins_over_a_name(
     (tmp_path / "owner" / "fla").symlink_to(models / "fla")
     monkeypatch.chdir(tmp_path)
     assert locate("owner/fla") == Path("owner/fla")
-
-
-def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) -> None:
-    hub.add("owner/native", models / "native")
-    hub.add("owner/fla", models / "fla")
-    file = everstream.pull("owner/native")
-    folder = everstream.pull("owner/fla", "--revision", "v1")
-    rows = json.loads(everstream.run("models", "--json").stdout)
-    assert rows[0]["name"] == "everstream-stories"
-    assert rows[0]["source"] == "bundled"
-    assert listed(everstream) == {
-        "owner/fla@v1": {
-            "name": "owner/fla@v1",
-            "source": "hub",
-            "family": "rwkv7",
-            "form": "safetensors",
-            "num_bytes": sum(f.stat().st_size for f in folder.glob("*.safetensors")),
-            "path": str(folder),
-        },
-        "owner/native:small.pth": {
-            "name": "owner/native:small.pth",
-            "source": "hub",
-            "family": "rwkv7",
-            "form": "pth",
-            "num_bytes": file.stat().st_size,
-            "path": str(file),
-        },
-    }
-    table = everstream.run("models").stdout.splitlines()
-    assert [line.split()[0] for line in table[1:]] == [row["name"] for row in rows]
-    removed = everstream.run("models", "rm", "owner/native")
-    assert removed.status == 0, removed.stderr
-    assert not file.exists()
-    assert list(listed(everstream)) == ["owner/fla@v1"]
 
 
 def test_library_of_the_hub_finds_what_was_pulled(

@@ -1,0 +1,73 @@
+"""The list of models on disk, and what deletes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from model.checkpoint import load_checkpoint
+from tests.hub_server import Hub, Repository
+from tests.model.hub.commands import Commands
+
+
+def listed(everstream: Commands) -> dict[str, dict[str, Any]]:
+    """The models of the hub that are on disk, by name."""
+    rows = json.loads(everstream.run("models", "--json").stdout)
+    return {row["name"]: row for row in rows if row["source"] == "hub"}
+
+
+def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> None:
+    hub.add("owner/gguf", models / "gguf")
+    file = everstream.pull("owner/gguf", "--file", "small-Q8_0.gguf")
+    assert hub.gets() == [("small-Q8_0.gguf", 0)]
+    assert load_checkpoint(file).digest == load_checkpoint(models / "gguf" / file.name).digest
+    (row,) = listed(everstream).values()
+    assert (row["family"], row["form"]) == ("rwkv7", "gguf")
+
+
+def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) -> None:
+    hub.add("owner/native", models / "native")
+    hub.add("owner/fla", models / "fla")
+    file = everstream.pull("owner/native")
+    folder = everstream.pull("owner/fla", "--revision", "v1")
+    rows = json.loads(everstream.run("models", "--json").stdout)
+    assert rows[0]["name"] == "everstream-stories"
+    assert rows[0]["source"] == "bundled"
+    assert listed(everstream) == {
+        "owner/fla@v1": {
+            "name": "owner/fla@v1",
+            "source": "hub",
+            "family": "rwkv7",
+            "form": "safetensors",
+            "num_bytes": sum(f.stat().st_size for f in folder.glob("*.safetensors")),
+            "path": str(folder),
+        },
+        "owner/native:small.pth": {
+            "name": "owner/native:small.pth",
+            "source": "hub",
+            "family": "rwkv7",
+            "form": "pth",
+            "num_bytes": file.stat().st_size,
+            "path": str(file),
+        },
+    }
+    table = everstream.run("models").stdout.splitlines()
+    assert [line.split()[0] for line in table[1:]] == [row["name"] for row in rows]
+    removed = everstream.run("models", "rm", "owner/native")
+    assert removed.status == 0, removed.stderr
+    assert not file.exists()
+    assert list(listed(everstream)) == ["owner/fla@v1"]
+
+
+def test_one_file_is_removed_and_the_others_stay(everstream: Commands, hub: Hub) -> None:
+    files = {"a.pth": os.urandom(5000), "b.pth": os.urandom(6000)}
+    hub.repositories["owner/two"] = Repository(files)
+    first, second = (everstream.pull(f"owner/two:{name}") for name in files)
+    blob = first.resolve()
+    removed = everstream.run("models", "rm", "owner/two:a.pth")
+    assert removed.stdout == "owner/two:a.pth: 5 kB freed\n", removed.stderr
+    assert not blob.exists()
+    assert not first.is_symlink()
+    assert second.read_bytes() == files["b.pth"]
