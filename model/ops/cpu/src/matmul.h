@@ -202,24 +202,44 @@ inline void tile_dot(
 }
 #endif
 
+#if EVERSTREAM_DOT
+// As int32 lanes: sums of type __m512i, of 64-bit lanes, GCC 12 stores to memory at every step.
+using Int32s = int32_t __attribute__((vector_size(64)));
+
 template <int MR, int N>
 inline void tile_int8(
     const uint8_t* x, size_t stride, const float* x_scale, const int8_t* w, size_t parts,
     int k, const float* scale, const int32_t* sums, Ahead ahead, float* tmp) {
+    Int32s acc[MR][N];
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) acc[r][j] = Int32s{};
+    for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
+        ahead.prefetch<N>(w, parts);
+        __m512i wv[N];
+        for (int j = 0; j < N; j++) wv[j] = _mm512_loadu_si512(vector_at(w, parts, j));
+        for (int r = 0; r < MR; r++) {
+            const __m512i xv = I::spread(x + r * stride).v;
+            for (int j = 0; j < N; j++)
+                acc[r][j] = (Int32s)_mm512_dpbusd_epi32((__m512i)acc[r][j], xv, wv[j]);
+        }
+    }
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) {
+            const I total = I{(__m512i)acc[r][j]} - I::load(sums + j * F::W);
+            const F by = F::load(scale + j * F::W) * F::set(x_scale[r]);
+            (total.to_float() * by).store(tmp + r * PANEL + j * F::W);
+        }
+}
+#else
+template <int MR, int N>
+inline void tile_int8(
+    const uint8_t* x, size_t stride, const float* x_scale, const int8_t* w, size_t parts,
+    int k, const float* scale, const int32_t*, Ahead ahead, float* tmp) {
     I acc[MR][N];
     for (int r = 0; r < MR; r++)
         for (int j = 0; j < N; j++) acc[r][j] = I::zero();
     for (int i = 0; i < k; i += 4, w += 4 * PART, x += QUAD_BYTES) {
         ahead.prefetch<N>(w, parts);
-#if EVERSTREAM_DOT
-        I wv[N];
-        for (int j = 0; j < N; j++) wv[j] = I::load(vector_at(w, parts, j));
-        for (int r = 0; r < MR; r++) {
-            const I xv = I::spread(x + r * stride);
-            for (int j = 0; j < N; j++)
-                acc[r][j].v = _mm512_dpbusd_epi32(acc[r][j].v, xv.v, wv[j].v);
-        }
-#else
         for (int j = 0; j < N; j += 2) {  // two vectors at a time, for want of registers
             const I a = I::load(vector_at(w, parts, j));
             const I b = I::load(vector_at(w, parts, j + 1));
@@ -233,17 +253,14 @@ inline void tile_int8(
                 acc[r][j + 1] = dot_pairs(acc[r][j + 1], b_odd, odd);
             }
         }
-#endif
     }
     for (int j = 0; j < N; j++) {
         const F by = F::load(scale + j * F::W);
-        for (int r = 0; r < MR; r++) {
-            I total = acc[r][j];
-            if (EVERSTREAM_DOT) total = total - I::load(sums + j * F::W);
-            (total.to_float() * (by * F::set(x_scale[r]))).store(tmp + r * PANEL + j * F::W);
-        }
+        for (int r = 0; r < MR; r++)
+            (acc[r][j].to_float() * (by * F::set(x_scale[r]))).store(tmp + r * PANEL + j * F::W);
     }
 }
+#endif
 
 // Where the products go, row by row.
 enum class Into { store, add, swiglu, gelu, tanh, sigmoid, square_relu };
