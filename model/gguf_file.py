@@ -22,7 +22,14 @@ from typing import Any
 import numpy as np
 
 from model.attention.spec import Shape
-from model.weights import Array, CheckpointError, StoredWeights, decoded, most_common_dtype
+from model.weights import (
+    Array,
+    CheckpointError,
+    StoredWeights,
+    decoded,
+    most_common_dtype,
+    release_pages,
+)
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -104,15 +111,31 @@ class GgufFile(StoredWeights):
             raise CheckpointError(f"{path.name}: {error}") from error
 
     def __getitem__(self, name: str) -> Array:
+        return self._rows(name, slice(None))
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        return self._rows(name, slice(begin, end))
+
+    def release(self) -> None:
+        release_pages(self._bytes)
+
+    def _rows(self, name: str, rows: slice) -> Array:
         tensor = self._tensors[name]
         kind, columns = tensor.kind, tensor.shape[-1]
         if kind.block == 1:
             count = math.prod(tensor.shape)
             raw = np.frombuffer(self._bytes, _NUMPY[kind.name], count, tensor.start)
-            return decoded(raw.reshape(tensor.shape), kind.name)
-        blocks = np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.start)
-        rows = blocks.reshape(-1, columns // kind.block * kind.num_bytes)
-        return _unpacked(rows, kind, columns).reshape(tensor.shape)
+            return decoded(raw.reshape(tensor.shape)[rows], kind.name)
+        row_bytes = columns // kind.block * kind.num_bytes
+        bytes_ = np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.start)
+        blocks = bytes_.reshape(*tensor.shape[:-1], row_bytes)
+        found = blocks[rows] if len(tensor.shape) > 1 else blocks
+        values = _unpacked(found.reshape(-1, row_bytes), kind, columns)
+        values = values.reshape(*found.shape[:-1], columns)
+        return values if len(tensor.shape) > 1 else values[rows]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -16,7 +16,14 @@ import numpy as np
 
 from model.attention.spec import Shape
 from model.tensor_pickle import STORAGES, PickleError, Storage, Tensor, read_tensors
-from model.weights import Array, CheckpointError, StoredWeights, decoded, most_common_dtype
+from model.weights import (
+    Array,
+    CheckpointError,
+    StoredWeights,
+    decoded,
+    most_common_dtype,
+    release_pages,
+)
 
 #: The file header of a member of a zip archive, without its name and extra field.
 _HEADER_BYTES = 30
@@ -54,6 +61,15 @@ class TorchFile(StoredWeights):
             self._check(name, tensor)
 
     def __getitem__(self, name: str) -> Array:
+        return self._rows(name, slice(None))
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        return self._rows(name, slice(begin, end))
+
+    def release(self) -> None:
+        release_pages(self._bytes)
+
+    def _rows(self, name: str, rows: slice) -> Array:
         tensor = self._tensors[name]
         dtype, numpy_dtype = STORAGES[tensor.storage.kind]
         start = self._start(tensor.storage)
@@ -65,7 +81,10 @@ class TorchFile(StoredWeights):
             [stride * item for stride in tensor.strides],
             writeable=False,
         )
-        return decoded(raw, dtype)
+        return decoded(raw[rows] if tensor.shape else raw, dtype)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class _Entry:
     """Where a tensor is; ``start`` counts bytes of the file."""
 
     path: Path
-    bytes: npt.NDArray[np.uint8]
+    bytes: mmap.mmap
     dtype: str
     shape: Shape
     start: int
@@ -71,9 +72,16 @@ class _Entry:
 class StoredWeights(Mapping[str, Array], ABC):
     """Tensors in files, each read when it is asked for, as float32 where it is floating point."""
 
+    @abstractmethod
+    def __contains__(self, name: object) -> bool:
+        """Unlike that of `Mapping`, without reading the tensor."""
+
     def rows(self, name: str, begin: int, end: int | None) -> Array:
-        """Rows of a tensor. Where a format can, no others are read."""
+        """Rows of a tensor. Of a large one a subclass reads no others."""
         return self[name][begin:end]
+
+    def release(self) -> None:
+        """Tells the system that what was read of mapped files is not needed for now."""
 
     @abstractmethod
     def shape(self, name: str) -> Shape:
@@ -105,19 +113,32 @@ class WeightFiles(StoredWeights):
         self._scales = _take_scales(self._entries)
 
     def __getitem__(self, name: str) -> Array:
-        values = self._read(name, self._entries[name])
+        return self._rows(name, slice(None))
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        return self._rows(name, slice(begin, end))
+
+    def release(self) -> None:
+        for mapped in {id(entry.bytes): entry.bytes for entry in self._entries.values()}.values():
+            release_pages(mapped)
+
+    def _rows(self, name: str, rows: slice) -> Array:
+        values = self._read(name, self._entries[name], rows)
         if name not in self._scales:
             return values
-        scale = self._read(name + SCALE, self._scales[name])
+        scale = self._read(name + SCALE, self._scales[name], rows)
         return values.astype(np.float32) * scale[:, None]
 
-    def _read(self, name: str, entry: _Entry) -> Array:
+    def _read(self, name: str, entry: _Entry, rows: slice) -> Array:
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise CheckpointError(f"{entry.path}: {name} has the unknown dtype {entry.dtype}")
         count = math.prod(entry.shape)
         raw = np.frombuffer(entry.bytes, dtype, count, entry.start).reshape(entry.shape)
-        return decoded(raw, entry.dtype)
+        return decoded(raw[rows] if entry.shape else raw, entry.dtype)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -140,10 +161,18 @@ class WeightFiles(StoredWeights):
         return name in self._scales or "F" in self._entries[name].dtype
 
 
+def release_pages(mapped: mmap.mmap) -> None:
+    """Takes what was read of a file out of the process's memory; it stays mapped."""
+    if hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def decoded(raw: Array, dtype: str) -> Array:
     """Numbers as a file of ``dtype`` has them, BF16 as uint16, to float32 or their integers."""
     if dtype == "BF16":  # the upper half of a float32
-        return (raw.astype(np.uint32) << 16).view(np.float32)
+        wide = raw.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
     return np.require(raw, np.float32 if raw.dtype.kind == "f" else None, "A")
 
 
@@ -239,13 +268,14 @@ def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
         path.open("rb").close()  # `safe_open` calls a file that may not be read a missing one
         with safe_open(path, "numpy"):  # refuses what is not whole
             pass
-        data = np.memmap(path, np.uint8, "r")
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    length = int.from_bytes(data[:8].tobytes(), "little")
-    header = json.loads(data[8 : 8 + length].tobytes())
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)
     for name, fields in header.items():
         start = 8 + length + fields["data_offsets"][0]

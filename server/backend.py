@@ -12,11 +12,12 @@ from model.checkpoint import Checkpoint
 from model.ops.cpu.runtime import NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
-from model.weights import is_quantized
+from model.weights import is_quantized, num_parameters
 from server.engine.engine import Engine, EngineConfig
 from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
 from server.engine.state_pool import StatePool
+from server.loading import loading
 
 logger = logging.getLogger("everstream.backend")
 
@@ -79,7 +80,12 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
     if not built():
         raise BackendError(NOT_BUILT)
     try:
-        runtime = Runtime(config, checkpoint.weights, dtype, threads, num_ids=tokenizer.vocab_size)
+        with loading(num_parameters(config)) as progress:
+            runtime = Runtime(
+                *(config, checkpoint.weights, dtype, threads),
+                num_ids=tokenizer.vocab_size,
+                progress=progress,
+            )
     except NativeError as error:
         raise BackendError(str(error)) from error
     logger.info(

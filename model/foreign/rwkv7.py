@@ -55,6 +55,19 @@ class Renamed(StoredWeights):
         tensors = [_formed(self._files[key], part.form) for key in part.keys]
         return tensors[0] if len(tensors) == 1 else np.stack(tensors)
 
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        part = self._parts[name]
+        if isinstance(self._files, StoredWeights) and part.form == "same" and len(part.keys) == 1:
+            return self._files.rows(part.keys[0], begin, end)
+        return self[name][begin:end]
+
+    def release(self) -> None:
+        if isinstance(self._files, StoredWeights):
+            self._files.release()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 

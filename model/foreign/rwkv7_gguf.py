@@ -91,6 +91,17 @@ class _Shaped(StoredWeights):
     def __getitem__(self, name: str) -> Array:
         return self._file[name].reshape(self.shape(name))
 
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        if self.shape(name) == self._file.shape(name):
+            return self._file.rows(name, begin, end)
+        return self[name][begin:end]
+
+    def release(self) -> None:
+        self._file.release()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._file)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,8 @@ class Runtime:
 
     ``weights`` are float32 by their names in a checkpoint, and not kept.
     ``num_ids`` is how many ids may be drawn, where the model's vocabulary is
-    padded beyond the tokenizer's. Raises `NativeError` for what it does not
-    cover.
+    padded beyond the tokenizer's. ``progress`` is called while weights are read, with how many
+    numbers have been. Raises `NativeError` for what it does not cover.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Runtime:
         threads: int = 1,
         level: str | None = None,
         num_ids: int | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         module = _built()
         if dtype not in DTYPES:
@@ -96,9 +97,11 @@ class Runtime:
         for field in self.layout.fields:
             offsets[field.layer][field.name] = field.offset
         options = native_options(config, self.layout)
+        if options["family"] not in (module.families() if hasattr(module, "families") else ()):
+            raise NativeError(f"it was built before it had kernels for {config.attention} models")
         try:
             self._native: _native.Runtime = module.Runtime(
-                options, offsets, _Source(weights), level or "", dtype, threads, num_ids
+                options, offsets, _Source(weights, progress), level or "", dtype, threads, num_ids
             )
         except ValueError as error:
             raise NativeError(str(error)) from error
@@ -250,8 +253,12 @@ class Runtime:
 class _Source:
     """A checkpoint's tensors as the extension module asks for them, rows at a time."""
 
-    def __init__(self, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._weights = weights
+    def __init__(
+        self,
+        weights: Mapping[str, npt.NDArray[Any]],
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._weights, self._progress, self._num_read = weights, progress, 0
 
     def shape(self, name: str) -> Shape:
         """Raises `NativeError` where there is none of that name."""
@@ -266,10 +273,14 @@ class _Source:
     ) -> npt.NDArray[np.float32]:
         """Rows ``begin`` to ``end`` as float32."""
         if isinstance(self._weights, StoredWeights):
-            rows = self._weights.rows(name, begin, end)
+            rows = np.array(self._weights.rows(name, begin, end), np.float32, order="C", copy=True)
+            self._weights.release()
         else:
-            rows = self._weights[name][begin:end]
-        return np.ascontiguousarray(rows, dtype=np.float32)
+            rows = np.ascontiguousarray(self._weights[name][begin:end], dtype=np.float32)
+        self._num_read += rows.size
+        if self._progress is not None:
+            self._progress(self._num_read)
+        return rows
 
 
 def _built() -> Any:

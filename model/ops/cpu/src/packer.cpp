@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
 #if defined(__linux__)
@@ -62,23 +63,38 @@ size_t Options::state(int layer, const std::string& name) const {
     return found->second;
 }
 
-void Arena::Free::operator()(void* memory) const { std::free(memory); }
+// Pages of its own and not the heap's, where what others have freed would count as in use.
+Arena::Slab::Slab(size_t size) : num_bytes(size) {
+#if defined(__linux__)
+    mapped = size + HUGE_PAGE;  // to begin at a huge page; what is not touched takes no memory
+    void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    base = static_cast<char*>(memory);
+    begin = base + (HUGE_PAGE - reinterpret_cast<uintptr_t>(base) % HUGE_PAGE) % HUGE_PAGE;
+    madvise(begin, size, MADV_HUGEPAGE);
+#else
+    base = begin = static_cast<char*>(std::aligned_alloc(HUGE_PAGE, size));
+    if (!base) throw std::bad_alloc();
+    std::memset(begin, 0, size);
+#endif
+}
+
+Arena::Slab::~Slab() {
+#if defined(__linux__)
+    if (base) munmap(base, mapped);
+#else
+    std::free(base);
+#endif
+}
 
 char* Arena::take(size_t size) {
     const size_t bytes = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes > slab_left_) {
-        const size_t slab = (bytes + SLAB - 1) / SLAB * SLAB;
-        void* memory = std::aligned_alloc(HUGE_PAGE, slab);
-        if (!memory) throw std::bad_alloc();
-        slabs_.emplace_back(memory);
-#if defined(__linux__)
-        madvise(memory, slab, MADV_HUGEPAGE);
-#endif
-        next_ = static_cast<char*>(memory);
-        slab_left_ = slab;
+        const Slab& slab = slabs_.emplace_back((bytes + SLAB - 1) / SLAB * SLAB);
+        next_ = slab.begin;
+        slab_left_ = slab.num_bytes;
     }
     char* result = next_;
-    std::memset(result, 0, bytes);
     next_ += bytes;
     slab_left_ -= bytes;
     num_bytes_ += bytes;

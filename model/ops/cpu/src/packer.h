@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -58,12 +59,20 @@ public:
     }
 
 private:
-    struct Free {
-        void operator()(void* memory) const;
+    struct Slab {
+        explicit Slab(size_t size);
+        ~Slab();
+        Slab(Slab&& other) noexcept
+            : base(std::exchange(other.base, nullptr)), begin(other.begin), mapped(other.mapped),
+              num_bytes(other.num_bytes) {}
+        Slab& operator=(Slab&&) = delete;
+
+        char *base = nullptr, *begin = nullptr;
+        size_t mapped = 0, num_bytes = 0;
     };
     char* take(size_t size);
 
-    std::vector<std::unique_ptr<void, Free>> slabs_;
+    std::vector<Slab> slabs_;
     char* next_ = nullptr;  // in the last slab
     size_t slab_left_ = 0, num_bytes_ = 0;
 };
