@@ -1,0 +1,134 @@
+"""kill -9 in the middle of a stream that began with a named state: no token is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from model.checkpoint import load_checkpoint
+from server.backend import open_backend
+from server.state_making import read_prompt
+from server.state_reading import state_in
+from server.storage import identity_of
+from server.store.named_state import export_state
+from tests.reliability.servers import ServerProcess
+from tests.reliability.streams import write_tiny_model
+
+SYSTEM = "Every morning she fetched water from the well. "
+WORK: dict[str, Any] = {
+    "prompt": "Once upon a time there was a fox. ",
+    "max_tokens": 400,
+    "temperature": 0.9,
+    "seed": 7,
+    "ignore_eos": True,
+}
+#: The clients have seen so many when their server dies.
+NUM_SEEN = 150
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def state(model: Path) -> bytes:
+    """The file of the state after `SYSTEM`."""
+    checkpoint = load_checkpoint(model)
+    backend = open_backend(checkpoint, threads=1)
+    identity = identity_of(checkpoint, backend)
+    data = b"".join(export_state(read_prompt(backend, SYSTEM), identity))
+    assert state_in(data, identity, checkpoint.config).prompt == SYSTEM
+    return data
+
+
+def admin(server: ServerProcess, method: str, path: str = "", data: bytes | None = None) -> Any:
+    """The answer of the admin route, whatever its status."""
+    url = f"{server.url}/v1/admin/states{path}"
+    request = urllib.request.Request(url, data, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        return json.load(error)["error"]["code"]
+
+
+async def frames(socket: ClientConnection, number: int) -> list[dict[str, Any]]:
+    """So many frames, or all up to the end of the request."""
+    found: list[dict[str, Any]] = []
+    while len(found) < number:
+        found.append(json.loads(await socket.recv()))
+        assert found[-1]["type"] != "error", found[-1]
+        if found[-1]["type"] in ("finished", "appended", "created"):
+            break
+    return found
+
+
+async def ask(socket: ClientConnection, **message: Any) -> list[dict[str, Any]]:
+    await socket.send(json.dumps({"request_id": "r", **message}))
+    return await frames(socket, 10_000)
+
+
+def ids(found: list[dict[str, Any]]) -> list[int]:
+    return [frame["token_id"] for frame in found if frame["type"] == "token"]
+
+
+async def begin(server: ServerProcess) -> list[dict[str, Any]]:
+    """The first frames of a kept session that begins with the state; then the client leaves."""
+    async with connect(server.stream_url) as socket:
+        message = {"type": "generate", "request_id": "r", "keep": True, "state": "system", **WORK}
+        await socket.send(json.dumps(message))
+        return await frames(socket, NUM_SEEN)
+
+
+async def rest(server: ServerProcess, seen: list[dict[str, Any]]) -> list[int] | None:
+    """What came after ``seen``; None where another server has the session still."""
+    started, last = seen[0], seen[-1]
+    async with connect(server.stream_url) as socket:
+        cursor = {"session": started["session"], "epoch": started["epoch"], "last_seq": last["seq"]}
+        await socket.send(json.dumps({"type": "resume", "request_id": "r", **cursor}))
+        first = json.loads(await socket.recv())
+        if first["type"] == "error":
+            return None
+        assert first["type"] == "resumed", first
+        return ids(await frames(socket, 10_000))
+
+
+async def test_killed_stream_goes_on_from_its_state(
+    model: Path, state: bytes, tmp_path: Path
+) -> None:
+    """The state itself is deleted meanwhile: the session has it as its first snapshot."""
+    flags = ("--model", model, "--store", tmp_path / "store", "--threads", "1")
+    with ServerProcess(*flags) as server:
+        digest = admin(server, "POST", "?name=system", state)["digest"]
+        async with connect(server.stream_url) as socket:
+            session = (await ask(socket, type="create"))[-1]["session"]
+            await ask(socket, type="append", session=session, text=SYSTEM)
+            wanted = ids(await ask(socket, type="generate", session=session, **WORK))
+        assert len(wanted) == WORK["max_tokens"]
+        seen = await begin(server)
+        server.kill()
+        await asyncio.to_thread(server.start)
+        (entry,) = admin(server, "GET")["data"]
+        assert (entry["name"], entry["digest"]) == ("system", digest)
+        assert admin(server, "DELETE", "/system") == {"name": "system", "deleted": True}
+        assert [*ids(seen), *(await rest(server, seen) or ())] == wanted
+        server.kill()
+        await asyncio.to_thread(server.start)
+        assert admin(server, "GET")["data"] == []
+        assert admin(server, "GET", "/system") == "state_not_found"
+        async with connect(server.stream_url) as socket:
+            at = seen[0]["position"]
+            session = seen[0]["session"]
+            await socket.send(
+                json.dumps({"type": "rewind", "request_id": "r", "session": session, "at": at})
+            )
+            assert json.loads(await socket.recv())["type"] == "rewound"
+            assert ids(await ask(socket, type="generate", session=session, **WORK)) == wanted

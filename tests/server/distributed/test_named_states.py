@@ -1,0 +1,48 @@
+"""A named state is every replica's, and a session that began with it moves as any other."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.reliability.servers import ServerProcess
+from tests.reliability.test_named_states import (
+    SYSTEM,
+    WORK,
+    admin,
+    ask,
+    begin,
+    connect,
+    ids,
+    model,
+    rest,
+    state,
+)
+
+__all__ = ["model", "state"]
+
+
+async def test_state_of_one_replica_is_that_of_all(
+    model: Path, state: bytes, database_url: str
+) -> None:
+    """The replica that runs the session is killed, and the third one goes on with it."""
+    flags = ("--model", model, "--store", database_url, "--threads", "1")
+    with ExitStack() as stack:
+        one, two, three = [ServerProcess(*flags) for _ in range(3)]
+        for server in (one, two, three):
+            stack.enter_context(server)
+        assert admin(one, "POST", "?name=system", state)["name"] == "system"
+        assert [entry["name"] for entry in admin(three, "GET")["data"]] == ["system"]
+        async with connect(one.stream_url) as socket:
+            session = (await ask(socket, type="create"))[-1]["session"]
+            await ask(socket, type="append", session=session, text=SYSTEM)
+            wanted = ids(await ask(socket, type="generate", session=session, **WORK))
+        seen = await begin(two)
+        two.kill()
+        assert admin(three, "DELETE", "/system") == {"name": "system", "deleted": True}
+        async with asyncio.timeout(60):
+            while (found := await rest(three, seen)) is None:  # until the dead one is known to be
+                pass
+        assert [*ids(seen), *found] == wanted
+        assert admin(one, "GET", "/system") == "state_not_found"
