@@ -188,8 +188,10 @@
  */
 
 /**
- * `session` goes on with that one; `keep` keeps the new one.
- * @typedef {SessionGenerateOptions & {model?: string, session?: string, keep?: boolean}} GenerateOptions
+ * `session` goes on with that one; `keep` keeps the new one; `state` is the named state that the
+ * new one begins with.
+ * @typedef {SessionGenerateOptions & {model?: string, session?: string, keep?: boolean,
+ *   state?: string}} GenerateOptions
  */
 
 /**

@@ -151,11 +151,11 @@ export class Client {
   }
 
   /**
-   * A kept, empty session, of `model` where several are served.
-   * @param {{model?: string}} [options]
+   * A kept session, of `model` where several are served: empty, or with the named state `state`.
+   * @param {{model?: string, state?: string}} [options]
    */
-  async createSession({ model } = {}) {
-    const created = await this.#ask("created", { type: "create", model });
+  async createSession({ model, state } = {}) {
+    const created = await this.#ask("created", { type: "create", model, state });
     return this.session(created.session);
   }
 

@@ -64,6 +64,7 @@ class AsyncClient:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        state: str | None = None,
         idempotency_key: str | None = None,
         model: str | None = None,
         **sampling: Unpack[Sampling],
@@ -72,13 +73,14 @@ class AsyncClient:
 
         It starts when it is awaited, entered with ``async with``, or first
         iterated. One whose ``idempotency_key`` the server has seen is read again
-        instead.
+        instead. A new session begins with the named state ``state``.
         """
         request = self._generate(
             prompt,
             model=model,
             session=session,
             keep=keep,
+            state=state,
             idempotency_key=idempotency_key,
             **sampling,
         )
@@ -99,9 +101,12 @@ class AsyncClient:
         await generation._fetch_first()
         return generation
 
-    async def create_session(self, model: str | None = None) -> AsyncSession:
-        """A kept, empty session."""
-        return AsyncSession(self, (await self._stream.ask("create", Created, model=model)).session)
+    async def create_session(
+        self, model: str | None = None, state: str | None = None
+    ) -> AsyncSession:
+        """A kept session, empty or with the named state ``state``."""
+        created = await self._stream.ask("create", Created, model=model, state=state)
+        return AsyncSession(self, created.session)
 
     def session(self, session: str) -> AsyncSession:
         """A session by its id; nothing is asked of the server yet."""
@@ -127,6 +132,7 @@ class AsyncClient:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        state: str | None = None,
         idempotency_key: str | None = None,
         model: str | None = None,
         **sampling: Unpack[Sampling],
@@ -138,6 +144,7 @@ class AsyncClient:
                 model=model,
                 session=session,
                 keep=keep,
+                state=state,
                 idempotency_key=idempotency_key,
                 **sampling,
             )

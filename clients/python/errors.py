@@ -41,7 +41,7 @@ class AuthenticationError(EverstreamError):
 
 
 class NotFound(EverstreamError):
-    """No such model or route (404, 405)."""
+    """No such model, named state or route (404, 405)."""
 
 
 class SessionNotFound(NotFound):

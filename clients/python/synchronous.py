@@ -65,19 +65,22 @@ class Client:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        state: str | None = None,
         idempotency_key: str | None = None,
         model: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
         """Starts a generation; iterate over it for its tokens and its end.
 
-        One whose ``idempotency_key`` the server has seen is read again instead.
+        One whose ``idempotency_key`` the server has seen is read again instead. A new
+        session begins with the named state ``state``.
         """
         request = self._client._generate(
             prompt,
             model=model,
             session=session,
             keep=keep,
+            state=state,
             idempotency_key=idempotency_key,
             **sampling,
         )
@@ -99,9 +102,9 @@ class Client:
         self._run(generation._fetch_first())
         return generation
 
-    def create_session(self, model: str | None = None) -> Session:
-        """A kept, empty session."""
-        return Session(self, self._run(self._client.create_session(model)).id)
+    def create_session(self, model: str | None = None, state: str | None = None) -> Session:
+        """A kept session, empty or with the named state ``state``."""
+        return Session(self, self._run(self._client.create_session(model, state)).id)
 
     def session(self, session: str) -> Session:
         """A session by its id; nothing is asked of the server yet."""
@@ -121,6 +124,7 @@ class Client:
         *,
         session: str | None = None,
         keep: bool | None = None,
+        state: str | None = None,
         idempotency_key: str | None = None,
         model: str | None = None,
         **sampling: Unpack[Sampling],
@@ -131,6 +135,7 @@ class Client:
                 prompt,
                 session=session,
                 keep=keep,
+                state=state,
                 idempotency_key=idempotency_key,
                 model=model,
                 **sampling,

@@ -11,8 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.checkpoint import save_checkpoint
+from model.checkpoint import load_checkpoint, save_checkpoint
+from server.backend import open_backend
+from server.state_making import read_prompt, write_state
+from server.storage import identity_of
 from tests.tiny import tiny_checkpoint
+
+#: What the named state ``wood`` has read.
+WOOD = "Once upon a time there was a wood."
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +26,18 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("served")
     checkpoint = tiny_checkpoint()
     save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    write_state_of(folder, folder / "wood.state")
     command = [sys.executable, "-m", "server.main", "serve", "--model", str(folder)]
+    command += ["--state", f"wood={folder / 'wood.state'}"]
     command += ["--store", "memory", "--sleep-memory", "0"]  # full at 16 sessions
     yield from serving([*command, "--port", "0", "--threads", "1", "--max-sessions", "16"], folder)
+
+
+def write_state_of(model: Path, file: Path) -> None:
+    """The state that has read `WOOD`."""
+    checkpoint = load_checkpoint(model)
+    backend = open_backend(checkpoint, threads=1)
+    write_state(file, read_prompt(backend, WOOD), identity_of(checkpoint, backend))
 
 
 def serving(command: list[str], folder: Path) -> Iterator[str]:

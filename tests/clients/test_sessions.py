@@ -11,12 +11,15 @@ from clients.python import (
     Generation,
     HistoryGone,
     InvalidRequest,
+    NotFound,
+    Sampling,
     Session,
     SessionAttached,
     SessionNotFound,
     SessionReset,
     Token,
 )
+from tests.clients.conftest import WOOD
 
 FOR_EVER = 1_000_000
 
@@ -48,6 +51,27 @@ def read(generation: Generation, num: int) -> list[int]:
 
 def is_token(event: object) -> bool:
     return isinstance(event, Token)
+
+
+def test_session_begins_with_a_named_state(client: Client, session: Session) -> None:
+    """However it is begun, it goes on as one that has read the text itself."""
+    appended = session.append(WOOD)
+    wanted = generated(session, 12)
+    begun = client.create_session(state="wood")
+    assert begun.info().position == appended.position
+    assert generated(begun, 12) == wanted
+    begun.delete()
+    options = Sampling(max_tokens=12, seed=2, ignore_eos=True)
+    assert tokens_of(client.generate(state="wood", **options)) == wanted
+    whole = client.complete(state="wood", **options)
+    assert whole.text == client.generate(state="wood", **options).text()
+
+
+def test_unknown_state_is_not_found(client: Client) -> None:
+    for ask in (client.create_session, client.complete):
+        with pytest.raises(NotFound, match="nowhere") as refused:
+            ask(state="nowhere")
+        assert refused.value.code == "state_not_found"
 
 
 def test_forks_go_on_as_the_session_would(client: Client, session: Session) -> None:

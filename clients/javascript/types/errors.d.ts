@@ -34,7 +34,7 @@ export class InvalidRequest extends EverstreamError {
 /** No key or a wrong one (401), one that may not do this, or a foreign origin (403). */
 export class AuthenticationError extends EverstreamError {
 }
-/** No such model or route (404, 405). */
+/** No such model, named state or route (404, 405). */
 export class NotFound extends EverstreamError {
 }
 /** No such session: never there, deleted, expired, or another key's. */

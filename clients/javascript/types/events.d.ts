@@ -189,12 +189,14 @@ export type SessionGenerateOptions = Sampling & {
     signal?: AbortSignal;
 };
 /**
- * `session` goes on with that one; `keep` keeps the new one.
+ * `session` goes on with that one; `keep` keeps the new one; `state` is the named state that the
+ * new one begins with.
  */
 export type GenerateOptions = SessionGenerateOptions & {
     model?: string;
     session?: string;
     keep?: boolean;
+    state?: string;
 };
 /**
  * What `onStatus` is told. "waiting": the next try is in `delayMs`; "refused": there is none

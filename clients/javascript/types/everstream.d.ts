@@ -39,11 +39,12 @@ export class Client {
         signal?: AbortSignal;
     }): Generation;
     /**
-     * A kept, empty session, of `model` where several are served.
-     * @param {{model?: string}} [options]
+     * A kept session, of `model` where several are served: empty, or with the named state `state`.
+     * @param {{model?: string, state?: string}} [options]
      */
-    createSession({ model }?: {
+    createSession({ model, state }?: {
         model?: string;
+        state?: string;
     }): Promise<Session>;
     /**
      * A session by its id; nothing is asked of the server yet.

@@ -46,6 +46,18 @@ export const scenarios = {
     same(client.states.filter((state) => state === "open").length, 1);
   },
 
+  async "a session begins with a named state"({ connect }) {
+    const client = connect();
+    const session = await client.createSession();
+    await session.append("Once upon a time there was a wood.");
+    const wanted = await tokensOf(session.generate("", some(9)));
+    const begun = await client.createSession({ state: "wood" });
+    same(await tokensOf(begun.generate("", some(9))), wanted);
+    same(await tokensOf(client.complete("", { ...some(9), state: "wood" })), wanted);
+    const error = await raises(everstream.NotFound, client.createSession({ state: "nowhere" }));
+    same(error.code, "state_not_found");
+  },
+
   async "a session lives until it is deleted"({ connect }) {
     const session = await connect().createSession();
     const appended = await session.append("Once upon a time", { logprobs: true });
