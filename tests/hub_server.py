@@ -169,6 +169,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, name: str, revision: str) -> None:
         self._record(self.path, 0)
+        if self._token() not in (None, TOKEN):
+            said = {"X-Error-Message": "Invalid credentials in Authorization header"}
+            self._send(HTTPStatus.UNAUTHORIZED, b"", said)
+            return
         repository = self._find(name, revision)
         if repository is None:
             return

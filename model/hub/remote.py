@@ -18,6 +18,8 @@ from model.weights import CheckpointError
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
+#: Characters of the hub's own words in a message.
+MAX_SAID = 200
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -89,7 +91,9 @@ def _failures_as_lines(name: HubName, path: str | None = None) -> Iterator[None]
     except errors.OfflineModeIsEnabled as error:
         raise _failure(what, "it is not on disk, and HF_HUB_OFFLINE is set") from error
     except errors.HfHubHTTPError as error:
-        reason = f"the hub answered {error.response.status_code}"
+        said = error.response.headers.get("X-Error-Message", "")[:MAX_SAID]
+        said = f": {said}" if said.isprintable() and said else ""
+        reason = f"the hub answered {error.response.status_code}{said}"
         raise _failure(what, reason) from error
     except Exception as error:  # of an HTTP library, and which one depends on the hub's version
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -163,6 +163,11 @@ def test_token_opens_a_gated_repository_and_stays_with_the_hub(
     everstream: Commands, hub: Hub
 ) -> None:
     hub.repositories["owner/gated"] = Repository({"a.pth": bytes(9999)}, gated=True)
+    assert everstream.refused("pull", "owner/gated", HF_TOKEN="hf_wrong") == (
+        "owner/gated cannot be had from the hub: the hub answered 401:"
+        " Invalid credentials in Authorization header"
+    )
+    hub.asked.clear()
     assert everstream.pull("owner/gated", HF_TOKEN=TOKEN).read_bytes() == bytes(9999)
     assert {each.token for each in hub.asked if each.origin == "hub"} == {TOKEN}
     assert {each.token for each in hub.asked if each.origin == "storage"} == {None}
