@@ -260,12 +260,15 @@ class ServerConfig(BaseModel):
             raise ValueError("a host is a name without a port, or *")
         return value
 
-    @field_validator("reasoning")
+    @field_validator("reasoning", mode="before")
     @classmethod
-    def _on_off_or_tokens(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"on|off|[1-9]\d{0,8}", value, re.ASCII):
+    def _on_off_or_tokens(cls, value: object) -> str | None:
+        if value is None:
+            return None
+        text = str(value)  # a file may have a number
+        if not re.fullmatch(r"on|off|[1-9]\d{0,8}", text, re.ASCII):
             raise ValueError("must be on, off, or the most tokens that a model may think")
-        return value
+        return text
 
     @field_validator("replicas")
     @classmethod

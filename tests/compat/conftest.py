@@ -18,11 +18,11 @@ KEYS = {
 }
 
 
-def serving(place: Path) -> ServerProcess:
-    """A server that keeps its keys and its store in ``place``."""
+def serving(place: Path, *flags: object) -> ServerProcess:
+    """A server with ``flags`` that keeps its keys and its store in ``place``."""
     keys = place / "keys.toml"
     keys.write_text("".join(_table(name, rest) for name, rest in KEYS.items()))
-    return ServerProcess("--keys-file", keys, "--store", place / "store")
+    return ServerProcess("--keys-file", keys, "--store", place / "store", *flags)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from model.architectures.rwkv7.chat import THINKING
+from model.tokenization.world import PADDED_SIZE, PUBLISHED
+from model.tokenizer import Tokenizer
 from tests.compat.conftest import serving
 from tests.compat.environments import Client, python_client
+from tests.rwkv7 import SHAPES, published, write_pth
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -34,3 +39,15 @@ def test_the_python_package_goes_on_by_itself_after_a_restart(
         assert server.stop() == 0
         server.start()
         assert list(lines) == ["closed 1012", "went on"]
+
+
+def test_the_python_package_gets_the_thinking_apart(client: Client, tmp_path: Path) -> None:
+    """RWKV-7 with the World vocabulary, whose turns and levels are its family's."""
+    shape = replace(SHAPES["odd"], vocab_size=PADDED_SIZE)
+    model = write_pth(tmp_path / "thinker.pth", published(shape))
+    marker = THINKING.close.removesuffix(THINKING.gap)
+    num_close = len(Tokenizer.load(PUBLISHED).encode(marker))
+    flags = ("--model", f"thinker={model}", "--reasoning", "12")
+    with serving(tmp_path, *flags) as server:
+        told = {"EVERSTREAM_URL": server.url, "BUDGET": "12", "NUM_CLOSE": str(num_close)}
+        client.check("with_thinking.py", **told)

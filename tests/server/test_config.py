@@ -54,6 +54,11 @@ def test_variables_are_read_as_their_fields_are() -> None:
         ServerConfig.load({"EVERSTREAM_PORT": ""})
 
 
+def test_reasoning_is_on_off_or_a_number_of_tokens() -> None:
+    for given, found in (("on", "on"), ("off", "off"), ("500", "500"), (500, "500"), (None, None)):
+        assert ServerConfig.load({}, reasoning=given).reasoning == found
+
+
 def test_lists_come_from_the_environment_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTREAM_API_KEYS", "one, two,")
     monkeypatch.setenv("EVERSTREAM_ALLOWED_ORIGINS", "https://a.example")
@@ -73,6 +78,9 @@ def test_keys_do_not_show() -> None:
     [
         ({"port": 70_000}, "--port"),
         ({"threads": 0}, "--threads"),
+        ({"reasoning": "0"}, "--reasoning"),
+        ({"reasoning": "yes"}, "--reasoning"),
+        ({"reasoning": "1e3"}, "--reasoning"),
         ({"max_sessions": 0}, "--max-sessions"),
         ({"state_memory": "lots"}, "--state-memory"),
         ({"session_ttl_s": 0}, "--session-ttl "),

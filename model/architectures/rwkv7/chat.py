@@ -20,11 +20,8 @@ from model.tokenizer import Tokenizer
 #: What GGUF files have in the place of a template.
 NAME = "rwkv-world"
 
-TURNS = Turns(
-    ends=("\n\n",),
-    ends_anywhere=("\nUser:",),
-    thinking=Thinking(close="\n</think>\n", efforts=("minimal", "low", "medium", "high")),
-)
+THINKING = Thinking(close="\n</think>\n", efforts=("minimal", "low", "medium", "high"))
+TURNS = Turns(ends=("\n\n",), ends_anywhere=("\nUser:",), thinking=THINKING)
 
 #: What a text begins with is the token that ends one.
 SPECIAL_TOKENS = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
