@@ -13,7 +13,17 @@ from server.engine.engine import Engine
 from server.engine.errors import CapacityExhausted
 from server.engine.value import Past, SessionValue, StateBlock
 from server.store.named_state import NamedState, named_state, tuned_state
-from tests.tiny import drain, finished, request, solo, started, state_of, tiny_engine, tokens_of
+from tests.tiny import (
+    drain,
+    finished,
+    request,
+    solo,
+    started,
+    state_of,
+    tiny_engine,
+    tiny_runtime,
+    tokens_of,
+)
 
 MakeEngine = Callable[..., Engine]
 SYSTEM = tuple(range(1, 90))  # with the start token 90: no multiple of a chunk
@@ -183,17 +193,27 @@ def test_full_server_opens_nothing(make_engine: MakeEngine) -> None:
     drain(engine)
 
 
-@pytest.fixture(scope="module")
-def rwkv7() -> Engine:
-    return tiny_engine("rwkv7", max_prefixes=8)
+def test_another_architecture_has_the_same_bits(backend: Runtime | None) -> None:
+    runtime = None if backend is None else tiny_runtime("rwkv7")
+    engine = tiny_engine("rwkv7", max_prefixes=8, runtime=runtime)
+    session = read(engine, SYSTEM)
+    wanted = tokens_of(solo(engine, request("r", ASKED, session, seed=1)))
+    state = state_after(engine, SYSTEM)
+    assert [answer(engine, state)[0] for _ in range(2)] == [wanted, wanted]
+    assert engine.stats().prefix_hits_total >= 1
 
 
-def test_another_architecture_has_the_same_bits(rwkv7: Engine) -> None:
-    session = read(rwkv7, SYSTEM)
-    wanted = tokens_of(solo(rwkv7, request("r", ASKED, session, seed=1)))
-    state = state_after(rwkv7, SYSTEM)
-    assert [answer(rwkv7, state)[0] for _ in range(2)] == [wanted, wanted]
-    assert rwkv7.stats().prefix_hits_total >= 1
+@pytest.mark.parametrize("attention", ["gated", "rwkv7"])
+def test_backends_begin_with_the_same_tuned_state(backend: Runtime | None, attention: str) -> None:
+    """Torch is the reference."""
+    runtime = None if backend is None else tiny_runtime(attention)
+    found = []
+    for engine in (tiny_engine(attention), tiny_engine(attention, runtime=runtime)):
+        state = tuned(engine)
+        greedy = request("r", ASKED[:20], temperature=0, max_tokens=4)
+        engine.submit(greedy, 0.0, state.value)
+        found.append(tokens_of(drain(engine)["r"]))
+    assert found[0] == found[1]
 
 
 def test_value_without_an_origin_is_as_ever() -> None:
