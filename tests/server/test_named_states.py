@@ -136,6 +136,38 @@ async def test_chat_comes_after_the_state(folder: Path) -> None:
         assert answer.json()["usage"]["prompt_tokens"] == len(rendered["tokens"])
 
 
+async def test_response_and_those_after_it_come_after_the_state(folder: Path) -> None:
+    """Also where a later one tells the model something else, and all is read anew."""
+    more: dict[str, Any] = {"seed": 3, "ignore_eos": True}
+    async with serving(folder, f"system={folder / 'system'}") as server:
+
+        async def chat(*messages: tuple[str, str]) -> str:
+            said = [{"role": role, "content": content} for role, content in messages]
+            body = {"messages": said, "max_tokens": 12, "state": "system", **more}
+            answer = (await server.http.post("/v1/chat/completions", json=body)).json()
+            return str(answer["choices"][0]["message"]["content"])
+
+        async def respond(text: str, **body: Any) -> tuple[str, str]:
+            body = {"input": text, "max_output_tokens": 12, **more, **body}
+            answer = (await server.http.post("/v1/responses", json=body)).json()
+            return answer["id"], answer["output"][0]["content"][0]["text"]
+
+        first, said = await respond("Who?", state="system")
+        assert said == await chat(("user", "Who?"))
+        past = (("user", "Who?"), ("assistant", said), ("user", "Where?"))
+        _, anew = await respond("Where?", previous_response_id=first, instructions="Be brief.")
+        assert anew == await chat(("system", "Be brief."), *past)
+        second, _ = await respond("Where?", previous_response_id=first)
+        session = (await server.http.get(f"/v1/responses/{second}")).json()["session"]
+        part = (await server.http.get(f"/v1/sessions/{session}")).json()
+        assert part["position"] > (await create(server, state="system"))["position"]
+        body = {"input": "a", "state": "system", "previous_response_id": first}
+        answer = await server.http.post("/v1/responses", json=body)
+        assert refusal(answer) == (400, "invalid_value", "state")
+        answer = await server.http.post("/v1/responses", json={"input": "a", "state": "nowhere"})
+        assert refusal(answer) == (404, "state_not_found", "state")
+
+
 async def test_same_text_after_two_states_is_two_texts(folder: Path) -> None:
     """And the prefix cache of one is never that of the other."""
     states = [f"{name}={folder / name}" for name in ("system", "other")]

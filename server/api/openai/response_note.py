@@ -28,6 +28,7 @@ class Note:
     ``tools`` are those that the model was told of, as its template reads them.
     ``may_call``: its text may be calls of theirs. ``logprobs``: those of the output
     are shown. ``apart``: its prompt ends with markers of thinking, which no later one has.
+    ``state`` is the named state that its conversation begins with.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Note:
     may_call: bool = False
     logprobs: bool = False
     apart: bool = False
+    state: str | None = None
 
     def packed(self) -> str:
         """For `unpacked`."""

@@ -40,6 +40,8 @@ _DEFAULTS: Json = {
 
 def check(body: ResponsesBody) -> None:
     """Raises `InvalidRequest` for fields that do not go together."""
+    if body.state is not None and body.previous_response_id is not None:
+        raise invalid("state", "is what a conversation begins with: that one has begun")
     if body.background and body.store is False:
         raise invalid("background", "needs store to be true")
     if body.idempotency_key is not None and body.store is False:

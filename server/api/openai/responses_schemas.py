@@ -18,7 +18,7 @@ from server.api.formats import (
     TextFormat,
     few_fields,
 )
-from server.api.names import ItemId, Label, ModelName
+from server.api.names import ItemId, Label, ModelName, StateName
 from server.api.openai.chat_messages import CACHE_MARK, Description
 from server.api.openai.reasoning import Effort
 from server.api.openai.unsupported import REASONING, RESPONSES, Refusal
@@ -278,6 +278,7 @@ class ResponsesBody(schemas.Once):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    state: StateName | None = None
     stop: schemas.Stop | schemas.Stops | None = None
     stop_token_ids: (
         Annotated[schemas.TokenIds, Field(max_length=schemas.MAX_STOP_TOKEN_IDS)] | None

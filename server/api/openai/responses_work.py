@@ -147,10 +147,14 @@ async def work_of(
         reasoning = reasoning_of(service, effort_of(body), "reasoning.effort")
         items = await _items(body, id, find_previous)
         ask = Ask(items, body.instructions, use.shown, reasoning.variables)
-        prompt, source = await _prompt(service, ask, body.previous_response_id, find_previous)
+        prompt, source, state = await _prompt(service, ask, body, find_previous)
         turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
         sampling = sampling_of(service, body, use)
-        wanted = Continuation.model_construct(prompt=[*prompt.ids, *added], keep=is_stored)
+        wanted = Continuation.model_construct(
+            prompt=[*prompt.ids, *added],
+            keep=is_stored,
+            state=state if source is None else None,
+        )
         request = await service.translator.generate(id, owner, wanted, sampling)
         request = with_turn(request, turn)
     except InvalidRequest as error:
@@ -160,7 +164,7 @@ async def work_of(
     fields = echoed_fields(service, body, limit, seed)
     tools = [tool_object(tool) for tool in ask.tools]
     apart = turn is not None and turn.prompted != ""
-    note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body), apart)
+    note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body), apart, state)
     fields_of_size = "max_output_tokens and top_logprobs"
     service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)
     if is_stored:
@@ -202,25 +206,30 @@ async def _items(body: ResponsesBody, id: str, find_previous: FindPrevious) -> l
 
 
 async def _prompt(
-    service: Service, ask: Ask, previous_id: str | None, find_previous: FindPrevious
-) -> tuple[Prompt, Kept | None]:
-    """What is to be read, and the response after whose session's text they come."""
+    service: Service, ask: Ask, body: ResponsesBody, find_previous: FindPrevious
+) -> tuple[Prompt, Kept | None, str | None]:
+    """What is to be read, and the response after whose session's text it comes.
+
+    And the named state that the conversation begins with.
+    """
+    previous_id = body.previous_response_id
     if previous_id is None:
-        return await whole_prompt(service, ask), None
+        return await whole_prompt(service, ask), None, body.state
     try:
         previous = await find_previous(previous_id)
     except ResponseNotFound:
         raise PreviousNotFound(previous_id) from None
+    state = previous.turn.note.state
     if previous.kept is not None and _can_go_on(ask, previous.kept):
         following = await what_follows(service, ask, await _answer(previous.kept))
         if following is not None:
-            return following, previous.kept
+            return following, previous.kept, state
 
     async def find_turn(id: str) -> Turn:
         return (await find_previous(id)).turn
 
     before = await history(find_turn, previous.turn)
-    return await whole_prompt(service, ask, before), None
+    return await whole_prompt(service, ask, before), None, state
 
 
 def _can_go_on(ask: Ask, kept: Kept) -> bool:
