@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,9 +11,7 @@ from model.foreign.tuned_states import describe_tuned_state
 from model.weights import CheckpointError
 from server.engine.errors import EngineError
 from server.inspection import format_bytes
-from server.store.base import Identity
-from server.store.errors import ImportRefused
-from server.store.named_state import NamedState, about_of, import_state
+from server.store.named_state import NamedState, about_of, read_unasked
 
 #: Characters of a prompt that are shown.
 MAX_SHOWN = 200
@@ -91,8 +88,7 @@ def inspect_command(
     """Say what a file of a state is: its model, its tokens, its text."""
     data = file.read_bytes()
     try:
-        about = about_of(data)
-        rows = describe_tuned_state(file) if about is None else _rows(data, about)
+        rows = describe_tuned_state(file) if about_of(data) is None else _rows(data)
     except CheckpointError as error:
         raise _fail(str(error)) from error
     except EngineError as error:
@@ -102,14 +98,9 @@ def inspect_command(
         typer.echo(f"{name:<{width}}  {value}")
 
 
-def _rows(data: bytes, about: dict[str, str]) -> dict[str, str]:
+def _rows(data: bytes) -> dict[str, str]:
     """Of a file of ours, checked. Raises `ImportRefused`."""
-    try:
-        given = {field.name: about[field.name] for field in fields(Identity)}
-        identity = Identity(**{**given, "state_bytes": int(given["state_bytes"])})  # type: ignore[arg-type]
-    except (KeyError, ValueError) as error:
-        raise ImportRefused("the file does not say what it belongs to") from error
-    state = import_state(data, identity)
+    state, identity = read_unasked(data)
     return {
         "state": state.digest,
         "tokens": f"{state.num_tokens:,}",

@@ -19,6 +19,7 @@ from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch,
 from server.store.heads import COLUMNS, Head
 from server.store.journal_rows import COUNTED, Line, unpack_row
 from server.store.migrations import MIGRATIONS, format_of, migrate
+from server.store.named_files import broken_named
 from server.store.signing import FILE_NAME as KEY_NAME
 from server.store.signing import is_key
 from server.store.state_file import decode_state
@@ -55,6 +56,8 @@ def problems(path: Path) -> Iterator[str]:
         yield error.message
     finally:
         connection.close(True)
+    for file, why in broken_named(path):
+        yield f"the named state {file.stem}: {why}"
     if (path / KEY_NAME).exists() and not is_key(path):
         yield (
             f"{KEY_NAME} is not a key: the server does not start with it. Put it back, or remove "

@@ -6,13 +6,15 @@ A file is whole or it is not there: it is written beside the old one, synced, an
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import orjson
 
 from server.store.codec import Malformed, decode_value
+from server.store.errors import StoreError
 from server.store.files import Chunk, Files
+from server.store.named_state import read_unasked
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class NamedFiles:
     def digests(self) -> dict[str, str]:
         """The digest of each state by its name. What cannot be read is logged and left out."""
         if self._digests is None:
-            found = ((file.stem, _digest(file)) for file in sorted(self._dir.glob(f"*{SUFFIX}")))
+            found = ((file.stem, _digest(file)) for file in files_in(self._dir.parent))
             self._digests = {name: digest for name, digest in found if digest is not None}
         return dict(self._digests)
 
@@ -73,6 +75,22 @@ class NamedFiles:
 
     def _place(self, name: str) -> Path:
         return self._dir / f"{name}{SUFFIX}"
+
+
+def files_in(path: Path) -> list[Path]:
+    """Those of the store at ``path``, by name."""
+    return sorted((path / DIR_NAME).glob(f"*{SUFFIX}"))
+
+
+def broken_named(path: Path) -> Iterator[tuple[Path, str]]:
+    """Each file of the store at ``path`` that is no whole state, and why."""
+    for file in files_in(path):
+        try:
+            read_unasked(file.read_bytes())
+        except OSError as error:
+            yield file, str(error.strerror)
+        except StoreError as error:
+            yield file, error.message
 
 
 def _digest(path: Path) -> str | None:

@@ -6,7 +6,7 @@ a server is trusted with them. A session's own export can be taken for one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -114,6 +114,22 @@ def import_state(data: bytes, identity: Identity) -> NamedState:
     if block.nbytes:
         value = replace(value, state=StateBlock(np.frombuffer(block, dtype=np.uint8)))
     return named_state(value, about.get("prompt", ""))
+
+
+def read_unasked(data: bytes) -> tuple[NamedState, Identity]:
+    """The state of a file, checked against what the file itself says it belongs to.
+
+    Raises `ImportRefused`.
+    """
+    about = about_of(data)
+    if about is None:
+        raise ImportRefused("the file is not a state of everstream")
+    try:
+        given = {field.name: about[field.name] for field in fields(Identity)}
+        identity = Identity(**{**given, "state_bytes": int(given["state_bytes"])})  # type: ignore[arg-type]
+    except (KeyError, ValueError) as error:
+        raise ImportRefused("the file does not say what it belongs to") from error
+    return import_state(data, identity), identity
 
 
 def _digest(value: SessionValue, block: StateBlock) -> str:

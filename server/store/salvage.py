@@ -26,6 +26,8 @@ from server.store.files import DiskFiles
 from server.store.heads import COLUMNS, Head
 from server.store.history import length_after
 from server.store.lock import Waiting
+from server.store.named_files import DIR_NAME as NAMED_DIR
+from server.store.named_files import broken_named, files_in
 from server.store.saving import Limits
 from server.store.signing import copy_key
 from server.store.sqlite_store import SqliteStore
@@ -69,6 +71,7 @@ def salvage(path: Path, new: Path) -> Iterator[str]:
     if not found["session"]:
         raise StoreFailed("it has no session that can be read")
     yield from _copy_states(path, new, found)
+    yield from _copy_named(path, new)
     if not copy_key(path, new):
         yield "signing.key cannot be read: what was exported before has no valid signature"
     yield from _drop_altered_keys(found)
@@ -109,6 +112,17 @@ def _copy_states(path: Path, new: Path, found: dict[str, list[Row]]) -> Iterator
         except (Malformed, OSError, StoreError) as error:
             yield f"session {ids.get(row['session'])}: a snapshot: {error}"
     found["snapshot"] = kept
+
+
+def _copy_named(path: Path, new: Path) -> Iterator[str]:
+    """Named states that are whole."""
+    broken = dict(broken_named(path))
+    for file in files_in(path):
+        if file in broken:
+            yield f"the named state {file.stem}: {broken[file]}"
+            continue
+        (new / NAMED_DIR).mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(file, new / NAMED_DIR / file.name)
 
 
 def _value(row: Row, fields: str | None) -> SessionValue:

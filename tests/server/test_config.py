@@ -195,3 +195,30 @@ def test_states_are_saved_more_often_where_others_may_have_to_take_over() -> Non
     assert ServerConfig.load({}, store=shared).save_interval_tokens == SHARED_SAVE_INTERVAL
     chosen = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": "512"}
     assert ServerConfig.load(chosen, store=shared).save_interval_tokens == 512
+
+
+def test_states_belong_to_models() -> None:
+    config = ServerConfig.load(
+        {"EVERSTREAM_STATE": "a=one.state, m/b=x=y, n/a=~/other.pth"}, model=("m=x", "n=y")
+    )
+    assert config.states_of("m") == {"a": Path("one.state"), "b": Path("x=y")}
+    assert config.states_of("n") == {"a": Path("~/other.pth").expanduser()}
+    named = ServerConfig.load({}, model=("x",), served_model_name="m", state=("m/a=f", "b=g"))
+    assert named.states_of("m") == {"a": Path("f"), "b": Path("g")}
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        (("a",), "NAME=FILE"),
+        (("=f",), "NAME=FILE"),
+        (("a=",), "NAME=FILE"),
+        (("../a=f",), "NAME=FILE"),
+        (("x/a=f",), "x/a: no model has this name"),
+        (("a=f", "a=g"), "two states of a model have the same name"),
+        (("a=f", "m/a=g"), "two states of a model have the same name"),
+    ],
+)
+def test_state_that_cannot_be_is_refused(states: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig.load({}, model=("m=x", "n=y"), state=states)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from server.store.check import problems
 from server.store.errors import StoreFailed
 from server.store.files import Chunk, DiskFiles
 from server.store.named_files import DIR_NAME
 from server.store.named_state import export_state, tuned_state
+from server.store.salvage import salvage
 from server.store.sqlite_store import open_store
-from tests.server.store.records import IDENTITY, block
+from tests.server.store.records import IDENTITY, Writer, block
 
 
 def parts(number: int) -> list[Chunk]:
@@ -56,6 +58,24 @@ def test_broken_file_is_left_out(tmp_path: Path) -> None:
     (folder / "d.new").write_bytes(b"half")
     again = open_store(tmp_path / "store", IDENTITY)
     assert again.named_states() == {"c": digest(1)}
+    again.close()
+
+
+def test_check_names_a_broken_one_and_salvage_leaves_it_out(tmp_path: Path) -> None:
+    store, writer = open_store(tmp_path / "store", IDENTITY), Writer()
+    store.commit([writer.opened(), *writer.turn(3)])
+    for name in ("good", "bad"):
+        store.put_named(name, digest(1), parts(1))
+    store.close()
+    assert list(problems(tmp_path / "store")) == []
+    file = tmp_path / "store" / DIR_NAME / "bad.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    line = "the named state bad: the file is not a state of everstream: its checksum is wrong"
+    assert list(problems(tmp_path / "store")) == [line]
+    assert list(salvage(tmp_path / "store", tmp_path / "new")) == [line]
+    again = open_store(tmp_path / "new", IDENTITY)
+    assert again.named_states() == {"good": digest(1)}
+    assert again.read_named("good") == b"".join(parts(1))
     again.close()
 
 

@@ -21,6 +21,7 @@ def test_what_was_chosen_is_read_back_as_it_was(tmp_path: Path) -> None:
         max_tokens_limit=77,
         allowed_origins=("https://a.example",),
         keys_file=tmp_path / "keys.toml",
+        state=(f"one={tmp_path}/f", f"b/two={tmp_path}/g"),
     )
     settings = json.loads(json.dumps(settings_of(chosen)))
     assert read_settings(settings) == chosen
@@ -37,8 +38,11 @@ def test_paths_mean_the_same_from_another_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").mkdir()
-    chosen = ServerConfig.load({}, model=("m", "n=m"), model_dir="models", store="memory")
+    chosen = ServerConfig.load(
+        {}, model=("m", "n=m"), model_dir="models", store="memory", state=("a=f",)
+    )
     settings = settings_of(chosen)
+    assert settings["state"] == [f"a={tmp_path}/f"]
     assert settings["model"] == [f"{tmp_path}/m", f"n={tmp_path}/m"]
     assert settings["model_dir"] == f"{tmp_path}/models"
 
