@@ -66,8 +66,7 @@ inline uint16_t to_bf16(float x) {
     return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-inline void quantize_row(const Input& x, int row, int k) {
-    const float* f = x.f + size_t(row) * x.stride;
+inline void quantize_row(const Input& x, int row, const float* f, int k) {
     const float size = largest_size(f, k);
     // A row that is not finite must not look finite afterwards.
     const float finite = sum_of(f, k, [](F a, F s) { return fma(a, F::set(0.0f), s); });
@@ -75,7 +74,16 @@ inline void quantize_row(const Input& x, int row, int k) {
     const F inverse = F::set(size > 0.0f ? 127.0f / size : 0.0f);
     const F low = F::set(-127.0f), high = F::set(127.0f), magic = F::set(12582912.0f);
     uint8_t* q = x.quads + size_t(row) * (x.stride / 4) * QUAD_BYTES;
-    for (int i = 0; i < padded(k, 4); i += 16) {
+    int i = 0;
+#if EVERSTREAM_DOT
+    for (; i + 16 <= k; i += 16, q += 16) {
+        const F scaled = min(max(F::load(f + i) * inverse, low), high) + magic;
+        const __m512i bits = _mm512_castps_si512(scaled.v);
+        const __m512i shifted = _mm512_add_epi32(bits, _mm512_set1_epi32(128));
+        _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(shifted));
+    }
+#endif
+    for (; i < padded(k, 4); i += 16) {
         float t[16] = {};
         const int n = k - i < 16 ? k - i : 16;
         std::memcpy(t, f + i, size_t(n) * 4);
@@ -98,16 +106,18 @@ inline void quantize_row(const Input& x, int row, int k) {
     }
 }
 
-// Fills what `needs_preparation` asks for, for one row.
-inline void prepare_row(Precision p, const Input& x, int row, int k) {
+// Fills what `needs_preparation` asks for, for one row, whose numbers are at f.
+inline void prepare_row(Precision p, const Input& x, int row, const float* f, int k) {
     if (p == Precision::int8) {
-        quantize_row(x, row, k);
+        quantize_row(x, row, f, k);
     } else {
-        const float* f = x.f + size_t(row) * x.stride;
         uint16_t* h = x.half + size_t(row) * x.stride;
         for (int i = 0; i < k; i++) h[i] = to_bf16(f[i]);
         if (k % 2) h[k] = 0;
     }
+}
+inline void prepare_row(Precision p, const Input& x, int row, int k) {
+    prepare_row(p, x, row, x.f + size_t(row) * x.stride, k);
 }
 
 // Vector j of a tile's weights, of four bytes a lane; parts are `stride` weights apart.

@@ -43,7 +43,8 @@ inline void read_state(const float* S, int n, const float* c, float* u) {
 
 template <int J, bool NEXT>
 inline void update_columns(
-    float* S, int n, const HeadToken& t, int column, float* u, float* y, const float* next_c) {
+    float* S, int n, const HeadToken& t, int column, float* u, float* y, const float* next_c,
+    size_t ahead) {
     F value[J], removed[J], out[J], next[J];
     for (int j = 0; j < J; j++) {
         value[j] = F::load(t.v + column + j * F::W);
@@ -54,6 +55,8 @@ inline void update_columns(
     for (int i = 0; i < n; i++, S += n) {
         const F decay = F::set(t.decay[i]), d = F::set(t.minus_d[i]), k = F::set(t.k[i]);
         const F r = F::set(t.r[i]), c = F::set(NEXT ? next_c[i] : 0.0f);
+        if (!NEXT)
+            for (int line = 0; line < J * F::W; line += 16) __builtin_prefetch(S + ahead + line, 1);
         for (int j = 0; j < J; j++) {
             F x = F::load(S + j * F::W);
             x = fma(x, decay, x);
@@ -72,11 +75,11 @@ inline void update_columns(
 
 template <bool NEXT>
 inline void update_all(
-    float* S, int n, const HeadToken& t, float* u, float* y, const float* next_c) {
+    float* S, int n, const HeadToken& t, float* u, float* y, const float* next_c, size_t ahead) {
     constexpr int J = EVERSTREAM_REGISTERS == 32 ? 4 : 2;
     int j = 0;
-    for (; j + J * F::W <= n; j += J * F::W) update_columns<J, NEXT>(S, n, t, j, u, y, next_c);
-    for (; j + F::W <= n; j += F::W) update_columns<1, NEXT>(S, n, t, j, u, y, next_c);
+    for (; j + J * F::W <= n; j += J * F::W) update_columns<J, NEXT>(S, n, t, j, u, y, next_c, ahead);
+    for (; j + F::W <= n; j += F::W) update_columns<1, NEXT>(S, n, t, j, u, y, next_c, ahead);
     for (; j < n; j++) {
         float out = 0.0f, next = 0.0f;
         for (int i = 0; i < n; i++) {
@@ -92,13 +95,16 @@ inline void update_all(
     }
 }
 
-// The new S and y from u = S^T c; and u for the next token, where there is one.
+// The new S and y from u = S^T c; and u for the next token, where there is one. The last token asks
+// for the state of the head that this thread will probably need next, `heads_ahead` after this one.
 inline void update_state(
-    float* S, int n, const HeadToken& t, float* u, float* y, const float* next_c) {
+    float* S, int n, const HeadToken& t, float* u, float* y, const float* next_c,
+    size_t heads_ahead) {
+    const size_t ahead = heads_ahead * size_t(n) * size_t(n);
     if (next_c)
-        update_all<true>(S, n, t, u, y, next_c);
+        update_all<true>(S, n, t, u, y, next_c, ahead);
     else
-        update_all<false>(S, n, t, u, y, nullptr);
+        update_all<false>(S, n, t, u, y, nullptr, ahead);
 }
 
 }  // namespace EVERSTREAM_LEVEL

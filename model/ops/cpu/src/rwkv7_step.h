@@ -52,9 +52,6 @@ private:
     float* buffer(int place, int row) const {
         return b.buffers[place] + size_t(row) * s.buffers[place];
     }
-    float* shifted(int input, int row) const {
-        return b.buffers[B::shifted] + (size_t(input) * b.num_rows + row) * s.x;
-    }
     Output into(int place) const { return {b.buffers[place], s.buffers[place]}; }
 
     int sequence_of(int row) const {
@@ -76,20 +73,15 @@ private:
         return before;
     }
 
-    // Input `input` of the products: the row, shifted by `mix`.
-    void shift(int input, int row, const float* last, const float* mix) {
+    // Input `input` of the products: the row, shifted by `mix`. What is prepared from it needs no
+    // float32 copy beyond the nearest cache.
+    void shift(const Input& in, int input, int row, const float* last, const float* mix) {
         const float* h = b.normed + size_t(row) * s.x;
-        float* to = shifted(input, row);
-        int i = 0;
-        for (; i + F::W <= m.hidden; i += F::W) {
-            const F x = F::load(h + i);
-            fma(F::load(last + i) - x, F::load(mix + i), x).store(to + i);
-        }
-        for (; i < m.hidden; i++) to[i] = fma1(last[i] - h[i], mix[i], h[i]);
-    }
-
-    void prepare(const Input& in, int row, int k) {
-        if (needs_preparation(m.precision)) prepare_row(m.precision, in, row, k);
+        const int at = input * b.num_rows + row;
+        const bool prepares = needs_preparation(m.precision);
+        float* to = prepares ? p.normed : b.buffers[B::shifted] + size_t(at) * s.x;
+        map(to, h, last, mix, m.hidden, [](F x, F y, F by) { return fma(y - x, by, x); });
+        if (prepares) prepare_row(m.precision, in, at, to, m.hidden);
     }
 
     // The last normed row of a sequence is the next token's row before.
@@ -103,10 +95,8 @@ private:
         const int num = b.num_rows, D = m.hidden;
         w.each(num, [&](int row) {
             const float* last = norm_pair(l.time_norm, l.time_shift, row);
-            for (int c = 0; c < Shifted::num; c++) {
-                shift(c, row, last, l.shift_mix + size_t(c) * D);
-                prepare(in, c * num + row, D);
-            }
+            for (int c = 0; c < Shifted::num; c++)
+                shift(in, c, row, last, l.shift_mix + size_t(c) * D);
         });
         const auto low = [&](int map, Into how = Into::store) {
             return Output{b.buffers[B::low] + size_t(map) * num * low_stride, low_stride, how};
@@ -128,7 +118,7 @@ private:
         if (needs_preparation(m.precision))
             w.each(num, [&](int row) {
                 for (int map = 0; map < LowRanks::num; map++)
-                    prepare(narrow, map * num + row, m.rank[map]);
+                    prepare_row(m.precision, narrow, map * num + row, m.rank[map]);
             });
         const auto up = [&](int map) { return l.low[map].up.n ? &l.low[map].up : nullptr; };
         products(
@@ -156,7 +146,7 @@ private:
             const bool goes_on = row + 1 < end;
             if (goes_on) bring(l, is_first, row + 1, h, *next);
             float* y = buffer(B::mixed, row) + h * N;
-            update_state(S, N, *now, removed, y, goes_on ? next->c : nullptr);
+            update_state(S, N, *now, removed, y, goes_on ? next->c : nullptr, size_t(w.count()));
             leave(l, row, h, *now, y);
             HeadToken* done = now;
             now = next, next = done;
@@ -201,8 +191,7 @@ private:
         const Input in = shared_input(b.buffers[B::shifted], s.x);
         w.each(b.num_rows, [&](int row) {
             const float* last = norm_pair(l.channel_norm, l.channel_shift, row);
-            shift(0, row, last, l.channel_shift_mix);
-            prepare(in, row, m.hidden);
+            shift(in, 0, row, last, l.channel_shift_mix);
         });
         products(
             Prepared{in, b.num_rows},
