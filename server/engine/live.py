@@ -112,11 +112,11 @@ class Live:
         )
 
     def is_end(self, token: int) -> bool:
-        """Whether ``token`` ends the text; of a thinking, only one that stands for no text does."""
+        """Whether ``token`` ends the text; until an answer begins one that has text does not."""
         if token not in self.ends:
             return False
-        thinks = self.turn is not None and self.turn.is_within_thinking
-        return not thinks or self.session.detokenizer.is_silent(token)
+        awaits = self.turn is not None and self.turn.awaits_answer
+        return not awaits or self.session.detokenizer.is_silent(token)
 
     @property
     def parked(self) -> bool:

@@ -83,6 +83,11 @@ class TurnText:
         return self._thoughts.part in (Part.OPENED, Part.THINKING)
 
     @property
+    def awaits_answer(self) -> bool:
+        """Whether the thinking goes on, or nothing but white space has come since."""
+        return self.is_within_thinking or self._thoughts.part is Part.CLOSED
+
+    @property
     def num_thought(self) -> int:
         """Tokens drawn for the thinking, with its markers."""
         return self._num_drawn if self.is_within_thinking else self._num_thought

@@ -61,8 +61,8 @@ def test_thinking_that_is_cut_by_the_limit_is_shown_to_its_end() -> None:
 
 
 def test_token_with_text_ends_the_answer_alone() -> None:
-    engine = engine_of(">Why?</think>Hello? And more")
-    events, last = play(engine, stop_token_ids=(ord("?"),))
+    engine = engine_of(">Why?</think>\n\nHello? And more")
+    events, last = play(engine, stop_token_ids=(ord("?"), ord("\n")))
     assert shown(events) == ("Why?", "Hello?")
     assert last.finish_reason == "stop"
 
