@@ -23,6 +23,7 @@ VOCABULARY = 65536
 WORLD = "rwkv_vocab_v20230424.txt"
 #: A decay, a removal and a product that are added, and one that is read, for each number of S.
 OPERATIONS_PER_STATE_NUMBER = 7
+INTO_RESIDUAL = ("time_mix.output.weight", "channel_mix.value.weight")
 #: What a file is called with whose weights; the formats of `everstream export`.
 FORMATS = {
     "bfloat16": ("gguf", "bfloat16", "BF16.gguf"),
@@ -97,6 +98,8 @@ def random_weights(config: Rwkv7Config) -> dict[str, Tensor]:
             weight = weight.sigmoid()
         elif len(shape) > 1:
             weight /= math.sqrt(shape[-1])
+            if name.endswith(INTO_RESIDUAL):  # else rounding grows from layer to layer
+                weight *= 0.2
         weights[name] = weight.bfloat16()
     return weights
 
