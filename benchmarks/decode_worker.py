@@ -26,7 +26,7 @@ MAX_LOG_CHARS = 4000
 
 def make(name: str, models: Path) -> Contender:
     """The contender called ``name``, or MODULE:CLASS; its models lie in the folder ``models``."""
-    module, kind, arguments = CONTENDERS.get(name) or (*name.split(":"), ())
+    module, kind, arguments = (*name.split(":"), ()) if ":" in name else CONTENDERS[name]
     contender: Contender = getattr(import_module(module), kind)(models, *arguments)
     return contender
 

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 
 from benchmarks.harness import ROOT, Figures
 from benchmarks.mechanisms.report import markdown
+from benchmarks.page_tables import with_tables
 from benchmarks.training import PARTS, RESULT
 
 PAGE = ROOT / "docs" / "training.md"
-#: What the page has around a table, by the table's name.
-MARKS = "<!-- {0} -->\n", "<!-- end of {0} -->"
 ALL_PARTS = (*(part for part, _ in PARTS), "optimizer", "autograd and rest")
 
 
@@ -38,13 +36,7 @@ def rendered(page: str, result: Figures) -> str:
         "profile": profile_table(result["profile"]),
         "curves": curve_table(result["curves"]),
     }
-    for name, table in tables.items():
-        begin, end = (mark.format(name) for mark in MARKS)
-        found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        assert found.search(page), name
-        text = f"{begin}\n{table}\n\n{end}"
-        page = found.sub(text.replace("\\", r"\\"), page)
-    return page
+    return with_tables(page, tables)
 
 
 def speed_table(rows: Sequence[Figures], peaks: Figures) -> str:

@@ -1,6 +1,6 @@
-"""What `benchmarks.checkpoints` found: its figures, and the tables of docs/models.md.
+"""The tables of docs/models.md, from what the benchmarks of this package found.
 
-``python -m benchmarks.checkpoints.report`` writes the tables into the page; a test compares them.
+``python -m benchmarks.checkpoints.report`` writes them into the page; a test compares them.
 """
 
 from __future__ import annotations
@@ -8,13 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from benchmarks.decode_peers import Point
 from benchmarks.decode_report import Turns
 from benchmarks.harness import ROOT, Figures
 from benchmarks.mechanisms.report import markdown
+from benchmarks.page_tables import with_tables
 
-RESULT = ROOT / "benchmarks" / "results" / "checkpoints.json"
+PAGE = ROOT / "docs" / "models.md"
+RESULTS = ROOT / "benchmarks" / "results"
+RESULT = RESULTS / "checkpoints.json"
+SIZES = RESULTS / "checkpoint_sizes.json"
+SOCKETS = RESULTS / "checkpoint_sockets.json"
+RESTORE = RESULTS / "checkpoint_restore.json"
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
 
 
@@ -66,7 +73,112 @@ def table(rows: Sequence[Figures]) -> str:
     return markdown(head, body)
 
 
-def read() -> Figures:
-    """The committed result."""
-    result: Figures = json.loads(RESULT.read_text(encoding="utf-8"))
+def state_table(sizes: Sequence[Figures]) -> str:
+    """What a session takes."""
+    body = []
+    for row in sizes:
+        state = row["state_bytes"]
+        cells = [row["size"], f"{row['parameters'] / 1e6:,.0f} M", f"{state / 1e6:.2f} MB"]
+        body.append([*cells, f"{2**30 // state:,}"])
+    return markdown(["model", "parameters", "state of a session", "sessions per GiB"], body)
+
+
+def loading_table(sizes: Sequence[Figures]) -> str:
+    """How long a server takes to start, and its memory."""
+    body = []
+    for row in sizes:
+        for found in row["loading"]:
+            cells = [found["file"], f"{found['file_bytes'] / 1e6:,.0f} MB", found["dtype"]]
+            cells += [f"{found['ready_s']:.1f} s", f"{found['steady_bytes'] / 1e6:,.0f} MB"]
+            body.append([*cells, f"{found['peak_by_steady']:.2f}"])
+    head = ["file", "size", "served in", "ready after", "memory while serving", "largest by that"]
+    return markdown(head, body)
+
+
+def many_table(sizes: Sequence[Figures]) -> str:
+    """Streams side by side, one long session, and a restart with sleeping ones."""
+    body = []
+    for row in sizes:
+        streams = row["streams"]
+        many = f"{streams['streams']} streams, all together"
+        body.append([row["size"], many, f"{streams['tokens_per_s']:,.0f} tokens/s"])
+        if long := row.get("long"):
+            what = f"a token after {long['tokens']:,} tokens, and at the beginning"
+            times = f"{long['token_ms_at_end']:.1f} ms, {long['token_ms_at_start']:.1f} ms"
+            body.append([row["size"], what, times])
+            grown = f"{long['grown_bytes'] / 2**20:.1f} MiB"
+            body.append([row["size"], "memory that grew meanwhile", grown])
+        if asleep := row.get("sleeping"):
+            what = f"restart with {asleep['sessions']:,} sleeping sessions: ready after"
+            body.append([row["size"], what, f"{asleep['ready_s']:.1f} s"])
+            what = "first token of one of them"
+            body.append([row["size"], what, f"{asleep['wake_ms']:.0f} ms"])
+    return markdown(["model", "", "measured"], body)
+
+
+def socket_table(files: Sequence[Figures]) -> str:
+    """Tokens/s of both servers."""
+    body = []
+    for found in files:
+        for streams, ours in found["servers"][OURS].items():
+            cells = [found["file"], streams, f"{ours['tokens_per_s']:,.0f}"]
+            for name in found["ratios"]:
+                theirs = found["servers"][name][streams]["tokens_per_s"]
+                cells += [f"{theirs:,.0f}", f"{found['ratios'][name][streams]:.2f}"]
+            body.append(cells)
+    head = ["file", "streams", "Everstream, tokens/s"]
+    return markdown(
+        [*head, *(cell for name in files[0]["ratios"] for cell in (name, "ratio"))], body
+    )
+
+
+def restore_table(lengths: Sequence[Figures]) -> str:
+    """From the restored session to its first token."""
+    body = []
+    for row in lengths:
+        ours, theirs = row["everstream"], row["llama-server"]
+        cells = [f"{row['tokens']:,}", f"{ours['first_token_s'] * 1e3:,.0f} ms"]
+        cells += [f"{theirs['first_token_s'] * 1e3:,.0f} ms", f"{theirs['tokens_read_again']:,}"]
+        body.append(cells)
+    head = ["tokens of the session", "Everstream", "llama-server", "tokens that it read again"]
+    return markdown(head, body)
+
+
+def conditions(result: Figures) -> str:
+    """On what the speed was measured."""
+    on = result["machine"]
+    return (
+        f"{on['cpu']}, {on['cores']} cores, {on['memory_gib']:.0f} GiB; load"
+        f" {on['load_at_start'][0]} at the start; medians of {result['rounds']} turns of"
+        f" {result['seconds']:g} s."
+    )
+
+
+def read(path: Path) -> Figures:
+    """A committed result."""
+    result: Figures = json.loads(path.read_text(encoding="utf-8"))
     return result
+
+
+def rendered(page: str) -> str:
+    """``page`` with its tables made from the committed results."""
+    speed, sizes = read(RESULT), read(SIZES)["sizes"]
+    tables_of_page = {
+        "conditions": conditions(speed),
+        "speed": tables(speed["rows"]),
+        "states": state_table(sizes),
+        "loading": loading_table(sizes),
+        "many": many_table(sizes),
+        "sockets": socket_table(read(SOCKETS)["files"]),
+        "restore": restore_table(read(RESTORE)["lengths"]),
+    }
+    return with_tables(page, tables_of_page)
+
+
+def main() -> None:
+    """Replaces the tables in the page."""
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

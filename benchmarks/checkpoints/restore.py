@@ -20,10 +20,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.checkpoints.report import RESTORE
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.harness import (
     LOCAL,
-    ROOT,
     Figures,
     ServerProcess,
     exit_on_sigterm,
@@ -34,7 +34,6 @@ from benchmarks.serve_processes import PeerProcess
 from benchmarks.sessions_server import first_token_s
 from clients.python import Client
 
-RESULT = ROOT / "benchmarks" / "results" / "checkpoint_restore.json"
 PIECE = 4096
 TIMEOUT_S = 3600.0
 SLOT = "slot.bin"
@@ -105,7 +104,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=RESTORE)
     options, on = parser.parse_args(), machine()
     result: Figures = {"size": options.size, "threads": options.threads, "lengths": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.checkpoints.report import SIZES
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.harness import (
     ROOT,
@@ -37,7 +38,6 @@ from clients.python import AsyncClient, Client
 from model.state import StateLayout
 from model.weights import num_parameters
 
-RESULT = ROOT / "benchmarks" / "results" / "checkpoint_sizes.json"
 #: File and the precision that it is served in.
 LOADED = (("pth", "bfloat16"), ("hf", "bfloat16"), ("bfloat16", "bfloat16"), ("int8", "int8"))
 #: What the rest is measured on.
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--sleeping", nargs="*", choices=CONFIGS, default=["0.1B"])
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=SIZES)
     options, on = parser.parse_args(), machine()
     result: Figures = {"threads": os.cpu_count(), "sizes": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -14,10 +14,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.checkpoints.report import SOCKETS
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.harness import (
     LOCAL,
-    ROOT,
     Figures,
     ServerProcess,
     exit_on_sigterm,
@@ -26,8 +26,6 @@ from benchmarks.harness import (
 )
 from benchmarks.serve_peers import measure, medians, ratios
 from benchmarks.serve_processes import OURS, SLOT_TOKENS, PeerProcess, Target
-
-RESULT = ROOT / "benchmarks" / "results" / "checkpoint_sockets.json"
 
 
 def llama_command(server: str, file: Path, slots: int, threads: int) -> list[str]:
@@ -74,7 +72,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1, help="of each stream")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=SOCKETS)
     options, on = parser.parse_args(), machine()
     result: Figures = {"rounds": options.rounds, "max_tokens": options.max_tokens, "files": []}
     with tempfile.TemporaryDirectory() as folder:

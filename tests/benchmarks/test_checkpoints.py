@@ -1,0 +1,60 @@
+"""The benchmark of published RWKV-7 files: its shapes, its costs, what it reports."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.checkpoints.report import figures_of, table
+from benchmarks.checkpoints.shapes import CONFIGS, random_weights, step_cost
+from benchmarks.decode_peers import Measured, Opened, Point
+from benchmarks.decode_report import Turns
+from benchmarks.roofline import Cost
+from model.architectures.rwkv7.config import Rwkv7Config
+from model.state import StateLayout
+from model.weights import num_parameters
+
+SMALL = Rwkv7Config(97, 32, 2, 16, 64, 8, 8, 4, 12)
+
+
+@pytest.mark.parametrize(
+    ("size", "millions", "megabytes"),
+    [("0.1B", 191.0, 2.43), ("0.4B", 450.8, 6.49), ("1.5B", 1527.4, 12.98)],
+)
+def test_shapes_have_the_published_parameters_and_state(
+    size: str, millions: float, megabytes: float
+) -> None:
+    config = CONFIGS[size]
+    assert num_parameters(config) / 1e6 == pytest.approx(millions, rel=2e-3)
+    assert StateLayout.of(config).num_bytes / 1e6 == pytest.approx(megabytes, rel=2e-3)
+
+
+def test_random_weights_are_all_of_the_model_and_the_same_every_time() -> None:
+    weights, again = random_weights(SMALL), random_weights(SMALL)
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == dict(
+        SMALL.weight_shapes()
+    )
+    assert all(weights[name].equal(again[name]) for name in weights)
+
+
+def test_cost_of_a_step_is_weights_state_and_logits() -> None:
+    one, two = step_cost(SMALL, 2, 1, 1), step_cost(SMALL, 2, 2, 2)
+    matrices = [shape for shape in SMALL.weight_shapes().values() if len(shape) == 2]
+    products = sum(math.prod(shape) for shape in matrices) - 97 * 32
+    assert one.num_bytes > 2 * products + 2 * StateLayout.of(SMALL).num_bytes
+    assert two.operations == 2 * one.operations
+    per_stream = 2 * StateLayout.of(SMALL).num_bytes + 4 * 97 + 2 * 32
+    assert two.num_bytes - one.num_bytes == per_stream
+
+
+def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:
+    opened = Opened("bf16", 100, 1, Cost(1000, 10))
+    ours = Turns(opened, 1e9, [Measured(30, 1.0), Measured(10, 1.0), Measured(20, 1.0)], [4e4])
+    theirs = Turns(opened, 1e9, [Measured(10, 1.0)], [1e4])
+    point = Point("0.1B", "bfloat16", 1, 0, 1)
+    row = figures_of(point, {"everstream": ours, "llama.cpp": theirs}, {"rwkv": "none"})
+    assert row["ratios"] == {"llama.cpp": 2.0}
+    assert row["contenders"]["everstream"]["of_roofline"] == 0.5
+    assert row["skipped"] == {"rwkv": "none"}
+    assert "| bfloat16 | 1 | 1 streams | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])
