@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Figures
+from model.config import ModelConfig
 from model.training.cli import default_embedding_rate, train_command
 from model.training.report import COLUMNS
 
@@ -65,8 +66,12 @@ def command_of(identity: Figures, name: str) -> str:
     valid = identity["valid"] or []
     for file in [valid] if isinstance(valid, str) else valid:
         words += ["--valid", file]
-    model = {option: identity["model"][key] for key, option in _OF_THE_MODEL.items()}
-    model["attention_options"] = json.dumps(model["attention_options"])
+    untold = ModelConfig.for_training(identity["model"]["vocab_size"], 0, {}).to_dict()
+    model = {
+        option: json.dumps(value) if isinstance(value, dict) else value
+        for key, option in _OF_THE_MODEL.items()
+        if (value := identity["model"][key]) != untold[key]
+    }
     if identity.get("initial"):
         words, model = [*words, "--init-from", "START"], {}
     else:
