@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from statistics import fmean
 
 from benchmarks.harness import ROOT, Figures
 from benchmarks.mechanisms.report import markdown
@@ -40,27 +41,25 @@ def rendered(page: str, result: Figures) -> str:
 
 
 def speed_table(rows: Sequence[Figures], peaks: Figures) -> str:
-    """On one thread: tokens per second of clock and processor, and the share of the peak."""
+    """Tokens per second in both forms, and the kernels' share of the peak."""
     body = []
-    for row in (row for row in rows if row["threads"] == 1):
+    for row in rows:
         fused, reference = row["fused"], row["reference"]
-        peak = peaks[row["precision"]]["1"]["cpu"]
+        peak = peaks[row["precision"]][str(row["threads"])]["wall"]
         body.append(
             [
                 row["attention"],
                 row["precision"],
+                str(row["threads"]),
                 f"{reference['tokens_per_s']:,}",
                 f"{fused['tokens_per_s']:,}",
-                f"{reference['tokens_per_cpu_s']:,}",
-                f"{fused['tokens_per_cpu_s']:,}",
-                f"{fused['tokens_per_cpu_s'] / reference['tokens_per_cpu_s']:.2f}",
-                f"{fused['gflops_per_cpu']:.0f}",
-                f"{fused['gflops_per_cpu'] / peak:.0%}",
+                f"{fused['tokens_per_s'] / reference['tokens_per_s']:.2f}",
+                f"{fused['gflops']:.0f}",
+                f"{fused['gflops'] / peak:.0%}",
             ]
         )
-    head = ["mechanism", "precision", "tokens/s, definitions", "kernels"]
-    head += ["per CPU second, definitions", "kernels", "ratio", "GFLOP/s, kernels", "of the peak"]
-    return markdown(head, body)
+    head = ["mechanism", "precision", "threads", "tokens/s, definitions", "kernels", "ratio"]
+    return markdown([*head, "GFLOP/s, kernels", "of the peak"], body)
 
 
 def conditions(result: Figures) -> str:
@@ -68,8 +67,8 @@ def conditions(result: Figures) -> str:
     on, rounds = result["machine"], result["rounds"]
     return (
         f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}; each figure is the median of"
-        f" {rounds} steps after one\nthat warms up. Other programs ran at the same time: the load"
-        f" was {on['load_at_start'][0]} when it began."
+        f" {rounds} steps after one\nthat warms up. The load was {on['load_at_start'][0]} when it"
+        " began."
     )
 
 
@@ -88,7 +87,7 @@ def profile_table(profiles: Sequence[Figures]) -> str:
 
 
 def curve_table(curves: Sequence[Figures]) -> str:
-    """The loss at some steps, and the largest difference of all."""
+    """The loss at some steps, and the mean of the last quarter of them."""
     num_steps = len(curves[0]["fused"])
     steps = sorted({1, num_steps // 4, num_steps // 2, num_steps})
     body = []
@@ -96,8 +95,10 @@ def curve_table(curves: Sequence[Figures]) -> str:
         for form in ("reference", "fused"):
             cells = [f"{curve[form][step - 1]:.4f}" for step in steps]
             name = {"reference": "definitions", "fused": "kernels"}[form]
-            body.append([curve["precision"], name, *cells])
-    return markdown(["precision", "form", *(f"step {step}" for step in steps)], body)
+            last = fmean(curve[form][-num_steps // 4 :])
+            body.append([curve["precision"], name, *cells, f"{last:.4f}"])
+    head = ["precision", "form", *(f"step {step}" for step in steps)]
+    return markdown([*head, "mean of the last quarter"], body)
 
 
 if __name__ == "__main__":
