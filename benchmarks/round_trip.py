@@ -66,6 +66,7 @@ class Reading:
     nats: float
     greedy: list[list[int]]
     ids: list[list[int]] | None = None
+    version: str | None = None
 
 
 def make_job(
@@ -151,6 +152,8 @@ def compare(readings: dict[str, Reading], job: Job) -> dict[str, Figures]:
             "greedy_tokens": sum(len(found) for found, _ in pairs),
             "same_greedy_tokens": sum(same(found, other) for found, other in pairs),
         }
+        if reading.version is not None:
+            rows[name]["version"] = reading.version
         if reading.ids is not None:
             pairs = list(zip(reading.ids, job.texts, strict=True))
             rows[name] |= {"strings": len(pairs)}

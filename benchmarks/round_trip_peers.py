@@ -6,7 +6,8 @@ PYTHON needs numpy and the package (`rwkv` and torch, or `llama_cpp`), and nothi
 JOB is a JSON file: ``strings``; ``texts``, their token ids after that of the end of text;
 ``prompts``, token ids; and ``num_tokens``. RESULT gets ``nats``, the sum of -log p of all tokens of
 the texts but their first ones; ``greedy``, for each prompt the likeliest ``num_tokens`` tokens
-after it; and of llama.cpp ``ids``, those of the strings by the tokenizer in its file.
+after it; of llama.cpp ``ids``, those of the strings by the tokenizer in its file; and ``version``,
+that of the package.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,8 @@ def llama_cpp(file: Path, max_tokens: int) -> tuple[Read, Tokenize | None]:
     return read, tokenize
 
 
-PEERS = {"rwkv": rwkv_package, "llama": llama_cpp}
+#: The name of the distribution, and what opens a file.
+PEERS = {"rwkv": ("rwkv", rwkv_package), "llama": ("llama-cpp-python", llama_cpp)}
 
 
 def nats(read: Read, texts: list[list[int]]) -> float:
@@ -96,8 +99,10 @@ def main(peer: str, file: str, job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     texts, prompts, num_tokens = job["texts"], job["prompts"], job["num_tokens"]
     longest = max(map(len, texts)), max(map(len, prompts)) + num_tokens
-    read, tokenize = PEERS[peer](Path(file), max(longest))
+    package, open_file = PEERS[peer]
+    read, tokenize = open_file(Path(file), max(longest))
     result = {
+        "version": f"{package} {version(package)}",
         "ids": [tokenize(string) for string in job["strings"]] if tokenize else None,
         "nats": nats(read, texts),
         "greedy": [greedy(read, prompt, num_tokens) for prompt in prompts],

@@ -127,3 +127,12 @@ def test_job_has_the_beginnings_of_the_documents(text: Path, model: Path) -> Non
     assert job.num_bytes == 100
     saved = json.loads(job.save(text.with_suffix(".json")).read_text(encoding="utf-8"))
     assert Job(**saved) == job
+
+
+def test_committed_result_is_of_all_programs_and_they_agree() -> None:
+    file = DOCS.parent / "benchmarks" / "results" / "round_trip.json"
+    rows = json.loads(file.read_text(encoding="utf-8"))["programs"]
+    files = ["everstream, pth", "everstream, hf", "everstream, gguf", "rwkv, pth", "llama, gguf"]
+    assert list(rows) == ["everstream, torch", "everstream, native", *files]
+    assert all(map(agrees, rows.values()))
+    assert rows["llama, gguf"]["same_ids"] == rows["llama, gguf"]["strings"] > 0
