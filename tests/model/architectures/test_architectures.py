@@ -14,7 +14,7 @@ from model.config import ConfigError, own_config
 from model.state import StateLayout
 from model.state_tensors import pack_state, state_views
 from model.weights import num_parameters
-from server.backend import BackendError, open_backend
+from server.backend import open_backend
 from tests import tiny
 from tests.tiny import tiny_checkpoint
 
@@ -93,11 +93,8 @@ def test_only_own_blocks_are_converted() -> None:
         own_config(tiny_checkpoint("rwkv7").config)
 
 
-def test_native_runtime_refuses_with_the_reason_and_torch_takes_over() -> None:
-    checkpoint = tiny_checkpoint("rwkv7")
-    assert open_backend(checkpoint).name == "torch"
-    with pytest.raises(BackendError, match="--backend native: it has no kernels for rwkv7 models"):
-        open_backend(checkpoint, "native")
+def test_native_runtime_takes_every_family(checkpoint: Checkpoint) -> None:
+    assert open_backend(checkpoint).name == "native"
 
 
 def test_each_family_makes_a_model_to_train_by_its_name() -> None:
