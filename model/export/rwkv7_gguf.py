@@ -16,6 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFType, GGUFWriter, LlamaFileType
 from gguf.quants import quant_shape_to_byte_shape, quantize
 
+from model.architectures.rwkv7.chat import NAME, TEMPLATE
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.attention.spec import Shape
 from model.chat_template import PLAIN
@@ -30,8 +31,6 @@ from model.weights import Array
 CONTEXT_LENGTH = 1 << 20
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 _STAY_FLOAT32 = re.compile(r"_norm\.weight$|\.bias$|\.time_mix_w[12]\.|\.time_mix_lerp_fused\.")
-#: The converter's name for a template that llama.cpp has by itself.
-WORLD_TEMPLATE = "rwkv-world"
 
 
 def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
@@ -76,11 +75,11 @@ def _add_metadata(writer: GGUFWriter, path: Path, checkpoint: Checkpoint, dtype:
     writer.add_quantization_version(GGML_QUANT_VERSION)
     values = vocabulary(checkpoint.tokenizer, config.vocab_size)
     values |= {BOS: config.bos_token_id, EOS: config.eos_token_id}
-    template = checkpoint.chat_template.source
-    if template != PLAIN:
+    template, codec = checkpoint.chat_template.source, values["tokenizer.ggml.model"]
+    if template == TEMPLATE or (template == PLAIN and codec == "rwkv"):
+        values[GGUF_TEMPLATE] = NAME  # as the converter; not every reader knows all of Jinja
+    elif template != PLAIN:
         values[GGUF_TEMPLATE] = template
-    elif values["tokenizer.ggml.model"] == "rwkv":
-        values[GGUF_TEMPLATE] = WORLD_TEMPLATE
     for key, value in values.items():
         _add(writer, key, value)
 
