@@ -179,27 +179,37 @@ Table Packer::table(const std::string& name, int64_t n, int64_t k, Precision pre
     return table;
 }
 
-// Row `at` of the packed matrix.
-void Packer::pack_row(const Matrix& w, int64_t at, const float* row) const {
-    const size_t P = size_t(w.part), c = size_t(at) % P, k = size_t(w.k);
+// Rows `at` to `at + num` of the packed matrix, all of one part. Each is rounded to words of four
+// bytes, and these are written from the part's beginning to its end.
+void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const float* rows) {
+    const size_t P = size_t(w.part), k = size_t(w.k), n = size_t(num);
     const size_t part_bytes = w.panel_bytes() / size_t(w.panel / w.part);
-    char* to = const_cast<char*>(static_cast<const char*>(w.data)) + size_t(at) / P * part_bytes;
-    if (w.precision == Precision::float32) {
-        for (size_t i = 0; i < k; i++) reinterpret_cast<float*>(to)[i * P + c] = row[i];
-    } else if (w.precision == Precision::bfloat16) {
-        for (size_t i = 0; i < k; i++)
-            reinterpret_cast<uint16_t*>(to)[(i / 2 * P + c) * 2 + i % 2] = to_bf16(row[i]);
-    } else {
-        const float scale = row_scale(row, w.k);
-        int32_t sum = 0;
-        for (size_t i = 0; i < k; i++) {
-            const int8_t q = to_int8(row[i], scale);
-            reinterpret_cast<int8_t*>(to)[(i / 4 * P + c) * 4 + i % 4] = q;
-            sum += 128 * q;
+    const size_t length = part_bytes / 4 / P;  // words of a row
+    const size_t stride = length + 16;         // rows a power of two apart would share cache lines
+    words_.assign(n * stride, 0);
+    for (size_t r = 0; r < n; r++) {
+        const float* row = rows + r * k;
+        uint32_t* to = words_.data() + r * stride;
+        if (w.precision == Precision::float32) {
+            std::memcpy(to, row, k * sizeof(float));
+        } else if (w.precision == Precision::bfloat16) {
+            halves_.resize(k);
+            std::transform(row, row + k, halves_.begin(), to_bf16);
+            std::memcpy(to, halves_.data(), k * sizeof(uint16_t));
+        } else {
+            const float scale = row_scale(row, w.k);
+            int32_t sum = 0;
+            auto* q = reinterpret_cast<int8_t*>(to);
+            for (size_t i = 0; i < k; i++) q[i] = to_int8(row[i], scale);
+            for (size_t i = 0; i < k; i++) sum += 128 * q[i];
+            const_cast<float*>(w.scale)[size_t(at) + r] = scale;
+            const_cast<int32_t*>(w.sums)[size_t(at) + r] = sum;
         }
-        const_cast<float*>(w.scale)[at] = scale;
-        const_cast<int32_t*>(w.sums)[at] = sum;
     }
+    char* begin = const_cast<char*>(static_cast<const char*>(w.data)) + size_t(at) / P * part_bytes;
+    uint32_t* out = reinterpret_cast<uint32_t*>(begin) + size_t(at) % P;
+    for (size_t j = 0; j < length; j++)
+        for (size_t r = 0; r < n; r++) out[j * P + r] = words_[r * stride + j];
 }
 
 Matrix Packer::pack(const std::vector<Part>& parts, Precision precision, bool paired) {
@@ -226,11 +236,19 @@ Matrix Packer::pack(const std::vector<Part>& parts, Precision precision, bool pa
         const int64_t side = row / (num / 2), i = row % (num / 2);
         return i / half * w.panel + side * half + i % half;
     };
+    const auto run_of = [&](int64_t row) {  // rows from this one on with places in order
+        const int64_t i = row % (num / 2);
+        return std::min(half - i % half, num / 2 - i);
+    };
     int64_t first = 0;
     for (const Part& part : parts) {
         each_rows(part.name + ".weight", part.n, part.k, [&](int64_t begin, int64_t n, const float* rows) {
-            for (int64_t i = 0; i < n; i++)
-                pack_row(w, place(first + begin + i), rows + i * part.k);
+            for (int64_t i = 0, num = 0; i < n; i += num) {
+                const int64_t at = place(first + begin + i), left = w.part - at % w.part;
+                // Paired rows lie next to each other up to the end of their half.
+                num = std::min(n - i, paired ? std::min(left, run_of(first + begin + i)) : left);
+                pack_rows(w, at, num, rows + i * part.k);
+            }
         });
         if (part.has_bias) {
             const Weight values = weight(part.name + ".bias", {part.n});

@@ -100,10 +100,12 @@ private:
     // Calls `use(first row, number of rows, numbers)` for all rows of a matrix, some at a time.
     template <class Use>
     void each_rows(const std::string& name, int64_t n, int64_t k, Use use) const;
-    void pack_row(const Matrix& w, int64_t at, const float* row) const;
+    void pack_rows(const Matrix& w, int64_t at, int64_t num, const float* rows);
 
     const Weights& weights_;
     const Kernels& kernels_;
+    std::vector<uint32_t> words_;
+    std::vector<uint16_t> halves_;
 };
 
 }  // namespace everstream
