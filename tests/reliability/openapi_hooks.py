@@ -14,15 +14,17 @@ from schemathesis import Case, GenerationMode, HookContext, Response, Serializat
 #: A file that the server has exported.
 SESSION_FILE = "session"
 MAX_COPIES = 8
+#: Named states of the server: one to be read, one to be deleted.
+STATES = ("kept", "gone")
 #: A line for each answer: method, path, status.
 SEEN_FILE = "seen"
 #: A line for each response that is stored: its id.
 RESPONSES_FILE = "responses"
 
 
-@schemathesis.serializer("application/vnd.everstream.session")
+@schemathesis.serializer("application/vnd.everstream.session", "application/vnd.everstream.state")
 def session_file(context: SerializationContext, value: Any) -> bytes:
-    """Any bytes, or, every other time, those of a session."""
+    """Any bytes, or, every other time, those of a session, which can be kept as a state too."""
     data: bytes = getattr(value, "data", value)
     return data if len(data) % 2 else Path(SESSION_FILE).read_bytes()
 
@@ -33,6 +35,10 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
     is_right = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
     if is_right and "response_id" in case.path_parameters and Path(RESPONSES_FILE).exists():
         case.path_parameters["response_id"] = stored_response(is_last=case.method == "DELETE")
+    if is_right and case.path.startswith("/v1/admin/states"):
+        case.query = {name: value for name, value in (case.query or {}).items() if name == "name"}
+        if "name" in case.path_parameters:
+            case.path_parameters["name"] = STATES[case.method == "DELETE"]
     if not is_right or not isinstance(case.body, dict):
         return
     if case.path == "/v1/completions":

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.reliability.openapi_hooks import SEEN_FILE, SESSION_FILE
+from tests.reliability.openapi_hooks import SEEN_FILE, SESSION_FILE, STATES
 from tests.reliability.servers import ROOT
 from tests.server.harness import Running, running
 
@@ -85,7 +85,12 @@ async def fuzz(
 ) -> tuple[int, str]:
     """Exit code and output of the fuzzer; `SEEN_FILE` in ``folder`` has what it saw."""
     headers = headers or {}
-    (folder / SESSION_FILE).write_bytes(await session_file(server, headers))
+    session = await session_file(server, headers)
+    (folder / SESSION_FILE).write_bytes(session)
+    for name in STATES:
+        await server.http.post(
+            "/v1/admin/states", params={"name": name}, content=session, headers=headers
+        )
     (folder / "openapi.json").write_text(json.dumps(document))
     for name, value in headers.items():
         options += ("--header", f"{name}: {value}")
