@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model.chat_template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.state import StateLayout, kv_cache_bytes_per_token
+from model.tokenization import library, world
 from model.weights import StoredWeights, num_parameters, weight_files
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+GIB = 1 << 30
+#: Kinds of tokenizer by the name of their file.
+_KINDS = {library.FILE: "tokenizer.json", world.FILE: "RWKV vocabulary"}
 
 TOKEN_COUNTS = (1_000, 100_000, 1_000_000)
 
@@ -27,9 +33,10 @@ def format_bytes(count: int) -> str:
 
 
 def inspect(source: str, console: Console, tokenizer: Path | None = None) -> None:
-    """Prints parameters, bytes of state, and the KV cache that the same shape would need.
+    """Prints what a model is, and what a session takes beside a KV cache of the same shape.
 
-    Raises what `load_checkpoint` raises.
+    ``tokenizer`` is its tokenizer's file where that is elsewhere. Raises what `load_checkpoint`
+    raises.
     """
     checkpoint = load_checkpoint(source, tokenizer=tokenizer)
     console.print(_model_table(checkpoint, weight_files(locate(source))))
@@ -41,19 +48,34 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
 
     config = checkpoint.config
     table = Table(title="model", show_header=False)
+    state_bytes = StateLayout.of(config).num_bytes
+    tokenizer = checkpoint.tokenizer
     for name, value in (
+        ("family", config.model_type.removeprefix("everstream-")),
         ("attention", config.attention),
         ("parameters", f"{num_parameters(config):,}"),
         ("layers x width", f"{config.num_hidden_layers} x {config.hidden_size}"),
         ("heads x features", f"{config.num_attention_heads} x {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("weights stored", _stored(checkpoint, files)),
+        ("state of a session", f"{state_bytes:,} bytes"),
+        ("sessions per GiB", f"{GIB // state_bytes:,}" if state_bytes else "any number"),
+        ("tokenizer", f"{_KINDS[tokenizer.file_name]}, {tokenizer.vocab_size:,} ids"),
+        ("chat template", _template(checkpoint.chat_template)),
         ("digest", checkpoint.digest[:16]),
     ):
         table.add_row(name, value)
     if config.attention_options:
         table.add_row("options", str(config.attention_options))
     return table
+
+
+def _template(template: ChatTemplate) -> str:
+    """Whether it is a text of the checkpoint's or its family's, and whether the model thinks."""
+    if template.source == PLAIN:
+        return "none: each message is a paragraph"
+    size = f"{len(template.source):,} characters"
+    return f"{size}, with thinking" if template.thinking is not None else size
 
 
 def _stored(checkpoint: Checkpoint, files: list[Path]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,10 +86,32 @@ async def test_session_goes_on_after_a_restart(file: Path, tmp_path: Path) -> No
     assert first + second == whole
 
 
-def test_inspect_shows_what_it_is(file: Path) -> None:
-    result = CliRunner().invoke(app, ["inspect", str(file)])
+@pytest.mark.parametrize(
+    ("form", "stored"), [("pth", "float32"), ("gguf", "Q8_0"), ("hf", "bfloat16")]
+)
+def test_inspect_shows_what_it_is(file: Path, tmp_path: Path, form: str, stored: str) -> None:
+    out = tmp_path / ("hf" if form == "hf" else f"other.{form}")
+    dtype = {"Q8_0": "q8_0"}.get(stored, stored)
+    exported = CliRunner().invoke(
+        app, ["export", str(file), str(out), "--format", form, "--dtype", dtype]
+    )
+    assert exported.exit_code == 0, exported.output
+    result = CliRunner().invoke(app, ["inspect", str(out)])
     assert result.exit_code == 0, result.output
-    assert "rwkv7" in result.stdout
+    cells = [re.split(r"\s*[│|┃]\s*", line.strip(" │|┃")) for line in result.stdout.splitlines()]
+    shown = {row[0]: row[1] for row in cells if len(row) == 2}
+    weights = out if out.is_file() else out / "model.safetensors"
+    assert shown["family"] == "rwkv7"
+    assert (
+        shown["parameters"] == f"{sum(t.numel() for t in published(SHAPES['square']).values()):,}"
+    )
+    assert shown["weights stored"] == f"{stored}, {weights.stat().st_size:,} bytes"
+    # 2 layers of S [2, 64, 64] and two rows of 128, float32
+    state = 2 * (2 * 64 * 64 + 2 * 128) * 4
+    assert shown["state of a session"] == f"{state:,} bytes"
+    assert shown["sessions per GiB"] == f"{2**30 // state:,}"
+    assert shown["tokenizer"] == "tokenizer.json, 300 ids"
+    assert shown["chat template"] == "none: each message is a paragraph"
     assert "decay_rank" in result.stdout
 
 
