@@ -291,6 +291,8 @@ def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
 
     values = read_json(folder / CONFIG)
     foreign.refuse_unsupported(values.get("model_type"))
+    if values.get("attn_layer_idx"):  # Mamba's own files, which have no model_type
+        raise ConfigError(f"{CONFIG}: attn_layer_idx is not supported: {foreign.GROWS}")
     if not foreign.is_foreign(values.get("model_type")):
         return config_from_dict(values), read_weights(folder)
     return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)

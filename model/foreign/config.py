@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from model.config import ConfigError
@@ -72,6 +73,13 @@ class ForeignConfig:
                 f"{self.family}: {name} must be in 0..{vocab_size - 1}, or a list, not {value!r}"
             )
         return int(ids[0])
+
+    def rename(self, names: Mapping[str, str]) -> bool:
+        """Gives fields their usual names, by their other ones; whether any of these was there."""
+        found = [name for name in names if name in self._left]
+        for name in found:
+            self._left[names[name]] = self._left.pop(name)
+        return bool(found)
 
     def ignore(self, *names: str) -> None:
         """Fields of this family that say nothing about what the network computes."""

@@ -18,6 +18,7 @@ import numpy as np
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.attention.spec import Shape
 from model.config import ConfigError
+from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7_names import FLA, FUSED, NATIVE, Names, Part, parts_of
 from model.foreign.weights import Weights
@@ -32,6 +33,17 @@ HARMLESS = (
 
 #: Every layer has more keys than these, in any of the files.
 MIN_KEYS = 16
+
+#: What folders of `Rwkv7ForCausalLM` call the fields.
+OTHER_FIELDS = {
+    "head_size": "head_dim",
+    "layer_norm_epsilon": "norm_eps",
+    "lora_rank_decay": "decay_low_rank_dim",
+    "lora_rank_iclr": "a_low_rank_dim",
+    "lora_rank_value_residual_mix": "v_low_rank_dim",
+    "lora_rank_gate": "gate_low_rank_dim",
+    "attention_hidden_size": "value_dim",
+}
 
 #: Keys that only another generation has, the newest first.
 VARIANTS = (
@@ -109,7 +121,11 @@ def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Re
     source.ignore(*HARMLESS)
     files = weights.take_all()
     _refuse_variants(files, WEIGHTS)
-    source.choice("attn", None)
+    if (attention := source.anything("attn")) is not None:
+        raise ConfigError(f"{source.family}: attn {attention!r:.80} is not supported: {GROWS}")
+    # Folders of `Rwkv7ForCausalLM`: the epsilon of their group norm does not follow the head size.
+    renamed_fields = source.rename(OTHER_FIELDS)
+    source.choice("head_size_divisor", 8)
     source.choice("hidden_act", "sqrelu")
     source.choice("norm_first", True)
     source.choice("norm_bias", True)
@@ -117,7 +133,8 @@ def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Re
     names = FUSED if "model.layers.0.attn.x_x" in files else FLA
     config = sizes(files, WEIGHTS, names)
     norm_eps = source.number("norm_eps", 1e-5)
-    config = replace(config, norm_eps=norm_eps, group_norm_eps=norm_eps * config.head_dim)
+    group_norm_eps = 64e-5 if renamed_fields else norm_eps * config.head_dim
+    config = replace(config, norm_eps=norm_eps, group_norm_eps=group_norm_eps)
     _check_sizes(source, config)
     return config, renamed(files, WEIGHTS, config, names, set())
 

@@ -13,7 +13,7 @@ import torch
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
-from model.foreign.rwkv7 import read_native
+from model.foreign.rwkv7 import OTHER_FIELDS, read_native
 from model.torch_file import TorchFile
 from model.weights import CheckpointError
 from tests.rwkv7 import SHAPES, Published, fla_config, fla_names, published, write_fla, write_pth
@@ -188,6 +188,37 @@ def test_fields_may_be_missing_or_null(folder: Path, field: str) -> None:
     for each in (config, {**config, field: None}):
         write_fla(folder, fla_names(published(SHAPE)), each)
         assert load_checkpoint(folder).config == SHAPE.config
+
+
+def test_other_names_of_the_fields_are_read(folder: Path) -> None:
+    """Those of `Rwkv7ForCausalLM`, whose group norm has one epsilon for every head size."""
+    config = fla_config(SHAPE)
+    for other, name in OTHER_FIELDS.items():
+        config[other] = config.pop(name)
+    config |= {"attention_hidden_size": SHAPE.width, "head_size_divisor": 8}
+    write_fla(folder, fla_names(published(SHAPE)), config)
+    assert load_checkpoint(folder).config == SHAPE.config
+    write_fla(folder, fla_names(published(SHAPE)), config | {"lora_rank_gate": 8})
+    with pytest.raises(ConfigError, match="gate_low_rank_dim is 8, the weights have 32"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**fla_config(SHAPE), "attn": {"layers": [1]}},
+        {"d_model": 64, "n_layer": 2, "attn_layer_idx": [1], "ssm_cfg": {"layer": "Mamba2"}},
+        *({"model_type": name} for name in ("qwen3_5", "kimi_linear", "falcon_h1", "minimax")),
+        *({"model_type": name} for name in ("granitemoehybrid", "nemotron_h", "bamba", "lfm2")),
+        {"model_type": "plamo2"},
+    ],
+)
+def test_models_whose_state_grows_are_refused_with_the_reason(
+    folder: Path, values: dict[str, Any]
+) -> None:
+    write_fla(folder, fla_names(published(SHAPE)), values)
+    with pytest.raises(ConfigError, match="some of its layers are attention, whose state grows"):
+        load_checkpoint(folder)
 
 
 def test_missing_key_of_a_folder_is_named(folder: Path) -> None:
