@@ -41,7 +41,7 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     config = config_of(checkpoint)
     refuse_others("GGUF", "group_norm_eps", GROUP_NORM_EPS, config.group_norm_eps)
     writer = GGUFWriter(path, "rwkv7")
-    _add_metadata(writer, path, checkpoint, dtype)
+    _add_metadata(writer, checkpoint, dtype)
     shapes = dict(_shapes(config))
     kinds = {key: _kind(key, shape, KINDS[dtype]) for key, shape in shapes.items()}
     for key, shape in shapes.items():
@@ -55,10 +55,9 @@ def write_gguf(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     writer.close()
 
 
-def _add_metadata(writer: GGUFWriter, path: Path, checkpoint: Checkpoint, dtype: str) -> None:
+def _add_metadata(writer: GGUFWriter, checkpoint: Checkpoint, dtype: str) -> None:
     config = config_of(checkpoint)
     writer.add_type(GGUFType.MODEL)
-    writer.add_name(path.stem)
     writer.add_context_length(CONTEXT_LENGTH)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -166,6 +166,7 @@ def test_gguf_has_the_metadata_of_the_converter(native: Path, tmp_path: Path) ->
         "rwkv7.attention.head_count": 0,
     }
     assert metadata["general.architecture"] == "rwkv7"
+    assert "general.name" not in metadata  # it would be that of the unfinished file
     assert (metadata["general.file_type"], metadata["general.quantization_version"]) == (7, 2)
     assert (metadata["tokenizer.ggml.bos_token_id"], metadata["tokenizer.ggml.eos_token_id"]) == (
         0,
