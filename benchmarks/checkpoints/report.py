@@ -59,7 +59,10 @@ def table(rows: Sequence[Figures]) -> str:
     body = []
     for row in rows:
         ours = row["contenders"][OURS]
-        work = "prompt of 512" if row["mode"] == "prefill" else f"{row['streams']} streams"
+        number = row["streams"]
+        work = f"{number} stream{'s' if number > 1 else ''}"
+        if row["mode"] == "prefill":
+            work = "prompt of 512"
         cells = [row["dtype"], str(row["threads"]), work, f"{ours['tokens_per_s']:,.1f}"]
         cells.append(f"{ours['of_roofline']:.0%} ({ours['bound']})")
         for name in PEERS:

@@ -57,4 +57,4 @@ def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:
     assert row["ratios"] == {"llama.cpp": 2.0}
     assert row["contenders"]["everstream"]["of_roofline"] == 0.5
     assert row["skipped"] == {"rwkv": "none"}
-    assert "| bfloat16 | 1 | 1 streams | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])
+    assert "| bfloat16 | 1 | 1 stream | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])

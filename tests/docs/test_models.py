@@ -1,0 +1,92 @@
+"""docs/models.md: its commands run, on checkpoints made here; its tables are the results."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.checkpoints.report import rendered
+from tests.docs.pages import page
+from tests.docs.test_shell import shell_lines
+from tests.hub_server import Repository, hub_server
+from tests.rwkv7 import SHAPES, published, write_pth
+from tests.tiny import TEXT, tiny_tokenizer
+
+PAGE = page("models.md")
+COMMANDS = [line for line in shell_lines(PAGE) if line.startswith("everstream ")]
+#: The page's, made short.
+SHORT = {"--steps": "2", "--hidden-size": "64", "--layers": "1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tiny_tokenizer().save(folder / "tokenizer.json")
+    write_pth(folder / "rwkv7.pth", published(SHAPES["square"]))
+    (folder / "book.txt").write_text(TEXT * 40, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path) -> Iterator[dict[str, str]]:
+    files = {name: (folder / name).read_bytes() for name in ("rwkv7.pth", "tokenizer.json")}
+    with hub_server() as hub:
+        hub.repositories["OWNER/NAME"] = Repository(files)
+        yield {**os.environ, **hub.environment(folder / "home")}
+
+
+def words_of(command: str) -> list[str]:
+    words = shlex.split(command)[1:]
+    for flag, value in SHORT.items():
+        if flag in words:
+            words[words.index(flag) + 1] = value
+    if words[0] == "train":
+        words += ["--window", "32", "--batch-size", "2", "--vocab-size", "300", "--threads", "1"]
+    if words[0] == "serve":
+        words += ["--port", "0", "--store", "memory", "--threads", "1"]
+    return [sys.executable, "-m", "server.main", *words]
+
+
+def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Until it says where it listens."""
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        listens = any("/v1/completions" in line for line in process.stdout)
+        process.send_signal(signal.SIGKILL)
+    assert listens, (folder / "log").read_text(encoding="utf-8")
+
+
+def test_commands_run_in_the_order_of_the_page(folder: Path, environment: dict[str, str]) -> None:
+    made = [*words_of("everstream export rwkv7.pth rwkv7.gguf --format gguf")]
+    subprocess.run(made, cwd=folder, env=environment, check=True, capture_output=True)
+    for command in COMMANDS:
+        words = words_of(command)
+        if "serve" in words:
+            serve(words, folder, environment)
+            continue
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_page_has_commands_of_every_kind() -> None:
+    kinds = {re.split(r"\s+", command)[1] for command in COMMANDS}
+    assert {"pull", "inspect", "serve", "generate", "state", "train", "export"} <= kinds
+
+
+def test_page_has_the_committed_results() -> None:
+    assert rendered(PAGE) == PAGE
