@@ -43,6 +43,7 @@ class Plan:
     kinds: Sequence[Kind] = KINDS
     max_faults: int | None = None
     wires: Wires | None = None
+    attention: str = "gated"
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Verdict:
 async def chaos(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Verdict:
     """Runs ``plan``; ``say`` gets a line for each thing that happens."""
     with tempfile.TemporaryDirectory() as folder:
-        model = write_tiny_model(Path(folder) / "model")
+        model = write_tiny_model(Path(folder) / "model", plan.attention)
         async with cluster_of(model, plan.seed, wires=plan.wires) as cluster:
             return await _Run(plan, cluster, say).run(model)
 

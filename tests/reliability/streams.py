@@ -268,9 +268,9 @@ def opened_store(folder: Path, model: Path | None = None, backend: Backend = "na
 # Models, and what they say when nobody else is there
 
 
-def write_tiny_model(folder: Path) -> Path:
+def write_tiny_model(folder: Path, attention: str = "gated") -> Path:
     """A checkpoint that loads at once and says nothing."""
-    checkpoint = tiny_checkpoint()
+    checkpoint = tiny_checkpoint(attention)
     save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
     return folder
 
