@@ -94,7 +94,7 @@ def loading_table(sizes: Sequence[Figures]) -> str:
             cells = [found["file"], f"{found['file_bytes'] / 1e6:,.0f} MB", found["dtype"]]
             cells += [f"{found['ready_s']:.1f} s", f"{found['steady_bytes'] / 1e6:,.0f} MB"]
             body.append([*cells, f"{found['peak_by_steady']:.2f}"])
-    head = ["file", "size", "served in", "ready after", "memory while serving", "largest by that"]
+    head = ["file", "size", "served in", "ready after", "memory while serving", "peak / serving"]
     return markdown(head, body)
 
 

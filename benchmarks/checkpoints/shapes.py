@@ -6,7 +6,6 @@ import math
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -17,10 +16,9 @@ from benchmarks.harness import ROOT
 from benchmarks.roofline import Cost, matrix_cost
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
-from model.tokenizer import Tokenizer
+from model.tokenization.world import PUBLISHED
 
 VOCABULARY = 65536
-WORLD = "rwkv_vocab_v20230424.txt"
 #: A decay, a removal and a product that are added, and one that is read, for each number of S.
 OPERATIONS_PER_STATE_NUMBER = 7
 INTO_RESIDUAL = ("time_mix.output.weight", "channel_mix.value.weight")
@@ -80,9 +78,7 @@ def checkpoint(folder: Path, size: str) -> Path:
     unfinished.mkdir(parents=True)
     config.save(unfinished / "config.json")
     save_file(random_weights(config), unfinished / "model.safetensors")
-    spec = find_spec("rwkv")
-    assert spec is not None and spec.origin is not None, "pip install rwkv"
-    Tokenizer.load(Path(spec.origin).parent / WORLD).save(unfinished / WORLD)
+    shutil.copy(PUBLISHED, unfinished)
     return unfinished.rename(path)
 
 

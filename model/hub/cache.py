@@ -70,6 +70,7 @@ class Repository:
         place = self.snapshot(commit) / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
         new = place.with_name(f".{place.name}.{os.getpid()}")
+        new.unlink(missing_ok=True)  # of a process that died here
         new.symlink_to(os.path.relpath(self.blobs / file.digest, place.parent))
         new.replace(place)
 

@@ -46,11 +46,13 @@ def fetch(listing: Listing, place: Repository, file: HubFile, say: Say) -> None:
     partial = _partial(place, file)
     with partial.open("ab") as out:
         fcntl.flock(out, fcntl.LOCK_EX)  # another process may download the same file
+        out.seek(0, os.SEEK_END)  # and have written on since it was opened
         if is_fetched(place, file):
             partial.unlink(missing_ok=True)
             return
         if out.tell() > file.num_bytes:
             out.truncate(0)
+            out.seek(0)
         if 0 < out.tell() < file.num_bytes:
             say(f"{file.path}: resuming at {size_text(out.tell())} of {size_text(file.num_bytes)}")
         download(listing, file, out)

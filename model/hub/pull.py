@@ -49,8 +49,8 @@ def pull(name: HubName, say: Say) -> Path:
         place.set_revision(name.revision, listing.commit)
     except OSError as error:
         raise CheckpointError(f"{error.filename or place.folder}: {error.strerror}") from error
-    found = local(name)
-    assert found is not None, (name, listing.commit)
+    if (found := local(name)) is None:
+        raise CheckpointError(f"{name}: the hub answered with commit {listing.commit}")
     return found
 
 

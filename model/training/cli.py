@@ -189,8 +189,9 @@ def train_command(
             valid=tuple(valid or ()),
             initial=init_from,
             stream_windows=stream_windows,
-            embedding_learning_rate=embedding_learning_rate
-            or default_embedding_rate(optimizer, learning_rate),
+            embedding_learning_rate=default_embedding_rate(optimizer, learning_rate)
+            if embedding_learning_rate is None
+            else embedding_learning_rate,
             decay=decay,
             num_steps=steps,
             batch_size=batch_size,

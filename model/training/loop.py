@@ -308,6 +308,9 @@ class Run:
     def _changed(self, before: dict[str, Any], step: int) -> list[str]:
         """The options that make this another run than the saved one."""
         now = self._identity()
+        rate = "embedding_learning_rate"  # that of the matrices where a run names none
+        if before.get(rate) is None and now[rate] == before["learning_rate"]:
+            before = {**before, rate: now[rate]}
         changed = {name for name in now | before if now.get(name) != before.get(name)}
         if step <= min(now["decays_from"], before.get("decays_from", 0)):
             changed -= {*_PLAN, "decays_from"}

@@ -132,6 +132,18 @@ def test_other_options_do_not_go_on_with_a_run(
         train(dataclasses.replace(config, learning_rate=1e-4), tiny, tokenizer)
 
 
+def test_run_without_a_rate_of_its_embedding_goes_on_with_that_of_its_matrices(
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
+) -> None:
+    train(dataclasses.replace(config, stop_at_step=1), tiny, tokenizer)
+    rate = config.learning_rate
+    named = dataclasses.replace(config, embedding_learning_rate=rate, stop_at_step=2)
+    train(named, tiny, tokenizer)
+    assert len(log(config.out)) == 2
+    with pytest.raises(TrainingError, match="another embedding_learning_rate"):
+        train(dataclasses.replace(named, embedding_learning_rate=2 * rate), tiny, tokenizer)
+
+
 def test_run_can_be_made_longer_until_its_rate_falls(
     config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
