@@ -8,6 +8,9 @@ from typing import NamedTuple
 from server.engine.detokenizer import overlap
 from server.engine.types import Turn
 
+#: White space that is withheld at most, in characters: longer runs are text like any other.
+MAX_SPACE = 256
+
 
 class Part(IntEnum):
     """Where a turn's text is. It only moves forward."""
@@ -31,6 +34,8 @@ class Cut(NamedTuple):
 
 class Thoughts:
     """Cuts a text as it comes. White space around the thinking is dropped.
+
+    Of that after it, at most `MAX_SPACE` characters are: no more is withheld.
 
     ``lead`` is what the marker in the prompt lacks, and may come first; ``undecided`` is text
     that may belong to a marker, or be white space that is dropped.
@@ -63,7 +68,7 @@ class Thoughts:
         """What was undecided, where nothing more comes."""
         text, self.undecided = self.undecided, ""
         if self.part in (Part.OPENED, Part.THINKING):
-            return Cut(thought=text.rstrip())
+            return Cut(thought=_stripped(text))
         return Cut(answer=text) if self.part is Part.START else Cut()
 
     def _has_led(self) -> bool:
@@ -77,7 +82,9 @@ class Thoughts:
     def _start(self) -> None:
         """The model may write the begin marker itself, or answer at once."""
         text = self.undecided.lstrip()
-        if text.startswith(self._begin):
+        if len(self.undecided) - len(text) > MAX_SPACE:
+            self.part = Part.ANSWER
+        elif text.startswith(self._begin):
             self.part, self.undecided = Part.OPENED, text.removeprefix(self._begin)
         elif not self._begin.startswith(text) or "\n\n" in self.undecided:
             self.part = Part.ANSWER
@@ -90,7 +97,12 @@ class Thoughts:
         thought, found, rest = self.undecided.partition(self._end)
         if found:
             self.part, self.undecided = Part.CLOSED, rest
-            return Cut(thought.rstrip(), closed=True, rest=rest)
-        safe = thought[: len(thought) - overlap(thought, self._end)].rstrip()
+            return Cut(_stripped(thought), closed=True, rest=rest)
+        safe = _stripped(thought[: len(thought) - overlap(thought, self._end)])
         self.undecided = thought[len(safe) :]
         return Cut(safe)
+
+
+def _stripped(text: str) -> str:
+    """``text`` without the white space at its end, of which at most `MAX_SPACE` is dropped."""
+    return text[: max(len(text.rstrip()), len(text) - MAX_SPACE)]

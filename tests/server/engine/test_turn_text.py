@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.engine.thoughts import MAX_SPACE
 from server.engine.turn_text import TurnText
 from server.engine.types import Turn
 from tests.fakes import allowed_ids
@@ -19,6 +20,7 @@ OPEN = replace(MAY, prompted="open")
 LED = replace(OPEN, lead=">")
 SKIPPED = replace(MAY, prompted="closed", lead=">")
 USER = "\nUser:"
+SPACE = " " * (MAX_SPACE - 1) + "\n"
 BEFORE = replace(OPEN, stop=(USER,))
 
 #: A turn, the strings that end its answer, the text: what is thought, the answer, and whether
@@ -40,6 +42,11 @@ TEXTS = [
     (BEFORE, (), "well\n\nUs\nUser: what</think>Hello", "well\n\nUs", "", True),
     (BEFORE, (USER,), "well\nUse</think>Hello\nUser: what", "well\nUse", "Hello", True),
     (BEFORE, (), "well</think>\nUser: what", "well", "", True),
+    (OPEN, (), f"a{SPACE} \n</think> b", "a  ", "b", False),
+    (OPEN, (), f"a{SPACE} \n", "a  ", "", False),
+    (OPEN, (), f"a{SPACE} </thin b", f"a{SPACE} </thin b", "", False),
+    (MAY, (), f"{SPACE}<think>a</think>b", "a", "b", False),
+    (MAY, (), f"{SPACE} <think>a</think>b", "", "<think>a</think>b", False),
 ]
 
 
@@ -74,6 +81,21 @@ def test_thinking_and_answer_do_not_depend_on_the_tokens(
     places = [0, *sorted(cuts), len(text)]
     tokens = [text[a:b] for a, b in pairwise(places)]
     assert read(turn, stop, tokens) == (thought, answer, met)
+
+
+def test_white_space_without_an_end_is_not_withheld() -> None:
+    for turn, first, thought, text in (
+        (OPEN, "well", "well" + " " * 10_000 + "er", ""),
+        (OPEN, "", "er", ""),
+        (MAY, "", "", "er"),
+        (replace(MAY, prompted="closed"), "", "", "er"),
+    ):
+        reader = TurnText(turn, (), grammar=False)
+        shown = [reader.push(token) for token in [first, *[" "] * 10_000]]
+        assert len(reader.state.undecided) <= MAX_SPACE
+        shown += [reader.push("er"), reader.finish(met_stop=False)]
+        assert "".join(each.thought or "" for each in shown) == thought
+        assert "".join(each.text for each in shown) == text
 
 
 def test_tokens_up_to_the_end_marker_are_thinking() -> None:
