@@ -17,6 +17,7 @@ from server.api.parse import parse_message as parse_message
 from server.api.parse import request_id_of as request_id_of
 from server.api.schemas import AppendBody, Continuation, Sampling
 from server.engine.types import Request, SamplingParams, SessionInfo, Usage
+from server.named_states import StateNotFound
 from server.sampling_defaults import with_defaults
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
@@ -187,13 +188,22 @@ class Translator:
         return await asyncio.to_thread(encode, text)
 
     async def _is_begun(self, wanted: Continuation) -> bool:
-        """Whether a new session has text before its prompt. Raises where there is no such state."""
+        """Whether a new session has text before its prompt. Raises where there is no such state.
+
+        Not where the work has a key: it may have been done before the state was deleted. Else
+        the submission raises.
+        """
         if wanted.state is None:
             return False
         if wanted.session is not None:
             raise invalid("state", "is what a new session begins with: give it without session")
         assert self._sessions is not None, "a server without sessions"
-        return (await self._sessions.start_of(wanted.state)).length > 0
+        try:
+            return (await self._sessions.start_of(wanted.state)).length > 0
+        except StateNotFound:
+            if wanted.idempotency_key is None:
+                raise
+            return True
 
     async def _continues(
         self, session: str | None, owner: str, prompt: str | Sequence[int] | None

@@ -376,6 +376,28 @@ async def test_deleted_state_harms_no_session(folder: Path) -> None:
         assert refusal(answer) == (404, "state_not_found", "state")
 
 
+async def test_work_done_once_is_answered_again_without_its_state(folder: Path) -> None:
+    async with serving(folder) as server:
+        await put(server, "system", folder / "system")
+        body: dict[str, Any] = {"prompt": ASKED, "state": "system", "keep": True, "max_tokens": 8}
+        keyed = body | {"idempotency_key": "once"}
+        first = (await server.http.post("/v1/completions", json=keyed)).json()
+        await server.http.delete(f"{ADMIN}/system")
+        again = await server.http.post("/v1/completions", json=keyed)
+        assert again.status_code == 200, again.text
+        for field in ("choices", "session"):
+            assert again.json()[field] == first[field]
+        async with server.socket() as socket:
+            await send(socket, type="generate", request_id="g", **keyed)
+            frames = await receive_until(socket, "finished")
+            text = "".join(frame.get("text", "") for frame in frames)
+            assert text == first["choices"][0]["text"]
+        for prompt in (ASKED, ""):
+            new = body | {"prompt": prompt, "idempotency_key": "another"}
+            answer = await server.http.post("/v1/completions", json=new)
+            assert refusal(answer) == (404, "state_not_found", "state")
+
+
 async def test_next_server_with_the_store_has_what_was_given(folder: Path, tmp_path: Path) -> None:
     store = {"store": str(tmp_path / "store")}
     async with serving(folder, **store) as server:
