@@ -3,6 +3,9 @@
 A pickle is a program. Here the few instructions run that a dictionary of tensors needs, and
 three functions are known by name: those that make an ordered dictionary, a tensor and a
 parameter. Any other name is refused before anything is called, and none is imported.
+
+A few instructions can nest a value in itself so often that hashing or printing it never ends.
+So a value is hashed or printed only when it is known to be a string or a number.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def read_tensors(program: bytes) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise PickleError(f"it holds a {type(found).__name__}, not a dictionary of tensors")
     for name, value in found.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
+        if not isinstance(value, Tensor):
             raise PickleError(f"{name!r} is no tensor")
     return found
 
@@ -99,6 +102,8 @@ class _Machine:
 
     def push_stack_global(self, argument: Any) -> None:
         module, attribute = self.pop(2)
+        if not isinstance(module, str) or not isinstance(attribute, str):
+            raise TypeError("a name is no string")
         self.push_global(f"{module} {attribute}")
 
     def push_storage(self, argument: Any) -> None:
@@ -130,6 +135,9 @@ class _Machine:
         return self.pop(len(self._stack) - self._marks.pop())
 
     def set_items(self, items: list[Any]) -> None:
+        for key in items[::2]:
+            if not isinstance(key, str):
+                raise PickleError(f"a key is of type {type(key).__name__}, not a string")
         self._stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     def reduce(self, argument: Any) -> None:
@@ -154,7 +162,7 @@ def _storage(reference: Any) -> Storage:
     """A storage by its persistent id: ("storage", class, key, device, count)."""
     _, kind, key, _, count = reference
     if type(count) is not int or count < 0 or not isinstance(key, str):
-        raise ValueError(f"no storage: {reference!r}")
+        raise ValueError("no storage")
     return Storage(kind.name, key, count)
 
 
@@ -167,6 +175,11 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Ten
     return Tensor(storage, offset, tuple(shape), tuple(strides))
 
 
+def _ordered_dict() -> dict[str, Any]:
+    """An empty one: torch adds the items afterwards."""
+    return {}
+
+
 def _parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
@@ -174,7 +187,7 @@ def _parameter(tensor: Any, *_: Any) -> Any:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     TENSOR: _tensor,
     PARAMETER: _parameter,
-    ORDERED_DICT: dict,
+    ORDERED_DICT: _ordered_dict,
 }
 _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME"), _Machine.nothing),

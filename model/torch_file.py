@@ -27,6 +27,8 @@ from model.weights import (
 
 #: The file header of a member of a zip archive, without its name and extra field.
 _HEADER_BYTES = 30
+#: Bound on the description; that of a thousand tensors takes about 0.1 MB.
+_MAX_DESCRIPTION_BYTES = 1 << 24
 
 
 class TorchFile(StoredWeights):
@@ -44,13 +46,15 @@ class TorchFile(StoredWeights):
                 self._members = {info.filename: info for info in archive.infolist()}
                 self._folder = _folder(self._members)
                 self._check_order(archive)
-                program = archive.read(f"{self._folder}/data.pkl")
+                program = self._read(archive, "data.pkl")
         except zipfile.BadZipFile as error:
             raise CheckpointError(
                 f"{path} is no zip archive of torch (torch.save of 1.6 or later): {error}"
             ) from error
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
+        except EOFError as error:
+            raise CheckpointError(f"{path} is cut off, or states sizes beyond its end") from error
         except (PickleError, NotImplementedError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from error
         try:
@@ -104,9 +108,17 @@ class TorchFile(StoredWeights):
         return most_common_dtype((STORAGES[t.storage.kind][0], t.shape) for t in tensors)
 
     def _check_order(self, archive: zipfile.ZipFile) -> None:
-        name = f"{self._folder}/byteorder"
-        if name in self._members and archive.read(name) != b"little":
+        there = f"{self._folder}/byteorder" in self._members
+        if there and self._read(archive, "byteorder") != b"little":
             raise PickleError("it was written on a machine of another byte order")
+
+    def _read(self, archive: zipfile.ZipFile, name: str) -> bytes:
+        info = self._members[f"{self._folder}/{name}"]
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise PickleError(f"its {name} is compressed, which torch never does")
+        if info.file_size > _MAX_DESCRIPTION_BYTES:
+            raise PickleError(f"its {name} has {info.file_size} bytes, too many")
+        return archive.read(info)
 
     def _check(self, name: str, tensor: Tensor) -> None:
         """Raises `CheckpointError` where a tensor reaches beyond its storage's bytes."""

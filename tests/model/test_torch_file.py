@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from model.tensor_pickle import PickleError, read_tensors
 from model.torch_file import TorchFile
 from model.weights import CheckpointError
 from tests.rwkv7 import unsaved_member, write_pth
@@ -83,7 +84,7 @@ def test_most_numbers_name_the_dtype(file: Path) -> None:
         ({"a": Attack(getattr, 1, "x")}, r"would call __builtin__\.getattr, which is refused"),
         ({"a": torch.nn.Linear}, r"would call torch\.nn\.modules\.linear\.Linear"),
         ({"a": 3}, "'a' is no tensor"),
-        ({3: torch.ones(2)}, "3 is no tensor"),
+        ({3: torch.ones(2)}, "a key is of type int, not a string"),
         ({"a": {"b": torch.ones(2)}}, "'a' is no tensor"),
         (torch.ones(2), "it holds a Tensor, not a dictionary of tensors"),
         ([torch.ones(2)], "its pickle has the instruction EMPTY_LIST: no tensor needs it"),
@@ -99,6 +100,27 @@ def test_what_is_no_dictionary_of_tensors_is_refused(
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(file))
     assert capsys.readouterr().out == ""
+
+
+#: (x, x) of itself 60 times: 2**60 values to whoever walks through it.
+NESTED = b"K\1" + b"q\0h\0\x86" * 60 + b"q\0"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (b"}" + NESTED + b"K\1s.", "a key is of type tuple, not a string"),
+        (b"}(" + NESTED + b"K\1u.", "a key is of type tuple, not a string"),
+        (b"ccollections\nOrderedDict\n" + NESTED + b"K\1\x86\x85\x85R.", "is damaged"),
+        (b"(Nctorch\nFloatStorage\n" + NESTED + b"NK\1tQ.", "is damaged: no storage"),
+        (NESTED + b"h\0\x93.", "a name is no string"),
+        (b"}X\1\0\0\0a" + NESTED + b"s.", "'a' is no tensor"),
+        (NESTED + b".", "it holds a tuple, not a dictionary"),
+    ],
+)
+def test_nested_values_are_neither_hashed_nor_printed(program: bytes, message: str) -> None:
+    with pytest.raises(PickleError, match=message):
+        read_tensors(program)
 
 
 def test_old_format_is_refused(file: Path) -> None:
@@ -117,6 +139,45 @@ def test_archive_without_a_pickle_is_refused(file: Path) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("readme", "nothing")
     with pytest.raises(CheckpointError, match=r"it has no data\.pkl"):
+        TorchFile(file)
+
+
+def write_description(file: Path, program: bytes) -> bytes:
+    """An archive with this data.pkl alone; returns its bytes."""
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("model/data.pkl", program)
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("member", ["data.pkl", "byteorder"])
+def test_compressed_description_is_refused(file: Path, member: str, damaged: bool) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("m/data.pkl", b"}.", zipfile.ZIP_DEFLATED if member[0] == "d" else None)
+        if member == "byteorder":
+            archive.writestr("m/byteorder", b"little", zipfile.ZIP_DEFLATED)
+        at = archive.getinfo(f"m/{member}").header_offset + 30 + len(f"m/{member}")
+    if damaged:
+        data = bytearray(file.read_bytes())
+        data[at] = 0xFF
+        file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"its {member} is compressed"):
+        TorchFile(file)
+
+
+def test_size_beyond_the_end_is_refused(file: Path) -> None:
+    data = bytearray(write_description(file, b"}."))
+    entry = data.rindex(b"PK\1\2")
+    for field in (20, 24):  # the sizes as stored and as read
+        data[entry + field : entry + field + 4] = (1 << 20).to_bytes(4, "little")
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.pth is cut off"):
+        TorchFile(file)
+
+
+def test_long_description_is_refused(file: Path) -> None:
+    write_description(file, bytes((1 << 24) + 1))
+    with pytest.raises(CheckpointError, match=r"its data\.pkl has 16777217 bytes, too many"):
         TorchFile(file)
 
 
