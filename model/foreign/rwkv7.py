@@ -159,7 +159,7 @@ def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:
         found = shape(f"{names.block.format(layer)}.{names.low_rank[0].format(letter)}")
         return _formed_shape(found, names.low_rank_form)[0]
 
-    pattern = re.escape(names.block).replace(r"\{\}", r"(\d+)") + r"\."
+    pattern = re.escape(names.block).replace(r"\{\}", r"(\d{1,9})") + r"\."
     layers = {int(match[1]) for key in files if (match := re.match(pattern, key))}
     if len(files) < len(layers) * MIN_KEYS:  # before anything is made for each layer
         raise CheckpointError(f"{name} has {len(files)} keys, too few for {len(layers)} layers")

@@ -58,8 +58,8 @@ def _tokens(arrays: Mapping[str, Any], vocab_size: int) -> tuple[list[bytes], Se
         raise TokenizerError(f"{_PREFIX}tokens is missing, or no array of strings")
     types = arrays.get(_PREFIX + "token_type")
     types = np.full(len(tokens), NORMAL) if types is None else types
-    if not isinstance(types, np.ndarray):
-        raise TokenizerError(f"{_PREFIX}token_type is no array of numbers")
+    if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
+        raise TokenizerError(f"{_PREFIX}token_type is no array of integers")
     for name, values in (("tokens", tokens), ("token_type", types)):
         if len(values) != vocab_size:
             raise TokenizerError(f"{_PREFIX}{name} has {len(values)} ids, the model {vocab_size}")

@@ -127,6 +127,7 @@ def put(key: str, *shape: int) -> Change:
         (put("blocks.0.att.r_k", 128), r"blocks.0.att.r_k is \[128\], wanted 2 axes"),
         (put("blocks.0.att.r_k", 3, 64), r"r_k is \[3, 64\] for a width of 128"),
         (put("blocks.7.ln1.weight", 128), "lacks key 'blocks.2.att.x_r'"),
+        (put(f"blocks.{'1' * 5000}.ln1.weight", 128), r"has an unknown key 'blocks\.1111"),
         (put("blocks.0.ffn.s_emb.weight", 9, 9), "is an RWKV-7a model"),
         (put("blocks.0.qkv.weight", 9, 9), "is an RWKV-7b model.*its state grows"),
         (put("blocks.0.ffn.enn.weight", 9, 9), "is an RWKV-8 model"),
