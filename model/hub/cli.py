@@ -97,6 +97,6 @@ def _errors_as_lines() -> Iterator[None]:
 
     try:
         yield
-    except (CheckpointError, ConfigError) as error:
+    except (CheckpointError, ConfigError, OSError) as error:
         typer.echo(f"everstream: {error}", err=True)
         raise typer.Exit(2) from error

@@ -72,8 +72,8 @@ def remove(text: str) -> int:
 def _pulled(place: Repository) -> Iterator[ModelOnDisk]:
     for revision, snapshot in place.revisions():
         name = HubName(place.name, revision)
-        if is_whole_folder(snapshot) and (family := _family(snapshot)) is not None:
-            yield _folder(str(name), "hub", family, snapshot)
+        if (model := _whole_folder(str(name), snapshot)) is not None:
+            yield model
         files = single_files(snapshot)
         for file in files:
             path = str(file.relative_to(snapshot))
@@ -85,6 +85,15 @@ def _pulled(place: Repository) -> Iterator[ModelOnDisk]:
     partial = [p.stat().st_size for p in place.blobs.glob(f"*{INCOMPLETE}")]
     if sum(partial):
         yield ModelOnDisk(place.name, "hub", "", "incomplete", sum(partial), place.folder)
+
+
+def _whole_folder(name: str, snapshot: Path) -> ModelOnDisk | None:
+    """None for what cannot be loaded: others fill the cache too, and one must not hide the rest."""
+    try:
+        family = _family(snapshot) if is_whole_folder(snapshot) else None
+        return None if family is None else _folder(name, "hub", family, snapshot)
+    except (CheckpointError, ConfigError, OSError):
+        return None
 
 
 def _folder(name: str, source: str, family: str | None, folder: Path) -> ModelOnDisk:

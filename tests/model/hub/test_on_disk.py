@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from model.checkpoint import load_checkpoint
 from tests.hub_server import Hub, Repository
 from tests.model.hub.commands import Commands
@@ -71,3 +73,32 @@ def test_one_file_is_removed_and_the_others_stay(everstream: Commands, hub: Hub)
     assert not blob.exists()
     assert not first.is_symlink()
     assert second.read_bytes() == files["b.pth"]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"no JSON",
+        b'{"weight_map": {"a": "sub/y.safetensors"}}',
+        b'{"weight_map": {"a": "%s"}}' % (b"y" * 300),
+    ],
+)
+def test_damaged_model_of_others_does_not_hide_the_rest(
+    everstream: Commands, hub: Hub, models: Path, cache: Path, index: bytes
+) -> None:
+    hub.add("owner/native", models / "native")
+    everstream.pull("owner/native")
+    odd = cache / "hub" / "models--other--odd" / "snapshots" / ("0" * 40)
+    odd.mkdir(parents=True)
+    (odd / "config.json").write_text("{}")
+    (odd / "model.safetensors.index.json").write_bytes(index)
+    assert list(listed(everstream)) == ["owner/native:small.pth"]
+
+
+def test_what_the_system_refuses_to_delete_is_one_line(
+    everstream: Commands, cache: Path, tmp_path: Path
+) -> None:
+    (cache / "hub").mkdir()
+    (cache / "hub" / "models--owner--linked").symlink_to(tmp_path)
+    message = everstream.refused("models", "rm", "owner/linked")
+    assert message == "Cannot call rmtree on a symbolic link"
