@@ -2,6 +2,8 @@
 // are those of model/architectures/rwkv7/network.py.
 #pragma once
 
+#include <cstring>
+
 #include "rwkv7_model.h"
 #include "rwkv7_recurrence.h"
 #include "step.h"
@@ -84,6 +86,16 @@ private:
         if (prepares) prepare_row(m.precision, in, at, to, m.hidden);
     }
 
+    // Zeroes what follows the ranks up to `Matrix::k_padded`, which the products read: which map a
+    // place belongs to depends on the number of rows, so another step may have written there.
+    void pad_low(int row) {
+        for (int map = 0; map < LowRanks::num; map++) {
+            const int rank = m.rank[map];
+            float* low = b.buffers[B::low] + (size_t(map) * b.num_rows + row) * low_stride;
+            std::memset(low + rank, 0, size_t(padded(rank, 4) - rank) * 4);
+        }
+    }
+
     // The last normed row of a sequence is the next token's row before.
     void keep_row(size_t state, int sequence) {
         const float* last = b.normed + size_t(b.first_row[sequence + 1] - 1) * s.x;
@@ -97,6 +109,7 @@ private:
             const float* last = norm_pair(l.time_norm, l.time_shift, row);
             for (int c = 0; c < Shifted::num; c++)
                 shift(in, c, row, last, l.shift_mix + size_t(c) * D);
+            pad_low(row);
         });
         const auto low = [&](int map, Into how = Into::store) {
             return Output{b.buffers[B::low] + size_t(map) * num * low_stride, low_stride, how};

@@ -51,6 +51,30 @@ def test_any_bytes_give_a_result(name: str, level: str) -> None:
             runtime.embed(pool, 0, position, tokens[:9])
 
 
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SERVED)
+def test_steps_of_any_length_leave_nothing_behind(name: str, dtype: str, level: str) -> None:
+    """How rows lie in the buffers depends on how many a step has."""
+    runtime = small_runtime(name, dtype, 1, level)
+    pool, draw = runtime.empty_pool(2), runtime.draw(temperature=0.0)
+    tokens = random_tokens(runtime.config, 8)
+    lengths = range(1, len(tokens) + 1)
+    wanted = {}
+    for length in lengths:
+        pool[1] = 0
+        found = runtime.run(pool, [1], [0], [tokens[:length]], [draw])
+        wanted[length] = found, pool[1].copy()
+    for poisoned in lengths:
+        for length in lengths:
+            pool[0] = 0xFF
+            runtime.run(pool, [0], [0], [tokens[:poisoned]], [None])
+            pool[1] = 0
+            found = runtime.run(pool, [1], [0], [tokens[:length]], [draw])
+            assert found == wanted[length][0]
+            assert pool[1].tobytes() == wanted[length][1].tobytes()
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_state_of_ones_is_not_finite(name: str) -> None:
     """Each float is NaN, each integer -1. Some are not read before the window is full."""
