@@ -37,7 +37,18 @@ SURROGATES = ("\\ud800", "\\udfff", "\\ud800\\u0041")
 #: which escapes them, or not at all.
 FREE_TEXT = {
     *("arguments", "choices", "content", "description", "documents", "grammar", "input"),
-    *("instructions", "output", "prompt", "query", "refusal", "regex", "stop", "suffix", "text"),
+    *(
+        "instructions",
+        "output",
+        "prompt",
+        "query",
+        "reasoning_content",
+        "refusal",
+        "regex",
+        "stop",
+        "suffix",
+        "text",
+    ),
     *("context", "continuation", "continuations", "annotations", "metadata", "obfuscation"),
     *("chat_template_kwargs", "parameters", "schema", "logprobs", "message"),
 }
