@@ -311,7 +311,8 @@ class ServerConfig(BaseModel):
         for state in self.state:
             if state.model is not None and state.model not in names:
                 raise ValueError(f"--state: {state.model}/{state.name}: no model has this name")
-        places = [(state.model or self.model[0].name, state.name) for state in self.state]
+        first = self.served_model_name or self.model[0].name
+        places = [(state.model or first, state.name) for state in self.state]
         if len(set(places)) < len(places):
             raise ValueError("--state: two states of a model have the same name")
         return self

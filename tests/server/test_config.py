@@ -222,3 +222,8 @@ def test_states_belong_to_models() -> None:
 def test_state_that_cannot_be_is_refused(states: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServerConfig.load({}, model=("m=x", "n=y"), state=states)
+
+
+def test_two_states_of_a_served_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two states of a model have the same name"):
+        ServerConfig.load({}, model=("x",), served_model_name="m", state=("a=f", "m/a=g"))
