@@ -58,6 +58,8 @@ def make_command(
     from server.state_reading import read_state
     from server.storage import identity_of
 
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"{out.parent} is not a folder", param_hint="--out")
     text = _text(prompt, prompt_file)
     if text is None and tuned is None:
         raise typer.BadParameter("give --prompt, --prompt-file or --tuned")

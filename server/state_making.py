@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from server.backend import Backend
@@ -9,7 +10,6 @@ from server.engine.engine import EngineConfig
 from server.engine.errors import InternalFailure, InvalidRequest
 from server.engine.types import Finished, Request
 from server.store.base import Identity
-from server.store.files import DiskFiles
 from server.store.named_state import NamedState, export_state, named_state
 
 _OWNER = "state"
@@ -40,12 +40,13 @@ def read_prompt(backend: Backend, prompt: str, start: NamedState | None = None) 
 
 
 def write_state(path: Path, state: NamedState, identity: Identity) -> None:
-    """Writes the file, whole or not at all. Raises `OSError`."""
-    files, new = DiskFiles(), path.with_name(f"{path.name}.new")
+    """Writes the file, whole or not at all, with the usual rights. Raises `OSError`."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        files.write(new, export_state(state, identity))
-        files.sync(new)
-        files.rename(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+        with unfinished.open("wb") as file:
+            file.writelines(export_state(state, identity))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -71,6 +71,20 @@ def test_state_of_a_prompt_has_the_bits_of_a_session(
     assert tokens_of(solo(engine, request("r", (), opened))) == wanted
 
 
+def test_file_has_the_rights_that_the_umask_gives(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    file = make(models, "one", tmp_path / "state", "--prompt", TEXT)
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert {path.name for path in tmp_path.iterdir()} == {"other", "state"}
+
+
+def test_missing_folder_is_refused_before_the_prompt_is_read(tmp_path: Path) -> None:
+    words = ("--out", tmp_path / "none" / "state", "--prompt-file", tmp_path / "nowhere")
+    line = the_line(run("state", "make", *words))
+    assert f"{tmp_path / 'none'} is not a folder" in line
+    assert not (tmp_path / "none").exists()
+
+
 def test_prompt_may_come_from_a_file(models: Path, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text(TEXT)
     first = make(models, "one", tmp_path / "first", "--prompt", TEXT)
