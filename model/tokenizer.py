@@ -38,8 +38,8 @@ class Tokenizer:
     """Text to ids and back. Immutable.
 
     ``eos_token_ids`` end a text; ``eos_token_id`` is the main one, which separates texts.
-    ``file_name`` is what the file is called in a checkpoint. ``puts_space_in_front``: a text
-    that begins has other ids than one that continues.
+    ``file_name`` is what the file is called in a checkpoint, ``kind`` what people call such
+    files. ``puts_space_in_front``: a text that begins has other ids than one that continues.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -47,6 +47,7 @@ class Tokenizer:
         self.eos_token_id: int = codec.eos_token_ids[0]
         self.vocab_size: int = len(codec.token_bytes)
         self.special_ids: dict[str, int] = {t.content: id for id, t in codec.special.items()}
+        self.kind: str = codec.kind
         self.file_name = library.FILE if isinstance(codec, LibraryCodec) else world.FILE
         self.puts_space_in_front: bool = codec.puts_space_in_front
         self._codec, self._bytes = codec, codec.token_bytes

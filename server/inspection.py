@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from model.chat_template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.state import StateLayout, kv_cache_bytes_per_token
-from model.tokenization import library, world
 from model.weights import StoredWeights, num_parameters, weight_files
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GIB = 1 << 30
-#: Kinds of tokenizer by the name of their file.
-_KINDS = {library.FILE: "tokenizer.json", world.FILE: "RWKV vocabulary"}
 
 TOKEN_COUNTS = (1_000, 100_000, 1_000_000)
 
@@ -60,7 +57,7 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
         ("weights stored", _stored(checkpoint, files)),
         ("state of a session", f"{state_bytes:,} bytes"),
         ("sessions per GiB", f"{GIB // state_bytes:,}" if state_bytes else "any number"),
-        ("tokenizer", f"{_KINDS[tokenizer.file_name]}, {tokenizer.vocab_size:,} ids"),
+        ("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids"),
         ("chat template", _template(checkpoint.chat_template)),
         ("digest", checkpoint.digest[:16]),
     ):

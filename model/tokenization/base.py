@@ -18,6 +18,10 @@ class Codec(Protocol):
     """One tokenizer file. Immutable, so that threads share it."""
 
     @property
+    def kind(self) -> str:
+        """What people call files of this kind."""
+
+    @property
     def token_bytes(self) -> Sequence[bytes]:
         """The bytes that each id stands for; b"" for ids without text."""
 

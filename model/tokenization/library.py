@@ -24,6 +24,8 @@ FILE = "tokenizer.json"
 class LibraryCodec:
     """See `model.tokenization.base.Codec`. Raises `TokenizerError` or `ConfigError`."""
 
+    kind = "tokenizer.json"
+
     def __init__(self, text: str, ends: Ends = NO_ENDS) -> None:
         values = _parsed(text)
         self._kind = kind_of(values)

@@ -40,6 +40,7 @@ class WorldCodec:
     ``ends`` may name further ids that end a text, such as that of an empty line.
     """
 
+    kind = "RWKV vocabulary"
     puts_space_in_front = False
     first_bytes: dict[int, bytes] = {}  # noqa: RUF012 - nothing is put in front of a text
 

@@ -84,6 +84,7 @@ def test_end_of_text_has_no_bytes_and_no_text_has_its_id() -> None:
     assert 0 not in tokenizer.encode("<|endoftext|>")
     assert tokenizer.encode("a<|endoftext|>", allow_special=True)[-1] == 0
     assert tokenizer.file_name == FILE
+    assert tokenizer.kind == "RWKV vocabulary"
 
 
 def test_content_is_the_published_file() -> None:
