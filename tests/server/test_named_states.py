@@ -347,6 +347,22 @@ async def test_bad_files_and_names_are_refused(folder: Path) -> None:
         assert refusal(await put(server, "y", system)) == (409, "too_many_states", "name")
 
 
+async def test_response_that_is_read_again_needs_the_state_under_its_name(folder: Path) -> None:
+    """As docs/protocol.md says; one that goes on from its session does not."""
+    more: dict[str, Any] = {"max_output_tokens": 4, "seed": 3, "ignore_eos": True}
+    async with serving(folder) as server:
+
+        async def respond(**body: Any) -> httpx.Response:
+            return await server.http.post("/v1/responses", json={"input": "a", **more, **body})
+
+        await put(server, "system", folder / "system")
+        first = (await respond(state="system")).json()["id"]
+        await server.http.delete(f"{ADMIN}/system")
+        assert (await respond(previous_response_id=first)).status_code == 200
+        again = await respond(previous_response_id=first, instructions="Be brief.")
+        assert refusal(again) == (404, "state_not_found", "state")
+
+
 async def test_deleted_state_harms_no_session(folder: Path) -> None:
     async with serving(folder) as server:
         await put(server, "system", folder / "system")
