@@ -78,7 +78,7 @@ class NamedStates:
         self._cached: OrderedDict[str, NamedState] = OrderedDict()
 
     async def start_of(self, name: str) -> SessionValue:
-        """What a session begins with. Raises `StateNotFound`, or what hinders the store."""
+        """What a session begins with. Raises `StateNotFound`, or an error of the store."""
         return (await self.find(name)).value
 
     async def find(self, name: str) -> NamedState:

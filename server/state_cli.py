@@ -11,7 +11,7 @@ from model.foreign.tuned_states import describe_tuned_state
 from model.weights import CheckpointError
 from server.engine.errors import EngineError
 from server.inspection import format_bytes
-from server.store.named_state import NamedState, about_of, read_unasked
+from server.store.named_state import NamedState, about_of, read_any_identity
 
 #: Characters of a prompt that are shown.
 MAX_SHOWN = 200
@@ -102,7 +102,7 @@ def inspect_command(
 
 def _rows(data: bytes) -> dict[str, str]:
     """Of a file of ours, checked. Raises `ImportRefused`."""
-    state, identity = read_unasked(data)
+    state, identity = read_any_identity(data)
     return {
         "state": state.digest,
         "tokens": f"{state.num_tokens:,}",

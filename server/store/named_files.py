@@ -14,7 +14,7 @@ import orjson
 from server.store.codec import Malformed, decode_value
 from server.store.errors import StoreError
 from server.store.files import Chunk, Files
-from server.store.named_state import read_unasked
+from server.store.named_state import read_any_identity
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def broken_named(path: Path) -> Iterator[tuple[Path, str]]:
     """Each file of the store at ``path`` that is no whole state, and why."""
     for file in files_in(path):
         try:
-            read_unasked(file.read_bytes())
+            read_any_identity(file.read_bytes())
         except OSError as error:
             yield file, str(error.strerror)
         except StoreError as error:

@@ -110,13 +110,13 @@ def import_state(data: bytes, identity: Identity) -> NamedState:
     except (Malformed, SnapshotBroken) as error:
         raise ImportRefused(f"the file is not a state of everstream: {error}") from error
     if not portable.is_possible(value, block.nbytes, identity.state_bytes):
-        raise ImportRefused("the file's state cannot be: its parts do not fit together")
+        raise ImportRefused("the file's state is inconsistent: its parts do not fit together")
     if block.nbytes:
         value = replace(value, state=StateBlock(np.frombuffer(block, dtype=np.uint8)))
     return named_state(value, about.get("prompt", ""))
 
 
-def read_unasked(data: bytes) -> tuple[NamedState, Identity]:
+def read_any_identity(data: bytes) -> tuple[NamedState, Identity]:
     """The state of a file, checked against what the file itself says it belongs to.
 
     Raises `ImportRefused`.

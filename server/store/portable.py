@@ -64,7 +64,7 @@ def import_session(
     except (Malformed, SnapshotBroken) as error:
         raise ImportRefused(f"the file is not a session of everstream: {error}") from error
     if not is_possible(value, state.nbytes, identity.state_bytes):
-        raise ImportRefused("the file's session cannot be: its parts do not fit together")
+        raise ImportRefused("the file's session is inconsistent: its parts do not fit together")
     if not state.nbytes:
         return value
     return replace(value, state=StateBlock(np.frombuffer(state, dtype=np.uint8)))
