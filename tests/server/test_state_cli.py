@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         save_checkpoint(folder / name, checkpoint.model, checkpoint.tokenizer)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Another test of this process may have set logging up; a process of its own has not."""
+    caplog.set_level(logging.WARNING, "everstream")
 
 
 def make(models: Path, name: str, out: Path, *more: object) -> Path:
