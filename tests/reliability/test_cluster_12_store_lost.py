@@ -22,13 +22,16 @@ from tests.reliability.streams import (
     write_tiny_model,
 )
 
+ENDLESS = 10**6
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
 PROMPT = "Who lives in the hollow tree?"
 MAX_TOKENS = 4000
 
 
-def streams_of(history: History, odometer: Odometer) -> list[KeptStream]:
-    body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, **SAMPLING}
+def streams_of(
+    history: History, odometer: Odometer, max_tokens: int = MAX_TOKENS
+) -> list[KeptStream]:
+    body = {"prompt": PROMPT, "max_tokens": max_tokens, **SAMPLING}
     return [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(4)]
 
 
@@ -105,7 +108,7 @@ async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) ->
     """What a client has of the old one is answered by a reset, at every replica."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer)
+    streams = streams_of(history, odometer, ENDLESS)  # none may end before the store is lost
     async with cluster_of(model, wires="direct") as cluster:
         running = asyncio.create_task(run_on_two(cluster, streams))
         await odometer.reach(400)

@@ -115,4 +115,5 @@ def test_round_trips_of_a_take_over_do_not_grow_with_the_sessions(
                 found.append(proxy.num_turns - before)
             for writer in writers:
                 assert other.read(writer.id, "ann", 0, 9)[-1].seq == writer.value.seq
-    assert found[0] == found[1] <= 8
+    # Not equal: the server may answer the first part of a long message before the rest has come.
+    assert max(found) <= 8 < NUM_SESSIONS
