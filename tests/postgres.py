@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from tests.stopping import stop
@@ -98,7 +99,8 @@ class Postgres:
 
     def go_on(self) -> None:
         for pid in reversed(self._pids()):
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # a child may end at any time
+                os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
         if self._process is not None:

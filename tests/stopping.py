@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 
 def stop(pid: int) -> None:
     """Returns when no thread of ``pid`` runs. A process that has ended counts as stopped."""
-    os.kill(pid, signal.SIGSTOP)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
     while not set(_states(pid)) <= {"T", "t", "Z", "X"}:
         os.sched_yield()
 

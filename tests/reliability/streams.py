@@ -44,18 +44,37 @@ class Odometer:
 
     def __init__(self) -> None:
         self.num_tokens = 0
+        self._waiting: set[str] = set()  # names of clients without a token
         self._changed = asyncio.Condition()
 
-    async def add(self) -> None:
-        """One more token."""
+    def wait_for(self, client: str) -> None:
+        """``client`` has asked and has no token yet."""
+        self._waiting.add(client)
+
+    async def add(self, client: str = "") -> None:
+        """One more token, of the ``client`` that was waited for or of one without a name."""
         async with self._changed:
             self.num_tokens += 1
+            self._waiting.discard(client)
+            self._changed.notify_all()
+
+    async def leave(self, client: str) -> None:
+        """``client`` reads no more."""
+        async with self._changed:
+            self._waiting.discard(client)
             self._changed.notify_all()
 
     async def reach(self, num_tokens: int) -> None:
-        """Returns when so many have been seen. Raises `TimeoutError`."""
+        """Returns when so many have been seen, and each client that reads has one of them.
+
+        Raises `TimeoutError`.
+        """
+
+        def is_reached() -> bool:
+            return self.num_tokens >= num_tokens and not self._waiting
+
         async with asyncio.timeout(TIMEOUT_S), self._changed:
-            await self._changed.wait_for(lambda: self.num_tokens >= num_tokens)
+            await self._changed.wait_for(is_reached)
 
 
 class KeptStream:
@@ -109,6 +128,8 @@ class KeptStream:
         """Begins, or goes on where it was, until the generation or the connection ends."""
         end: End = "broken"
         self.close_code = None
+        if not self.tokens:
+            self._odometer.wait_for(self.name)
         try:
             async with connect(
                 url, compression=None, max_queue=None, additional_headers=headers
@@ -121,6 +142,7 @@ class KeptStream:
         except (ConnectionClosed, InvalidHandshake, OSError) as error:
             if isinstance(error, ConnectionClosed) and error.rcvd is not None:
                 self.close_code = error.rcvd.code
+        await self._odometer.leave(self.name)
         self.ends.append(end)
         return end
 
@@ -151,7 +173,7 @@ class KeptStream:
             elif frame["type"] == "token":
                 assert self.reader is not None, frame
                 self.reader.saw_frame(frame)
-                await self._odometer.add()
+                await self._odometer.add(self.name)
             elif frame["type"] in LAST:
                 if frame["type"] == "finished":
                     assert self.reader is not None, frame
