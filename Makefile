@@ -45,7 +45,7 @@ NODE_TESTS := tests/clients/javascript
 ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell command -v qemu-aarch64 2>/dev/null))
 ARM_TESTS := tests/model/ops/cpu/arm
 POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres 2>/dev/null))
-POSTGRES_TESTS := tests/server/distributed tests/chaos
+POSTGRES_TESTS := tests/server/cluster tests/chaos
 
 .DEFAULT_GOAL := help
 .PHONY: FORCE help serve test reliability processors chaos compat lint format bench soak docker docker-check clean

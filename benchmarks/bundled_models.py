@@ -29,9 +29,9 @@ from model.ops.cpu.runtime import Runtime
 from model.quantization.evaluate import evaluate
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weights import WeightFiles, num_parameters
-from server.backend import open_backend
-from server.sampling_defaults import published, with_defaults
-from server.terminal import generate
+from server.cli.terminal import generate
+from server.engine.sampling_defaults import published, with_defaults
+from server.models.backend import open_backend
 
 RESULTS = ROOT / "benchmarks" / "results" / "bundled_models.json"
 #: The authors of the texts under CC BY, by text; a copy of the list that lies beside the data.

@@ -18,10 +18,10 @@ from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weights import num_parameters
-from server.api.model_info import state_tensors
-from server.build import DEFAULT_STATE_MEMORY_BYTES
-from server.inspection import format_bytes
-from server.sampling_defaults import published
+from server.cli.inspection import format_bytes
+from server.engine.sampling_defaults import published
+from server.models.factory import DEFAULT_STATE_MEMORY_BYTES
+from server.models.info import state_tensors
 
 PAGES = ("README.md", "docs/operations.md", "docs/protocol.md")
 #: The tokens of the README's comparison of a state with a KV cache.

@@ -38,11 +38,11 @@ from benchmarks.harness import (
 )
 from benchmarks.serve_models import text_checkpoint
 from model.state import StateLayout, kv_cache_bytes_per_token
-from server.backend import Backend, open_backend
-from server.build import load_model
+from server.cli.inspection import format_bytes
 from server.engine.engine import Engine, EngineConfig
 from server.engine.types import Request, SamplingParams, TokenEvent
-from server.inspection import format_bytes
+from server.models.backend import Backend, open_backend
+from server.models.factory import load_model
 
 Item = TypeVar("Item")
 

@@ -23,7 +23,7 @@ from benchmarks.cluster_paper import Assumptions, inputs_of, model
 from benchmarks.cluster_place import place
 from benchmarks.cluster_takeover import KINDS
 from benchmarks.harness import Figures, exit_on_sigterm, machine, print_result, show
-from server.config import PREFIX, SHARED_SAVE_INTERVAL
+from server.config.settings import PREFIX, SHARED_SAVE_INTERVAL
 
 QUICK: Figures = {
     "streams": [1, 2],

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from benchmarks.harness import Figures
 from benchmarks.sse_load import percentile_ms
-from server.distributed.link import SharedPlace
-from server.distributed.objects import TableObjects
-from server.distributed.postgres_store import PostgresStore
 from server.engine.types import Request, SamplingParams, TokenEvent
 from server.engine.value import Accepted, Opened, Record, SessionValue
 from server.store.base import Identity, Store
-from server.store.sqlite_store import open_store
+from server.store.object_storage.objects import TableObjects
+from server.store.postgres.link import SharedPlace
+from server.store.postgres.store import PostgresStore
+from server.store.sqlite.store import open_store
 
 IDENTITY = Identity("benchmark", "benchmark", "native", "float32", 0, "")
 SCHEMA = "everstream_commits"

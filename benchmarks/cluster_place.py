@@ -15,10 +15,10 @@ import psycopg
 
 from benchmarks.harness import cpu_seconds
 from benchmarks.server_cost import thread_seconds
-from server.distributed.cluster import SCHEMA
+from server.cluster.cluster import SCHEMA
 from tests.postgres import Postgres
 
-#: Of the replicas, as `server.distributed.database` names them.
+#: Of the replicas, as `server.store.postgres.database` names them.
 APPLICATION = "everstream"
 
 

@@ -26,7 +26,7 @@ RECEIVE_BYTES = 1 << 16
 
 def start_once(flags: Sequence[str]) -> tuple[float, float]:
     """Seconds to the printed address, and to the first token."""
-    command = [sys.executable, "-m", "server.main", "serve", "--host", LOCAL, "--port", "0"]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--host", LOCAL, "--port", "0"]
     command += ["--store", "memory", *flags]
     start = time.perf_counter()
     with subprocess.Popen(

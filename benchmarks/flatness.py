@@ -23,11 +23,11 @@ from benchmarks.harness import Figures, machine, print_result, resident_bytes, s
 from benchmarks.peers import Peer, peers
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
-from server.backend import Backend, open_backend
-from server.build import load_model
+from server.cli.inspection import format_bytes
 from server.engine.engine import EngineConfig
 from server.engine.types import Request, SamplingParams, TokenEvent
-from server.inspection import format_bytes
+from server.models.backend import Backend, open_backend
+from server.models.factory import load_model
 
 OWNER = "benchmark"
 APPEND_TOKENS = 1024

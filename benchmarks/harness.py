@@ -44,7 +44,7 @@ class ServerProcess:
         self.url = ""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "server.main", "serve", "--host", LOCAL, "--port", "0"]
+        command = [sys.executable, "-m", "server.cli.main", "serve", "--host", LOCAL, "--port", "0"]
         command += ["--store", "memory"]  # unless a flag says otherwise
         self._process = subprocess.Popen(
             [*command, *self._flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=self._log

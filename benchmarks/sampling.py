@@ -9,8 +9,8 @@ per byte under another model, which are too low where a text is dull and too hig
 confused. A setting is as good as its texts are near to what people wrote: ``distance`` is the
 mean over these figures of |setting - held-out| / their standard deviation among held-out texts.
 
-Writes `RESULTS`, and prints a table with the nearest setting first. `server.sampling_defaults`
-refers to it.
+Writes `RESULTS`, and prints a table with the nearest setting first.
+`server.engine.sampling_defaults` refers to it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import documents
 from model.ops.cpu.runtime import Runtime
-from server.backend import Backend, open_backend
 from server.engine.config import EngineConfig
+from server.engine.sampling_defaults import DEFAULTS
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent
-from server.sampling_defaults import DEFAULTS
+from server.models.backend import Backend, open_backend
 
 RESULTS = ROOT / "benchmarks" / "results" / "sampling.json"
 TRAINING = ("train_children.txt", "train_fiction.txt", "simple_stories.txt")

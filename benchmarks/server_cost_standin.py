@@ -20,17 +20,17 @@ from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
-from server.api.porter import Signing
-from server.api.service import make_service
-from server.config import ServerConfig
-from server.driver import Driver
+from server.config.settings import ServerConfig
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import NO_TOKEN, Draw, Feed, Scored
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
-from server.metrics import Metrics
-from server.models import Models
-from server.serving import bind, serve
+from server.http.server import bind, serve
+from server.models.registry import Models
+from server.models.service import make_service
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
+from server.sessions.transfer import Signing
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL

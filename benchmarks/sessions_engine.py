@@ -9,13 +9,13 @@ from pathlib import Path
 
 from benchmarks.sessions_report import Row, times
 from model.checkpoint import Checkpoint
-from server.backend import Backend, open_backend
-from server.build import load_model
 from server.engine.engine import Engine, EngineConfig
 from server.engine.types import Request
 from server.engine.value import Past, Saved
-from server.storage import identity_of
-from server.store.sqlite_store import SqliteStore, open_store
+from server.models.backend import Backend, open_backend
+from server.models.factory import load_model
+from server.models.storage import identity_of
+from server.store.sqlite.store import SqliteStore, open_store
 
 OWNER = "benchmark"
 PROMPT = tuple(range(300, 364))

@@ -25,12 +25,12 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.harness import Figures
-from server.distributed.link import SharedPlace
-from server.distributed.objects import TableObjects
-from server.distributed.postgres_store import PostgresStore
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.engine.value import Accepted, Opened, Record, Saved, SessionValue, StateBlock
 from server.store.base import Identity
+from server.store.object_storage.objects import TableObjects
+from server.store.postgres.link import SharedPlace
+from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
 from tests.reliability.proxy import proxied
 

@@ -52,7 +52,7 @@ SVG = """<svg class="{unique_id}" viewBox="0 0 {width} {height}" xmlns="http://w
 
 def start(port: int, store: Path) -> subprocess.Popen[str]:
     """A server of the bundled model that has printed its address."""
-    command = [sys.executable, "-m", "server.main", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--store", str(store)],
         stdout=subprocess.PIPE,

@@ -12,12 +12,12 @@ import sys
 import time
 
 from server.api.app import create_app
-from server.config import ServerConfig
-from server.descriptors import with_fitting_connections
-from server.driver import Driver
-from server.logs import configure
-from server.metrics import Metrics
-from server.serving import bind, serve
+from server.config.settings import ServerConfig
+from server.http.descriptors import with_fitting_connections
+from server.http.server import bind, serve
+from server.observability.logs import configure
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL, FakeEngine
 from tests.server.harness import only

@@ -20,13 +20,13 @@ import numpy.typing as npt
 from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
-from server.api.model_info import ModelInfo, StateTensor
 from server.engine.engine import Engine, EngineConfig
 from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner, Scored
 from server.engine.sampling import has_penalty
 from server.engine.state_pool import StatePool
 from server.engine.types import Event, Request, SamplingParams
 from server.engine.value import SessionValue
+from server.models.info import ModelInfo, StateTensor
 
 EOS = 256
 STORY = (

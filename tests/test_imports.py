@@ -31,7 +31,17 @@ class Rule:
     except_in: tuple[str, ...] = ()
 
 
+#: The server's layers from the top down: each imports itself and what stands below it.
+LAYERS = (
+    *("cli", "cluster", "http", "api", "models", "sessions", "runtime", "constraints", "chat"),
+    *("store", "observability", "engine", "config", "errors"),
+)
+
 RULES = (
+    *(
+        Rule(inside=(f"server.{layer}",), never=tuple(f"server.{one}" for one in LAYERS[:height]))
+        for height, layer in enumerate(LAYERS)
+    ),
     Rule(inside=("model",), never=("server", "clients")),
     Rule(
         inside=("model",),
@@ -39,32 +49,20 @@ RULES = (
         except_in=("model.training", "model.convert"),
     ),
     Rule(inside=("clients",), never=("server", "model")),
-    Rule(inside=("server",), never=("clients",)),
-    Rule(inside=("server",), never=("server.main",), except_in=("server.main",)),
-    Rule(
-        inside=("server",),
-        never=("server.distributed",),
-        except_in=("server.main", "server.distributed"),
-    ),
-    Rule(inside=("server",), never=("model.training", "model.convert")),
-    Rule(inside=("server.engine",), never=("server",), but=("server.engine",)),
+    Rule(inside=("server",), never=("clients", "model.training", "model.convert")),
     Rule(
         inside=("server.engine",),
         never=("asyncio", "threading", "socket", "time", "concurrent", "multiprocessing"),
     ),
+    Rule(inside=("server.engine", "server.errors"), never=("server.config",)),
+    Rule(inside=("server.errors",), never=("server",)),
     Rule(inside=("server.engine.scheduler", "server.engine.lifecycle"), never=("torch",)),
-    Rule(inside=("server.driver",), never=("server.api", "server.serving")),
     Rule(
         inside=("server.api",),
         never=("server.engine",),
-        but=("server.engine.types", "server.engine.errors"),
+        but=("server.engine.types", "server.engine.sampling_defaults"),
     ),
-    Rule(
-        inside=("server.config",),
-        never=("server",),
-        but=("server.config", "server.config_file"),
-    ),
-    Rule(inside=("server.config_file",), never=("server",), but=("server.config_file",)),
+    Rule(inside=("server.config",), never=("server",), but=("server.config",)),
 )
 
 #: `server.engine` may use these and the standard library.
@@ -80,9 +78,20 @@ ON_THE_NATIVE_WAY = (
     "model.export.cli",
     "model.foreign.rwkv7_gguf",
     *("server.engine.engine", "server.engine.scheduler", "server.engine.state_pool"),
-    *("server.engine.sessions", "server.engine.native_runner", "server.backend", "server.main"),
-    *("server.inspection", "server.terminal", "server.config", "server.serving", "server.driver"),
-    *("server.metrics", "server.api.app", "server.api.model_info"),
+    *(
+        "server.engine.sessions",
+        "server.engine.native_runner",
+        "server.models.backend",
+        "server.cli.main",
+    ),
+    *(
+        "server.cli.inspection",
+        "server.cli.terminal",
+        "server.config.settings",
+        "server.http.server",
+        "server.runtime.async_engine",
+    ),
+    *("server.observability.metrics", "server.api.app", "server.models.info"),
 )
 #: What none of them may import: slow, or not in every image.
 NOT_ON_THE_NATIVE_WAY = (
@@ -112,13 +121,19 @@ UNSAFE = (
 WRITERS = {"tests/rwkv7.py": ("torch.save",), "model/export/rwkv7.py": ("torch.save",)}
 
 #: The only readers of the environment.
-ENVIRONMENT_READERS = ("server.config",)
+ENVIRONMENT_READERS = ("server.config.settings",)
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.putenv")
 
 
 def test_imports_follow_the_rules() -> None:
     broken = [line for name, tree in modules() for line in broken_rules(name, tree)]
     assert broken == []
+
+
+def test_every_module_of_the_server_is_in_a_layer() -> None:
+    root = ROOT / "server"
+    found = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")}
+    assert found == {"__init__", *LAYERS}
 
 
 def test_native_way_imports_nothing_slow() -> None:
@@ -159,8 +174,10 @@ def test_scheduler_and_lifecycle_reach_no_torch() -> None:
 
 
 def test_distributed_is_imported_lazily() -> None:
-    eager = [t for name, tree in modules() if name == "server.main" for t in eager_imports(tree)]
-    assert not [target for target in eager if under(target, ("server.distributed",))]
+    eager = [
+        t for name, tree in modules() if name == "server.cli.main" for t in eager_imports(tree)
+    ]
+    assert not [target for target in eager if under(target, ("server.cluster",))]
 
 
 def test_eager_and_lazy_imports_are_told_apart() -> None:
@@ -197,19 +214,19 @@ def test_only_the_config_reads_the_environment() -> None:
         ("model.block", "from model import training"),
         ("model.block", "from .training.loop import train"),
         ("clients.bench.load", "from model.tokenizer import Tokenizer"),
-        ("server.api.http", "from clients.bench import load"),
-        ("server.main", "from model.training.cli import train_command"),
-        ("server.driver", "from server.main import main"),
-        ("server.driver", "from server.api.app import create_app"),
-        ("server.api.app", "from server.distributed import ray_serve"),
-        ("server.api.http", "from server.engine.engine import Engine"),
-        ("server.api.http", "from server.engine import engine"),
+        ("server.api.routes.health", "from clients.bench import load"),
+        ("server.cli.main", "from model.training.cli import train_command"),
+        ("server.runtime.async_engine", "from server.cli.main import main"),
+        ("server.runtime.async_engine", "from server.api.app import create_app"),
+        ("server.api.app", "from server.cluster import ray_serve"),
+        ("server.api.routes.health", "from server.engine.engine import Engine"),
+        ("server.api.routes.health", "from server.engine import engine"),
         ("server.engine.engine", "import time"),
         ("server.engine.engine", "from asyncio import Queue"),
-        ("server.engine.engine", "from server import driver"),
+        ("server.engine.engine", "from server.runtime import async_engine"),
         ("server.engine.runner", "from model.training.loop import train"),
         ("server.engine.scheduler", "from torch import Tensor"),
-        ("server.config", "from server.driver import Driver"),
+        ("server.config.settings", "from server.runtime.async_engine import Driver"),
     ],
 )
 def test_a_broken_rule_is_seen(module: str, source: str) -> None:
@@ -221,9 +238,9 @@ def test_a_broken_rule_is_seen(module: str, source: str) -> None:
     [
         ("model.training.loop", "from model.lm import LanguageModel"),
         ("model.block", "from model import training_free"),
-        ("server.main", "def f():\n    from server.distributed import ray_serve"),
-        ("server.driver", "import time\nfrom server.engine.engine import Engine"),
-        ("server.api.http", "from server.engine.types import Request"),
+        ("server.cli.main", "def f():\n    from server.cluster import ray_serve"),
+        ("server.runtime.async_engine", "import time\nfrom server.engine.engine import Engine"),
+        ("server.api.routes.health", "from server.engine.types import Request"),
         ("server.engine.engine", "import torch\nfrom server.engine import scheduler"),
     ],
 )

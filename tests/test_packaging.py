@@ -34,7 +34,10 @@ LITTER = (
 )
 
 VOCABULARY = "model/tokenization/rwkv_vocab_v20230424.txt"
-FONT_LICENCES = {"server/static/fonts/inter-OFL.txt", "server/static/fonts/newsreader-OFL.txt"}
+FONT_LICENCES = {
+    "server/api/static/fonts/inter-OFL.txt",
+    "server/api/static/fonts/newsreader-OFL.txt",
+}
 
 
 def pins() -> dict[str, str]:
@@ -100,7 +103,7 @@ def test_wheel_carries_types(wheel_files: set[str], package: str) -> None:
     assert f"{package}/py.typed" in wheel_files
 
 
-@pytest.mark.parametrize("folder", ["server/static", "model/bundled"])
+@pytest.mark.parametrize("folder", ["server/api/static", "model/bundled"])
 def test_wheel_carries_every_data_file(wheel_files: set[str], folder: str) -> None:
     present = {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob("*") if is_data(p)}
     assert present

@@ -61,7 +61,7 @@ def file_of(folder: Path, size: str, kind: str) -> Path:
     if not path.exists():
         source = checkpoint(folder, size)
         unfinished = path.with_name(f"unfinished-{path.name}")
-        command = ["server.main", "export", str(source), str(unfinished)]
+        command = ["server.cli.main", "export", str(source), str(unfinished)]
         options = ["--format", file_format, "--dtype", dtype]
         subprocess.run([sys.executable, "-m", *command, *options], cwd=ROOT, check=True)
         unfinished.rename(path)

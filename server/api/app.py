@@ -14,43 +14,41 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from server.api import (
-    admin,
-    admin_models,
-    admin_states,
-    asyncapi,
-    http,
-    model_routes,
-    pages,
-    session_routes,
-)
-from server.api.access_log import AccessLog
-from server.api.auth import AuthMiddleware
-from server.api.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
-from server.api.cors import Cors
-from server.api.describe import KEY_ERRORS
-from server.api.errors import MethodNotAllowed, RouteNotFound, invalid
-from server.api.failures import AnswerFailures
-from server.api.head import HeadAsGet
-from server.api.hosts import HostCheck
-from server.api.keyring import Keyring
-from server.api.limits import BodyLimit, ConnectionLimit
-from server.api.openai import chat, completions, embeddings, responses, score, tokens
-from server.api.openai.responses_socket import ResponsesEndpoint
-from server.api.openapi import openapi
-from server.api.refuse import error_response, refuse
-from server.api.request_ids import RequestIds
-from server.api.route_table import RouteTable
-from server.api.sockets import Sockets
-from server.api.traced import traced
+from server.api.auth.keyring import Keyring
+from server.api.auth.middleware import AuthMiddleware
+from server.api.errors import MethodNotAllowed, RouteNotFound
+from server.api.middleware.access_log import AccessLog
+from server.api.middleware.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
+from server.api.middleware.cors import Cors
+from server.api.middleware.failures import AnswerFailures
+from server.api.middleware.head import HeadAsGet
+from server.api.middleware.hosts import HostCheck
+from server.api.middleware.limits import BodyLimit, ConnectionLimit
+from server.api.middleware.refuse import error_response, refuse
+from server.api.middleware.request_ids import RequestIds
+from server.api.middleware.tracing import traced
+from server.api.middleware.wellformed import WellFormed
+from server.api.openai import embeddings, score, tokens
+from server.api.openai.chat import routes as chat
+from server.api.openai.completions import routes as completions
+from server.api.openai.responses import routes as responses
+from server.api.openai.responses.socket import ResponsesEndpoint
+from server.api.routes import admin, admin_models, admin_states, pages
+from server.api.routes import health as http
+from server.api.routes import models as model_routes
+from server.api.routes import sessions as session_routes
+from server.api.routes.route_table import RouteTable
+from server.api.schemas.describe import KEY_ERRORS
+from server.api.schemas.openapi import openapi
 from server.api.translate import MAX_NAME_CHARS
-from server.api.websocket import StreamEndpoint
-from server.api.wellformed import WellFormed
-from server.config import ServerConfig
-from server.engine.errors import EngineError, InternalFailure
-from server.model_changes import Builder, ModelChanges
-from server.models import Models
-from server.tracing import OFF, Tracer
+from server.api.websocket import asyncapi
+from server.api.websocket.sockets import Sockets
+from server.api.websocket.stream import StreamEndpoint
+from server.config.settings import ServerConfig
+from server.errors import EngineError, InternalFailure, invalid
+from server.models.changes import Builder, ModelChanges
+from server.models.registry import Models
+from server.observability.tracing import OFF, Tracer
 
 logger = logging.getLogger("everstream.api")
 

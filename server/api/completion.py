@@ -9,8 +9,8 @@ import orjson
 
 from server.api.errors import SessionMigrated
 from server.api.translate import usage_object
-from server.engine.errors import InternalFailure
 from server.engine.types import Event, Failed, Finished, Usage
+from server.errors import InternalFailure
 
 DONE = b"data: [DONE]\n\n"
 

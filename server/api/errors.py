@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.engine.errors import EngineError, InvalidRequest
+from server.errors import EngineError
 
 
 class InvalidApiKey(EngineError):
@@ -41,15 +41,6 @@ class ForeignHost(EngineError):
         super().__init__(
             "this server answers to localhost, to IP addresses and to the names of --allow-host"
         )
-
-
-class ModelNotFound(EngineError):
-    """A name that is not the served model's."""
-
-    code = "model_not_found"
-
-    def __init__(self) -> None:
-        super().__init__("model: this server does not serve it; see /v1/models", "model")
 
 
 class SessionMigrated(EngineError):
@@ -122,11 +113,6 @@ class TooManyConnections(EngineError):
 
     def __init__(self) -> None:
         super().__init__("the server has as many connections as it takes")
-
-
-def invalid(param: str, message: str) -> InvalidRequest:
-    """A bad value of ``param``, named in the message as well."""
-    return InvalidRequest(f"{param}: {message}", param)
 
 
 #: A message may quote what a client has sent, and no answer repeats much of that.

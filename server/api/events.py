@@ -6,16 +6,15 @@ import secrets
 
 from starlette.types import Receive, Scope, Send
 
-from server.api.errors import invalid
-from server.api.frames import Work, error_frame, resumed_frame
-from server.api.names import MAX_EPOCH_CHARS, has_control
-from server.api.queries import EventsQuery
-from server.api.refuse import error_response
-from server.api.service import Service
+from server.api.middleware.refuse import error_response
+from server.api.schemas.frames import Work, error_frame, resumed_frame
+from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
+from server.api.schemas.queries import EventsQuery
 from server.api.watched import WatchedAnswer, send_part, start_stream
-from server.engine.errors import EngineError
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
-from server.sessions import Cursor, Resumed
+from server.errors import EngineError, invalid
+from server.models.service import Service
+from server.sessions.sessions import Cursor, Resumed
 
 
 def cursor_of(last_event_id: str | None, query: EventsQuery) -> Cursor:

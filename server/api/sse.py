@@ -12,16 +12,16 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from server.api.completion import DONE, JsonWriter, ended, sse
+from server.api.direct_write import Write, writer_of
 from server.api.errors import error_object
-from server.api.large_answers import send_piece, send_whole
-from server.api.refuse import error_response
-from server.api.service import Service
-from server.api.shortcut import Write, writer_of
+from server.api.large_responses import send_piece, send_whole
+from server.api.middleware.refuse import error_response
 from server.api.watched import WatchedAnswer, send_part, start_stream
-from server.engine.errors import EngineError
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started, TokenEvent
-from server.peers import KeyInUse
-from server.sessions import NO_MORE, Resumed
+from server.errors import EngineError
+from server.models.service import Service
+from server.sessions.ownership import KeyInUse
+from server.sessions.sessions import NO_MORE, Resumed
 from server.store.base import Keyed
 from server.store.errors import HistoryGone
 

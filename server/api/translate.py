@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.api.errors import invalid
-from server.api.formats import ResponseFormat
-from server.api.parse import MAX_NAME_CHARS as MAX_NAME_CHARS  # the routes have all from here
-from server.api.parse import body_of as body_of
-from server.api.parse import parse_body as parse_body
-from server.api.parse import parse_message as parse_message
-from server.api.parse import request_id_of as request_id_of
-from server.api.schemas import AppendBody, Continuation, Sampling
+from server.api.schemas.formats import ResponseFormat
+from server.api.schemas.parse import (
+    MAX_NAME_CHARS as MAX_NAME_CHARS,  # the routes have all from here
+)
+from server.api.schemas.parse import body_of as body_of
+from server.api.schemas.parse import parse_body as parse_body
+from server.api.schemas.parse import parse_message as parse_message
+from server.api.schemas.parse import request_id_of as request_id_of
+from server.api.schemas.requests import AppendBody, Continuation, Sampling
+from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams, SessionInfo, Usage
-from server.named_states import StateNotFound
-from server.sampling_defaults import with_defaults
+from server.errors import invalid
+from server.models.service import RequestLimits, Service
+from server.sessions.named_states import StateNotFound
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048
@@ -38,7 +41,7 @@ class Beginning(Protocol):
 
 
 class SessionsLike(Protocol):
-    """What is needed of `server.sessions.Sessions`."""
+    """What is needed of `server.sessions.sessions.Sessions`."""
 
     async def info(self, session: str, owner: str, /) -> SessionInfo: ...
     async def start_of(self, state: str, /) -> Beginning: ...
@@ -53,14 +56,6 @@ class TokenizerLike(Protocol):
     def puts_space_in_front(self) -> bool: ...
     def encode(self, text: str, /) -> list[int]: ...
     def encode_continuation(self, text: str, /) -> list[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may ask for."""
-
-    max_prompt_tokens: int
-    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +87,17 @@ class Translator:
     def __init__(
         self,
         tokenizer: TokenizerLike,
-        limits: Limits,
+        limits: RequestLimits,
         constraints: Constraints | None = None,
         sessions: SessionsLike | None = None,
     ) -> None:
-        self.max_ids, self.max_tokens = limits.max_prompt_tokens, limits.max_tokens
         self._tokenizer, self._constraints = tokenizer, constraints
         self._limits, self._sessions = limits, sessions
+
+    @classmethod
+    def of(cls, service: Service) -> Translator:
+        """For the requests to one version of a model."""
+        return cls(service.tokenizer, service.limits, service.constraints, service.sessions)
 
     async def generate(
         self,

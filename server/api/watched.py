@@ -10,12 +10,12 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.api.auth.keyring import Caller
 from server.api.errors import InvalidApiKey
-from server.api.keyring import Caller
-from server.api.service import Service
-from server.engine.errors import EngineError
 from server.engine.types import Event
-from server.outbox import ON_THEIR_WAY, Outbox
+from server.errors import EngineError
+from server.models.service import Service
+from server.runtime.event_queue import ON_THEIR_WAY, Outbox
 
 # How long a reader that was too slow has to read the error that says so.
 GRACE_S = 1.0

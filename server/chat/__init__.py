@@ -1,1 +1,4 @@
-"""Messages to the text that a model was taught to read."""
+"""Chat templates: messages to the text that a model was trained on.
+
+May use errors only. `models` holds a renderer, which `api.openai.chat` calls.
+"""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from model.tokenizer import Tokenizer
-from server.engine.errors import InvalidRequest
+from server.errors import InvalidRequest
 
 #: Characters that Unicode will never give a meaning to: the private use area.
 _CANDIDATES = range(0xE000, 0xF900)

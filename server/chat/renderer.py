@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from server.api.errors import invalid
 from server.chat import sandbox
 from server.chat.sandbox import LENGTH
-from server.engine.errors import InvalidRequest
+from server.errors import InvalidRequest, invalid
 
 TIMEOUT_S = 5.0
 MAX_CHARS = 4 << 20

@@ -1,5 +1,5 @@
-"""Structured output: what a text may be, as a grammar, and where its tokens may go on.
+"""Structured output: what a text may be, as a grammar, and which tokens may come next.
 
-`formats` of a request become llguidance's grammar text in a child process that can
-be killed (`worker`, `child`, `compiler`); `matcher` reads it beside the engine.
+A format becomes llguidance's grammar text in a child process that can be killed (`worker`, `child`,
+`compiler`); `matcher` follows it during generation. May use `engine`. `models` builds it.
 """

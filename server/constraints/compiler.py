@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 import orjson
 
-from server.api.errors import invalid
-from server.api.formats import FormatPart
 from server.constraints.child import Child, TrialLimits
 from server.constraints.ending import Endings
 from server.constraints.errors import NotTried, Refused
@@ -21,7 +19,7 @@ from server.constraints.grammar import costs_of, marker_of
 from server.constraints.matcher import GrammarMatcher
 from server.constraints.turns import TooManyWait, Turns
 from server.constraints.vocabulary import Vocabulary
-from server.engine.errors import InvalidRequest, QueueFull
+from server.errors import InvalidRequest, QueueFull, invalid
 
 PARAM = "response_format"
 
@@ -29,6 +27,12 @@ PARAM = "response_format"
 MAX_WAITING = 16
 MAX_VERDICTS = 256
 MAX_MATCHERS = 64
+
+
+class Format(Protocol):
+    """What is needed of `server.api.schemas.formats.FormatPart`."""
+
+    def model_dump(self, *, by_alias: bool) -> dict[str, Any]: ...
 
 
 class TokenizerLike(Protocol):
@@ -63,7 +67,7 @@ class Constraints:
         """Of the process that formats are tried in, while there is one."""
         return self._child.pid
 
-    async def grammar(self, format: FormatPart | None, owner: str = "") -> str | None:
+    async def grammar(self, format: Format | None, owner: str = "") -> str | None:
         """The grammar text of ``format``, which ``owner`` asks for; None where any text will do.
 
         Raises `InvalidRequest` where it is refused, `QueueFull` where too many of the owner's wait.

@@ -17,7 +17,7 @@ from server.constraints.ending import Ending, Endings, ids_of, words_of
 from server.constraints.free_text import FreeText
 from server.constraints.vocabulary import Vocabulary
 from server.engine.constraint import UNKNOWN_S
-from server.engine.errors import EngineError, InvalidRequest
+from server.errors import EngineError, InvalidRequest
 
 #: Of the tokens that may come while a text is being closed, the first few are looked at:
 #: the commonest ones, in a vocabulary of merged pairs.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from server.engine.config import EngineConfig
-from server.engine.errors import InvalidRequest
 from server.engine.sampling import check_params
 from server.engine.types import Request
+from server.errors import InvalidRequest
 
 #: As many of the most probable tokens as one may ask for.
 MAX_TOP = 20

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from server.engine.errors import EngineError
 from server.engine.matcher import Matcher
 from server.engine.value import Constraint
+from server.errors import EngineError
 
 Matchers = Callable[[str], Matcher]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from server.engine.errors import EngineError
 from server.engine.keeper import Keeper
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.scheduler import Scheduler
 from server.engine.sessions import SessionTable
 from server.engine.types import Event, Failed, Finished, FinishReason, Top, Usage
+from server.errors import EngineError
 
 
 class _Reading(NamedTuple):

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from server.engine.checks import check_request
 from server.engine.config import EngineConfig
-from server.engine.errors import InvalidRequest, QueueFull, SessionAttached
 from server.engine.host import Host
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo
 from server.engine.value import Accepted, Progress, SessionValue
+from server.errors import InvalidRequest, QueueFull, SessionAttached
 
 __all__ = ["Engine", "EngineConfig"]
 

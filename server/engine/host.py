@@ -10,7 +10,6 @@ from model.tokenizer import Tokenizer
 from server.engine.checks import check_tokens
 from server.engine.config import EngineConfig
 from server.engine.constraint import no_matchers
-from server.engine.errors import EngineError, SessionAttached
 from server.engine.keeper import Keeper, KeepingConfig, info_of
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
@@ -24,6 +23,7 @@ from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
 from server.engine.types import Failed, Migrated, SessionInfo
 from server.engine.value import Past, Record, SessionValue, StateBlock
+from server.errors import EngineError, SessionAttached
 
 
 class Host:
@@ -137,7 +137,7 @@ class Host:
         return max(0, len(kept) - max_sessions)
 
     def give(self, session: str, owner: str, how: str) -> None:
-        """Saves a session and lets it go: see `server.peers.How`.
+        """Saves a session and lets it go: see `server.sessions.ownership.How`.
 
         Raises `SessionNotFound`, and `SessionAttached` where it has a reader and ``how``
         is "ask"; "take_over" is what that reader is told then.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from model.tokenizer import Tokenizer
 from server.engine.detokenizer import Detokenizer
-from server.engine.errors import CapacityExhausted, InvalidRequest, SessionBusy
 from server.engine.live import Live
 from server.engine.replay import replay
 from server.engine.session import Session
@@ -28,6 +27,7 @@ from server.engine.value import (
     SessionValue,
     StateBlock,
 )
+from server.errors import CapacityExhausted, InvalidRequest, SessionBusy
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections import Counter
 
 from server.engine.constraint import Matchers
 from server.engine.endings import Endings
-from server.engine.errors import CapacityExhausted, OutOfMemory
 from server.engine.grammar_turns import GrammarTurns
 from server.engine.keeper import Keeper
 from server.engine.lifecycle import Phase
@@ -24,6 +23,7 @@ from server.engine.session import Session
 from server.engine.sessions import SessionTable
 from server.engine.types import Event, Failed, Scored, Started, TokenEvent
 from server.engine.value import Progress
+from server.errors import CapacityExhausted, OutOfMemory
 
 logger = logging.getLogger("everstream.engine")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.engine.errors import InvalidRequest
 from server.engine.types import SamplingParams
+from server.errors import InvalidRequest
 
 #: How many of the most likely tokens a request may ask for.
 MAX_TOP_LOGPROBS = 20

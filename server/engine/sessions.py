@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from server.engine.errors import SessionBusy, SessionNotFound
 from server.engine.session import Session
 from server.engine.state_pool import StatePool
 from server.engine.value import StateBlock
+from server.errors import SessionBusy, SessionNotFound
 
 if TYPE_CHECKING:
     from server.engine.live import Live

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from server.engine.errors import EngineError
+from server.errors import EngineError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

@@ -1,1 +1,4 @@
-"""Durable sessions: a log that is written before anything is sent, and snapshots of states."""
+"""Durable sessions: a write-ahead log, snapshots of states, named states.
+
+May use `engine` (types and values). `models` opens it; `runtime` writes to it from a thread.
+"""

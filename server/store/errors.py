@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.engine.errors import EngineError
+from server.errors import EngineError
 
 
 class StoreError(EngineError):

@@ -19,7 +19,7 @@ from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewoun
 from server.store.codec import unpack_entry
 from server.store.errors import StoreLost
 from server.store.heads import Head
-from server.store.journal_rows import Kept, Step, pack_row, unpack_row
+from server.store.log_rows import Kept, Step, pack_row, unpack_row
 from server.store.redo import Redo
 from server.store.snapshots import Row, Snapshots
 from server.store.tables import Tables

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from server.engine.errors import SessionNotFound
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import (
     Accepted,
@@ -21,6 +20,7 @@ from server.engine.value import (
     Saved,
     SessionValue,
 )
+from server.errors import SessionNotFound
 from server.store.base import Events, Found, Keyed, Listed, Loaded, Numbered
 from server.store.codec import running_after
 from server.store.errors import HistoryGone, StoreLost

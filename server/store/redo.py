@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from server.engine.value import Deleted, Entry
 from server.store.codec import Malformed, unpack_entry
 from server.store.heads import Head
-from server.store.journal_rows import Line, Row, Step
+from server.store.log_rows import Line, Row, Step
 
 logger = logging.getLogger(__name__)
 

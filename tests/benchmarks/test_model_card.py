@@ -15,8 +15,8 @@ from benchmarks.model_card import CURVE, PAGE, card, samples
 from benchmarks.training_runs import NUM_POINTS, facts_of_run
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import load_checkpoint
-from server.main import app
-from server.sampling_defaults import published
+from server.cli.main import app
+from server.engine.sampling_defaults import published
 from tests.tiny import TEXT, tiny_tokenizer
 
 RESULT = read()

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.sampling import RESULTS, compared, draw, grid, opening_of
 from benchmarks.text_scores import repeated_4grams, unknown_words, variety, words_of
 from model.bundled_models import DEFAULT_NAME
-from server.backend import open_backend
+from server.engine.sampling_defaults import DEFAULTS
 from server.engine.types import SamplingParams
-from server.sampling_defaults import DEFAULTS
+from server.models.backend import open_backend
 from tests.tiny import TEXT, tiny_checkpoint
 
 

@@ -95,7 +95,7 @@ def start_real() -> Iterator[StartServer]:
     def start(*flags: str, port: int = 0) -> ServerProcess:
         port = port or free_port()
         process = subprocess.Popen(
-            [sys.executable, "-m", "server.main", "serve", "--port", str(port), *flags],
+            [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), *flags],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from server.sampling_defaults import published
+from server.engine.sampling_defaults import published
 from tests.browser.conftest import ServerProcess, Visit
 from tests.browser.reading import (
     ENDLESS,

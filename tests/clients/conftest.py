@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from model.checkpoint import load_checkpoint, save_checkpoint
-from server.backend import open_backend
-from server.state_making import read_prompt, write_state
-from server.storage import identity_of
+from server.cli.state_making import read_prompt, write_state
+from server.models.backend import open_backend
+from server.models.storage import identity_of
 from tests.tiny import tiny_checkpoint
 
 #: What the named state ``wood`` has read.
@@ -27,7 +27,7 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     checkpoint = tiny_checkpoint()
     save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
     write_state_of(folder, folder / "wood.state")
-    command = [sys.executable, "-m", "server.main", "serve", "--model", str(folder)]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--model", str(folder)]
     command += ["--state", f"wood={folder / 'wood.state'}"]
     command += ["--store", "memory", "--sleep-memory", "0"]  # full at 16 sessions
     yield from serving([*command, "--port", "0", "--threads", "1", "--max-sessions", "16"], folder)

@@ -13,7 +13,7 @@ from websockets.sync.server import ServerConnection
 
 from clients.bench.figures import Limits, errors_of, percentile_ms, summarize
 from clients.bench.load import Load, Timed, run
-from server.main import app
+from server.cli.main import app
 from tests.clients.stub import Message, answering, finished, started
 
 
@@ -153,7 +153,7 @@ def test_numbers_are_whole_on_a_narrow_terminal_and_levels_are_announced(
 ) -> None:
     from typer.testing import CliRunner
 
-    from server.main import app
+    from server.cli.main import app
 
     words = ["bench", "--url", server_url, "--concurrency", "1,2", "--max-tokens", "4"]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "30", "TERMINAL_WIDTH": "30"})

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from clients.chat.conversation import Conversation, printable
 from clients.python import Client
-from server.main import app
+from server.cli.main import app
 
 
 def talk(url: str, *lines: str) -> str:

@@ -30,7 +30,7 @@ class Server:
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        command = [sys.executable, "-m", "server.main", "serve", "--threads", "1"]
+        command = [sys.executable, "-m", "server.cli.main", "serve", "--threads", "1"]
         command += ["--store", str(self._folder / "store"), "--port", self._port]
         processes = serving(command, self._folder)
         url = next(processes)

@@ -12,10 +12,10 @@ import pytest
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint
 from model.state import StateLayout
-from server.backend import Backend, open_backend
 from server.engine.runner import Feed, Scored
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
+from server.models.backend import Backend, open_backend
 from tests.compat.environments import python_client
 
 pytestmark = pytest.mark.usefixtures("long")

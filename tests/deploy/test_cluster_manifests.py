@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from server.metrics import NO_STATS, Metrics, Scrape, render
+from server.observability.metrics import NO_STATS, Metrics, Scrape, render
 from tests.deploy.manifests import (
     DEPLOY,
     Manifest,

@@ -146,7 +146,7 @@ def test_a_wrong_password_ends_the_start_and_is_not_told(postgres: Postgres, fol
     wrong = "not the word"
     environment = {**os.environ, "EVERSTREAM_STORE": url_of(postgres, folder, wrong)}
     done = subprocess.run(
-        [sys.executable, "-m", "server.main", "serve", "--port", "0"],
+        [sys.executable, "-m", "server.cli.main", "serve", "--port", "0"],
         env=environment,
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from server.config import ServerConfig
+from server.config.settings import ServerConfig
 from tests.deploy.manifests import DEPLOY, Manifest, containers_of, kustomized, manifests_of
 from tests.docs.pages import flags, page
 

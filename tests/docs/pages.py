@@ -10,7 +10,7 @@ from typing import Any
 from typer import Context
 from typer.main import get_group
 
-from server.main import app
+from server.cli.main import app
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

@@ -22,8 +22,8 @@ from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.weights import check_weights
-from server.backend import open_backend
 from server.engine.engine import EngineConfig
+from server.models.backend import open_backend
 from tests.docs.pages import page
 from tests.model.attention import test_contract as contract
 from tests.model.attention.oracles import ORACLES, Oracle

@@ -52,7 +52,7 @@ def words_of(command: str) -> list[str]:
         words += ["--window", "32", "--batch-size", "2", "--vocab-size", "300", "--threads", "1"]
     if words[0] == "serve":
         words += ["--port", "0", "--store", "memory", "--threads", "1"]
-    return [sys.executable, "-m", "server.main", *words]
+    return [sys.executable, "-m", "server.cli.main", *words]
 
 
 def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:

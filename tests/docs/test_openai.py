@@ -17,13 +17,13 @@ from server.api.openai.bodies import (
     ScoreBody,
     TokenizeBody,
 )
-from server.api.openai.chat_schemas import ChatBody
-from server.api.openai.responses_schemas import ResponseCreate, ResponsesBody
+from server.api.openai.chat.schemas import ChatBody
+from server.api.openai.responses.schemas import ResponseCreate, ResponsesBody
 from server.api.openai.unsupported import Refusal
-from server.api.parse import parse_body
-from server.api.schemas import Sampling
-from server.api.wire import Wire
-from server.engine.errors import InvalidRequest
+from server.api.schemas.parse import parse_body
+from server.api.schemas.requests import Sampling
+from server.api.schemas.wire import Wire
+from server.errors import InvalidRequest
 from tests.docs.pages import json_examples, names, page, rows, section
 
 ROOT = Path(__file__).parent.parent.parent

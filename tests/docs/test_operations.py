@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
-from server.build import DEFAULT_STATE_MEMORY_BYTES
-from server.config import SHARED_SAVE_INTERVAL, ServerConfig, flag_of, parse_bytes
+from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig, flag_of, parse_bytes
 from server.engine.types import EngineStats, Finished, FinishReason, Usage
-from server.metrics import Metrics, Scrape, render
+from server.models.factory import DEFAULT_STATE_MEMORY_BYTES
+from server.observability.metrics import Metrics, Scrape, render
 from tests.docs.pages import flags, names, page, rows, section
 
 TEXT = page("operations.md")

@@ -12,29 +12,20 @@ import pytest
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from server.api import events, frames, session_messages, websocket
-from server.api.answers import (
-    Appended,
-    Completion,
-    Forked,
-    ModelList,
-    SessionAnswer,
-    SessionCreated,
-    SessionDeleted,
-    SessionList,
-)
+from server.api import events
 from server.api.app import ROUTERS
 from server.api.errors import OUTCOMES, error_body
-from server.api.frames import (
+from server.api.openai.bodies import CompletionBody
+from server.api.openai.completions.writer import CompletionWriter
+from server.api.schemas import frames
+from server.api.schemas.frames import (
     Work,
     created_frame,
     error_frame,
     named_frame,
     resumed_frame,
 )
-from server.api.openai.bodies import CompletionBody
-from server.api.openai.completion_writer import CompletionWriter
-from server.api.schemas import (
+from server.api.schemas.requests import (
     MESSAGE_TYPES,
     Append,
     AppendBody,
@@ -44,8 +35,20 @@ from server.api.schemas import (
     RewindBody,
     Sampling,
 )
+from server.api.schemas.responses import (
+    Appended,
+    Completion,
+    Forked,
+    ModelList,
+    SessionAnswer,
+    SessionCreated,
+    SessionDeleted,
+    SessionList,
+)
 from server.api.translate import parse_body, parse_message
-from server.engine.errors import InvalidRequest, SessionNotFound
+from server.api.websocket import session_messages
+from server.api.websocket import stream as websocket
+from server.engine.sampling_defaults import DEFAULTS, FIELDS
 from server.engine.types import (
     Event,
     Finished,
@@ -57,8 +60,8 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
-from server.sampling_defaults import DEFAULTS, FIELDS
-from server.sessions import Resumed
+from server.errors import InvalidRequest, SessionNotFound
+from server.sessions.sessions import Resumed
 from tests.docs.pages import json_examples, names, page, rows, section
 from tests.fakes import MODEL
 

@@ -15,7 +15,7 @@ import pytest
 from typer import Context
 from typer.main import get_group
 
-from server.main import app
+from server.cli.main import app
 from tests.docs.pages import DOCS
 from tests.reliability.servers import ServerProcess
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from server.api import formats
+from server.api.schemas import formats
 from server.constraints import compiler, json_schema
 from server.constraints.child import TrialLimits
 from tests.docs.pages import names, page, rows, section

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clients.chat.conversation import HELP
-from server.main import app
+from server.cli.main import app
 from tests.docs.pages import DOCS
 from tests.reliability.servers import ServerProcess
 

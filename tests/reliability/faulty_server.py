@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from server.api.app import create_app
-from server.config import ServerConfig
-from server.driver import Driver
+from server.config.settings import ServerConfig
 from server.engine.value import Record
-from server.metrics import Metrics
-from server.serving import bind, serve
+from server.http.server import bind, serve
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
 from server.store.base import Store
-from server.store.sqlite_store import open_store
+from server.store.sqlite.store import open_store
 from tests.fakes import FakeEngine
 from tests.server.harness import SIGNING, only
 

@@ -27,7 +27,7 @@ LOCAL = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
-EVERSTREAM = ("server.main", "serve", "--host", LOCAL)
+EVERSTREAM = ("server.cli.main", "serve", "--host", LOCAL)
 FAKE = ("tests.fake_server",)
 
 

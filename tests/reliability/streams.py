@@ -19,13 +19,13 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint, save_checkpoint
-from server.backend import open_backend
 from server.engine.engine import EngineConfig
+from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request
-from server.sampling_defaults import with_defaults
-from server.storage import identity_of
+from server.models.backend import open_backend
+from server.models.storage import identity_of
 from server.store.base import Store
-from server.store.sqlite_store import open_store
+from server.store.sqlite.store import open_store
 from tests.reliability.history import Event, History, Log, Reader, event_of_entry, event_of_frame
 from tests.server.harness import checked
 from tests.tiny import solo, tiny_checkpoint, tokens_of

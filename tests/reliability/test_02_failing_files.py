@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from server.store.check import problems
 from server.store.errors import StoreError
-from server.store.lock import Waiting
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.lock import Waiting
+from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY
 from tests.server.store.script import LIMITS, Script

@@ -13,8 +13,8 @@ import pytest
 
 from server.engine.value import Entry
 from server.store.base import Store
-from server.store.check import problems
-from server.store.sqlite_store import open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 
 WAL = "sessions.sqlite3-wal"

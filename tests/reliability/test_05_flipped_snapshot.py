@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from server.store.base import Loaded
-from server.store.check import problems
 from server.store.errors import SnapshotBroken
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.store import SqliteStore, open_store
 from server.store.state_file import decode_state, encode_state
 from tests.server.store.records import IDENTITY, Writer, block, text_after
 

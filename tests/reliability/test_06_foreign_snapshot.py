@@ -13,7 +13,7 @@ from server.engine.value import StateBlock
 from server.store.base import Identity
 from server.store.errors import SnapshotMismatch
 from server.store.portable import export_session, import_session
-from server.store.sqlite_store import open_store
+from server.store.sqlite.store import open_store
 from server.store.state_file import decode_state, encode_state
 from tests.server.store.records import IDENTITY, Writer, block
 

@@ -17,9 +17,9 @@ import pytest
 import server.store
 from server.store.clock import StoreClock
 from server.store.errors import StoreInUse
-from server.store.lock import Waiting
 from server.store.saving import Limits
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.sqlite.lock import Waiting
+from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer
 
 DAY_S = 86_400.0

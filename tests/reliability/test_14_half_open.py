@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.serving import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS
+from server.http.server import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS
 from tests.reliability.proxy import proxied
 from tests.reliability.raw_websocket import PING, connected, frames_of, opened
 from tests.reliability.servers import FAKE, ServerProcess, eventually
@@ -38,7 +38,7 @@ async def test_half_open_socket_is_dropped_while_it_streams_and_its_slot_freed()
         proxy.links[0].swallow()
         await server.until_disconnected()
         async with asyncio.timeout(10):
-            await server.driver.drained()
+            await server.runtime.async_engine.drained()
         await server.until_slots_are_free()
 
 

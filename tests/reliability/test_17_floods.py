@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from server.websocket_protocol import MAX_FRAGMENTS
+from server.http.websocket_protocol import MAX_FRAGMENTS
 from tests.reliability.bystander import Bystander, bystander
 from tests.reliability.raw_websocket import (
     BINARY,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from server.api.limits import BODY_TIMEOUT_S
-from server.protocol import DRAIN_S, LINGER_S, HttpProtocol
-from server.serving import TCP_USER_TIMEOUT_MS
-from server.websocket_protocol import WebSocketProtocol
+from server.api.middleware.limits import BODY_TIMEOUT_S
+from server.http.http_protocol import DRAIN_S, LINGER_S, HttpProtocol
+from server.http.server import TCP_USER_TIMEOUT_MS
+from server.http.websocket_protocol import WebSocketProtocol
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import RawWebSocket, connected, handshake
 from tests.reliability.servers import FAKE, ServerProcess, eventually

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from server.api.openai.bodies import CompletionBody
-from server.api.schemas import Append, Generate
+from server.api.schemas.requests import Append, Generate
 from server.engine.types import Request
 from server.engine.value import SessionValue
 from tests.fakes import FakeEngine

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from server.config import ServerConfig
+from server.config.settings import ServerConfig
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import TEXT, connected, frame, opened
 from tests.reliability.servers import ServerProcess

@@ -10,9 +10,9 @@ import pytest
 
 from model.tokenizer import Tokenizer
 from server.engine.engine import Engine
-from server.engine.errors import SessionNotFound
 from server.engine.runner import Runner
 from server.engine.types import Request
+from server.errors import SessionNotFound
 from tests.reliability.engines import BACKENDS, Model, check_baseline
 from tests.reliability.faulty_runner import FaultyRunner, after, never
 from tests.server.engine.ledger import Ledger

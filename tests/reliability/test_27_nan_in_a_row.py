@@ -7,8 +7,8 @@ import pytest
 
 from model.state import StateLayout
 from server.engine.engine import Engine
-from server.engine.errors import SessionNotFound
 from server.engine.value import Saved
+from server.errors import SessionNotFound
 from tests.reliability.engines import BACKENDS, Model, check_baseline
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, poison, request, solo, tiny_checkpoint, tokens_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.errors import OutOfMemory
 from server.engine.round import CALM_ROUNDS
 from server.engine.runner import Feed
 from server.engine.types import Failed
+from server.errors import OutOfMemory
 from tests.reliability.engines import BACKENDS, Model, check_baseline
 from tests.reliability.faulty_runner import FaultyRunner
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.driver import STALL_S
+from server.runtime.async_engine import STALL_S
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import KeptStream, Odometer, answer, ask, socket_of

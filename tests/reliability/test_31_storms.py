@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.errors import EngineError
+from server.errors import EngineError
 from tests.fakes import FakeEngine, FakeRuntime
 from tests.reliability.engines import BACKENDS, Model
 from tests.server.engine.ledger import Ledger

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from server.api.schemas import MESSAGE_TYPES
+from server.api.schemas.requests import MESSAGE_TYPES
 from tests.server.harness import Running, receive, receive_until, running, send
 
 ALICE, BOB = "key-of-alice", "key-of-bob"

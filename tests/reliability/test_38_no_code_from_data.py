@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from model.config import ConfigError
 from model.tokenizer import TokenizerError
-from server.main import app
+from server.cli.main import app
 from tests.fakes import FakeEngine
 from tests.reliability.servers import ServerProcess
 from tests.server.harness import receive_until, running, send

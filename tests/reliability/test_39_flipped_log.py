@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import apsw
 import pytest
 
-from server.engine.errors import EngineError
 from server.engine.value import Accepted
+from server.errors import EngineError
 from server.store.base import Events, Keyed, Numbered, Store
-from server.store.check import problems
 from server.store.codec import decode_value
-from server.store.database import FILE_NAME
 from server.store.errors import SessionBroken, SnapshotBroken
-from server.store.sqlite_store import open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.store import open_store
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import KeptStream, Odometer, client_of, run_all, write_tiny_model

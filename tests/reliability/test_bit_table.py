@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.errors import InternalFailure
 from server.engine.value import Past
+from server.errors import InternalFailure
 from server.store.base import Identity
 from server.store.portable import export_session, import_session
-from server.store.sqlite_store import open_store
+from server.store.sqlite.store import open_store
 from tests.reliability.engines import BACKENDS, Model
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of

@@ -13,10 +13,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from model.checkpoint import load_checkpoint
-from server.backend import open_backend
-from server.state_making import read_prompt
-from server.state_reading import state_in
-from server.storage import identity_of
+from server.cli.state_making import read_prompt
+from server.models.backend import open_backend
+from server.models.state_files import state_in
+from server.models.storage import identity_of
 from server.store.named_state import export_state
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import write_tiny_model

@@ -29,7 +29,7 @@ OPEN = {"GET /health", "GET /ready"}
 #: short. A path with a parameter also matches the fixed path beside it, with other methods. And
 #: whoever comes with a cursor of another server is told so, also of a session that is gone.
 LEFT_OUT = "positive_data_acceptance,allow_header_conformance,use_after_free"
-#: They load from a folder that the operator names: tests/server/test_model_changes.py has one.
+#: They load from a folder that the operator names: tests/server/models/test_changes.py has one.
 NEEDS_A_FOLDER = {
     "POST /v1/admin/models",
     "POST /v1/admin/models/{name}/reload",
@@ -134,8 +134,8 @@ def operations_of(document: dict[str, Any]) -> set[str]:
 async def assert_well(server: Running, headers: dict[str, str]) -> None:
     """Nothing is left of the fuzzer's work, and the next request is served."""
     async with asyncio.timeout(20):
-        await server.driver.drained()
-    assert server.driver.healthy
+        await server.runtime.async_engine.drained()
+    assert server.runtime.async_engine.healthy
     body = {"prompt": "hi", "max_tokens": 1}
     assert (await server.http.post("/v1/completions", headers=headers, json=body)).is_success
 

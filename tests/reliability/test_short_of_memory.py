@@ -12,8 +12,8 @@ from tests.reliability.streams import write_tiny_model
 #: In a process of its own: the limit is the whole process's.
 CODE = """
 import resource, sys
-from server.build import build_models
-from server.config import ServerConfig, model_source
+from server.models.factory import build_models
+from server.config.settings import ServerConfig, model_source
 
 config = ServerConfig(model=(model_source(sys.argv[1]),), store="memory", threads=1)
 models, _ = build_models(config)

@@ -16,14 +16,14 @@ import pytest
 from pydantic import TypeAdapter
 from websockets.asyncio.client import connect
 
-from server.api import names
-from server.api.admin_models import LoadModelBody, ReloadModelBody
-from server.api.formats import FormatPart
 from server.api.openai.bodies import CompletionBody
-from server.api.openai.chat_schemas import ChatBody
-from server.api.openai.responses_schemas import ResponseCreate
-from server.api.schemas import Message
-from server.api.wire import Wire
+from server.api.openai.chat.schemas import ChatBody
+from server.api.openai.responses.schemas import ResponseCreate
+from server.api.routes.admin_models import LoadModelBody, ReloadModelBody
+from server.api.schemas import names
+from server.api.schemas.formats import FormatPart
+from server.api.schemas.requests import Message
+from server.api.schemas.wire import Wire
 from tests.postgres import Postgres
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import write_tiny_model
@@ -77,7 +77,7 @@ def kinds(base: type[Any]) -> Iterator[type[Any]]:
 
 
 def test_every_string_is_a_name_a_pattern_or_known_to_be_free() -> None:
-    """A new field has to be declared: as a name of `server.api.names`, or here as a text."""
+    """A new field has to be declared: as one of `schemas.names`, or here as a text."""
     unknown, seen = set(), 0
     for model in (*kinds(Wire), *kinds(FormatPart)):
         for field, schema in strings(TypeAdapter(model).json_schema()):

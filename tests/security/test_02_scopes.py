@@ -17,8 +17,8 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from server.api.route_table import flat
-from server.api.scopes import ALL_SCOPES, OPEN, ROUTES
+from server.api.auth.scopes import ALL_SCOPES, OPEN, ROUTES
+from server.api.routes.route_table import flat
 from tests.server.harness import Running, running
 
 SCOPES = sorted(ALL_SCOPES)

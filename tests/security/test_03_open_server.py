@@ -15,7 +15,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from server.api.hosts import name_of
+from server.api.middleware.hosts import name_of
 from tests.reliability.servers import LOCAL, ROOT, ServerProcess
 from tests.server.harness import Running, running
 
@@ -114,7 +114,7 @@ def test_key_is_read_by_either_name(environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def serve(*flags: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "server.main", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", *flags]
     process = subprocess.Popen(
         command,
         cwd=ROOT,

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from server.api.errors import MAX_MESSAGE_CHARS, error_object, invalid
-from server.api.formats import FormatPart, JsonSchema
-from server.api.openai.chat_messages import FunctionDefinition
-from server.api.wire import Wire
+from server.api.errors import MAX_MESSAGE_CHARS, error_object
+from server.api.openai.chat.messages import FunctionDefinition
+from server.api.schemas.formats import FormatPart, JsonSchema
+from server.api.schemas.wire import Wire
+from server.errors import invalid
 from server.store.errors import SnapshotMismatch
 from server.store.state_file import check_identity, labels
 from tests.security.test_01_names import kinds

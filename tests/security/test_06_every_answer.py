@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from server.sessions import Sessions
+from server.sessions.sessions import Sessions
 from tests.reliability.raw_websocket import handshake
 from tests.server.harness import Running, receive, receive_until, running, send
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.api.large_answers import AT_ONCE, MAX_INLINE_BYTES, LargeAnswers
-from server.engine.errors import EngineError
+from server.errors import EngineError
+from server.models.large_answers import AT_ONCE, MAX_INLINE_BYTES, LargeAnswers
 from tests.fakes import FakeEngine
 from tests.server.harness import Running, running
 

@@ -15,9 +15,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.api import admin_models, parse, schemas
-from server.api.openai import bodies, chat_schemas, responses_schemas
-from server.api.wire import Wire
+from server.api.openai import bodies
+from server.api.openai.chat import schemas as chat_schemas
+from server.api.openai.responses import schemas as responses_schemas
+from server.api.routes import admin_models
+from server.api.schemas import parse
+from server.api.schemas import requests as schemas
+from server.api.schemas.wire import Wire
 from tests.server.harness import running
 
 MANY = 5000

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from server.api.connections import SPARE
+from server.api.middleware.connections import SPARE
 from tests.reliability.history import History
 from tests.reliability.raw_websocket import connected, handshake
 from tests.reliability.servers import LOCAL, ServerProcess
 from tests.reliability.streams import KeptStream, Odometer, write_tiny_model
 
 MAX_FILES = 128
-#: What is left of them for connections: see `server.descriptors`.
+#: What is left of them for connections: see `server.http.descriptors`.
 MAX_OPEN = 64
 MAX_ADMITTED = MAX_OPEN - SPARE
 MANY = 300

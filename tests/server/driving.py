@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from server.driver import Driver
 from server.engine.types import (
     EngineStats,
     Event,
@@ -16,8 +15,9 @@ from server.engine.types import (
     SamplingParams,
     SessionInfo,
 )
-from server.metrics import Metrics
-from server.outbox import Outbox
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
+from server.runtime.event_queue import Outbox
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine

@@ -18,19 +18,19 @@ from websockets.asyncio.client import ClientConnection, connect
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.api.app import create_app
-from server.api.frame_models import AnyFrame
-from server.api.model_info import ModelInfo
-from server.api.porter import Signing
-from server.api.service import make_service
-from server.config import ServerConfig
+from server.api.schemas.frame_models import AnyFrame
+from server.config.settings import ServerConfig
 from server.constraints.compiler import Constraints
-from server.driver import Driver
 from server.engine.types import EngineStats, Request, SamplingParams
 from server.engine.value import SessionValue
-from server.metrics import Metrics
-from server.models import Models
-from server.protocol import HttpProtocol
-from server.serving import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
+from server.http.http_protocol import HttpProtocol
+from server.http.server import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
+from server.models.info import ModelInfo
+from server.models.registry import Models
+from server.models.service import make_service
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
+from server.sessions.transfer import Signing
 from server.store.base import Identity, Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL, STATE_BYTES, ByteTokenizer, FakeEngine

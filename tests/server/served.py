@@ -14,10 +14,10 @@ from websockets.asyncio.client import connect
 
 from model.checkpoint import save_checkpoint
 from server.api.app import create_app
-from server.build import build_models
-from server.config import ServerConfig, model_source
-from server.models import Models, Version
-from server.serving import Server, bind
+from server.config.settings import ServerConfig, model_source
+from server.http.server import Server, bind
+from server.models.factory import build_models
+from server.models.registry import Models, Version
 from tests.tiny import tiny_checkpoint
 
 #: A generation that goes on until it is told not to, or until the test ends.

@@ -133,7 +133,7 @@ async def test_failure_of_the_application_has_the_shape_of_an_error(
         def fail(text: str) -> list[int]:
             raise error
 
-        server.server.config.app.state.models.default.translator._tokenizer.encode = fail
+        server.server.config.app.state.models.default.tokenizer.encode = fail
         data = await server.exchange(post("/v1/completions", b'{"prompt": "a"}'))
         answer = Answer.of(data)
         answer.check(500, "internal_error")

@@ -17,8 +17,8 @@ import pytest_asyncio
 from model.checkpoint import load_checkpoint
 from model.tokenization.library import LibraryCodec
 from model.tokenizer import Tokenizer
-from server.backend import open_backend
 from server.engine.engine import Engine, EngineConfig
+from server.models.backend import open_backend
 from tests.model.foreign.test_flash_linear_attention import Theirs
 from tests.model.tokenization.files import LLAMA_ENDS, llama
 from tests.server.served import Served, served

@@ -27,7 +27,7 @@ raise ImportError("torch was imported")
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "server.main", *arguments]
+    return [sys.executable, "-m", "server.cli.main", *arguments]
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from server.engine.errors import EngineError
 from server.engine.types import TokenEvent
 from server.engine.value import Opened, Record, SessionValue
-from server.journal import commit_apart
+from server.errors import EngineError
+from server.runtime.store_thread import commit_apart
 from server.store.errors import RecordRefused, StoreFailed, StoreLost
 from server.store.memory_store import MemoryStore
 from tests.server.failing_store import FailingStore
-from tests.server.test_journal import Desk, Step
+from tests.server.runtime.test_store_thread import Desk, Step
 
 
 class Choosy(FailingStore):

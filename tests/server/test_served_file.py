@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from model.checkpoint import load_checkpoint
-from server.main import app
+from server.cli.main import app
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, write_gguf
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.server.served import served

@@ -28,7 +28,7 @@ def served(environment: Mapping[str, str], model: str, log: Path) -> Iterator[ht
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "server.main", *words],
+            [sys.executable, "-m", "server.cli.main", *words],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from model.checkpoint import load_checkpoint
 from model.quantization.quantize import save_quantized
-from server.main import app
+from server.cli.main import app
 from tests.server.served import served
 from tests.tiny import TEXT, tiny_checkpoint
 
@@ -58,5 +58,5 @@ async def test_session_goes_on_after_a_restart(
         first = await server.text("Once", session=session)
         whole = await server.text("Once", max_tokens=40)
     async with served(folder, store=store, backend=backend) as server:
-        assert (server.models.default.model.dtype == "int8") == (backend == "native")
+        assert (server.models.registry.default.model.dtype == "int8") == (backend == "native")
         assert first + await server.text("", session=session) == whole

@@ -1,1 +1,4 @@
-"""OpenAI's routes, one file each, and those that its users expect beside them."""
+"""OpenAI's routes, and those that its users expect next to them.
+
+May use `api.schemas`, `api.auth` and the layers below `api`. `api.app` mounts them.
+"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model.chat_template import PLAIN
-from server.api.service import Service
+from server.models.service import Service
 
 #: Tokens of all choices of one answer, of a model that ends its answers by itself.
 MAX_DEFAULT_TOKENS = 4096
@@ -19,4 +19,4 @@ def max_tokens_or_default(service: Service, wanted: int | None, num_choices: int
     if wanted is not None or service.chat_template.source == PLAIN:
         return wanted
     room = max(MAX_DEFAULT_TOKENS // num_choices, MIN_DEFAULT_TOKENS)
-    return min(room, service.translator.max_tokens)
+    return min(room, service.limits.max_tokens)

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from server.api.names import Label, ModelName, SessionId, StateName
-from server.api.openai.chat_messages import Messages, TemplateKwargs, Tools
+from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
 from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS, Refusal
-from server.api.schemas import (
+from server.api.schemas.names import Label, ModelName, SessionId, StateName
+from server.api.schemas.requests import (
     MAX_CHOICES,
     Once,
     Sampling,
@@ -18,7 +18,7 @@ from server.api.schemas import (
     TokenIds,
     TopLogprobs,
 )
-from server.api.wire import Wire
+from server.api.schemas.wire import Wire
 
 #: Prompts of one request, and continuations of one context.
 MAX_PROMPTS = 256

@@ -16,18 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from server.api import answers
 from server.api.completion import Ends, around_list, ended
-from server.api.describe import ERRORS, body_schema
-from server.api.errors import invalid
-from server.api.large_answers import FLOAT_BYTES
-from server.api.lookup import service_for
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
+from server.api.routes.lookup import service_for
+from server.api.schemas import responses as answers
+from server.api.schemas.describe import ERRORS, body_schema
 from server.api.sse import JsonAnswer
-from server.api.translate import body_of
-from server.engine.errors import InternalFailure
+from server.api.translate import Translator, body_of
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
+from server.errors import InternalFailure, invalid
+from server.models.large_answers import FLOAT_BYTES
 
 router = APIRouter()
 
@@ -44,7 +43,7 @@ async def embed(request: Request) -> Response:
     service = service_for(request, body.model)
     id, works = f"embd-{secrets.token_hex(16)}", []
     for index, text in enumerate(prompts_in(body.input)):
-        tokens = await service.translator.tokens(text, "input")
+        tokens = await Translator.of(service).tokens(text, "input")
         await asyncio.sleep(0)  # others have their turn between the inputs
         if not tokens:
             raise invalid("input", "must not be empty")

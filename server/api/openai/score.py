@@ -15,20 +15,19 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from server.api import answers
 from server.api.completion import Ends, around_list, ended, total_usage
-from server.api.describe import ERRORS, body_schema
-from server.api.errors import invalid
-from server.api.large_answers import LOGPROB_BYTES
-from server.api.lookup import service_for
 from server.api.openai.bodies import ScoreBody
 from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
-from server.api.service import Service
+from server.api.routes.lookup import service_for
+from server.api.schemas import responses as answers
+from server.api.schemas.describe import ERRORS, body_schema
 from server.api.sse import JsonAnswer
-from server.api.translate import body_of, usage_object
-from server.engine.errors import InternalFailure
+from server.api.translate import Translator, body_of, usage_object
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
+from server.errors import InternalFailure, invalid
+from server.models.large_answers import LOGPROB_BYTES
+from server.models.service import Service
 
 router = APIRouter()
 
@@ -54,7 +53,7 @@ async def score(request: Request) -> Response:
 
 async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
     """One request: an empty context is the start token."""
-    translator, model = service.translator, service.model
+    translator, model = Translator.of(service), service.model
     context = await translator.tokens(body.prompt, "prompt")
     if not context and not isinstance(body.prompt, str):
         raise invalid("prompt", 'must have a token; the text "" is the start token')
@@ -64,8 +63,10 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
         await asyncio.sleep(0)  # others have their turn between them
     if not all(continuations):
         raise invalid("continuations", "must not be empty")
-    if sum(map(len, continuations)) > translator.max_ids:
-        raise invalid("continuations", f"must have at most {translator.max_ids} tokens together")
+    if sum(map(len, continuations)) > service.limits.max_prompt_tokens:
+        raise invalid(
+            "continuations", f"must have at most {service.limits.max_prompt_tokens} tokens together"
+        )
     return Work(
         f"score-{secrets.token_hex(16)}",
         owner,

@@ -9,18 +9,18 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from model.tokenizer import Tokenizer
-from server.api import answers
-from server.api.describe import ERRORS, KEY_ERRORS, body_schema
-from server.api.errors import invalid
-from server.api.http import json_answer
-from server.api.large_answers import TOKEN_BYTES
-from server.api.lookup import service_for, service_of
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
-from server.api.openai.conversation import prompt_ids
+from server.api.openai.chat.conversation import prompt_ids
+from server.api.openai.chat.reasoning import reasoning_of
 from server.api.openai.logprobs import JsonList, TokenNames
-from server.api.openai.reasoning import reasoning_of
-from server.api.service import Service
-from server.api.translate import MAX_INLINE_CHARS, body_of
+from server.api.routes.health import json_answer
+from server.api.routes.lookup import service_for, service_of
+from server.api.schemas import responses as answers
+from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
+from server.api.translate import MAX_INLINE_CHARS, Translator, body_of
+from server.errors import invalid
+from server.models.large_answers import TOKEN_BYTES
+from server.models.service import Service
 
 router = APIRouter()
 
@@ -59,7 +59,7 @@ def _tokenized(service: Service, ids: list[int], with_names: bool) -> Iterator[b
     yield orjson.dumps(
         {
             "count": len(ids),
-            "max_model_len": service.translator.max_ids,
+            "max_model_len": service.limits.max_prompt_tokens,
             "tokens": ids,
             "token_strs": shown.json() if with_names else None,
         }
@@ -103,7 +103,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens by their names."""
     body = await body_of(DetokenizeBody, request)
     service = service_for(request, body.model)
-    service.translator.check_ids(body.tokens, "tokens")
+    Translator.of(service).check_ids(body.tokens, "tokens")
     text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
     return json_answer({"prompt": text})
 

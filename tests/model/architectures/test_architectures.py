@@ -14,7 +14,7 @@ from model.config import ConfigError, own_config
 from model.state import StateLayout
 from model.state_tensors import pack_state, state_views
 from model.weights import num_parameters
-from server.backend import open_backend
+from server.models.backend import open_backend
 from tests import tiny
 from tests.tiny import tiny_checkpoint
 

@@ -24,7 +24,7 @@ from model.gguf_file import GgufFile
 from model.tokenization.world import WorldCodec
 from model.tokenizer import Tokenizer, TokenizerError
 from model.torch_file import TorchFile
-from server.main import app
+from server.cli.main import app
 from tests.gguf_files import gguf_tensors
 from tests.model.architectures.rwkv7_llama import run_llama
 from tests.model.architectures.rwkv7_package import run_package
@@ -175,7 +175,7 @@ def test_gguf_has_the_metadata_of_the_converter(native: Path, tmp_path: Path) ->
 
 
 def test_gguf_is_written_without_torch(native: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from server.main import app; app()"
+    code = "import sys; sys.modules['torch'] = None; from server.cli.main import app; app()"
     out = tmp_path / "model.gguf"
     words = ["export", str(native), str(out), "--format", "gguf"]
     subprocess.run([sys.executable, "-c", code, *words], check=True, cwd=ROOT)

@@ -9,8 +9,8 @@ import torch
 
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
-from server.backend import open_backend
 from server.engine.engine import EngineConfig
+from server.models.backend import open_backend
 from tests.model.foreign.test_flash_linear_attention import FAMILIES, Theirs, tokens
 from tests.tiny import request, solo, tokens_of
 

@@ -77,7 +77,7 @@ def main() -> None:
     import huggingface_hub.utils  # its log goes to the stderr of now, not to a command's
     from typer.testing import CliRunner
 
-    from server.main import app
+    from server.cli.main import app
 
     assert huggingface_hub.utils.logging.get_logger().handlers
     for line in sys.stdin:

@@ -124,7 +124,7 @@ def test_two_pulls_of_one_file_share_the_download(
 ) -> None:
     hub.repositories["owner/one"] = Repository({"one.pth": os.urandom(5000)}, num_readers=2)
     environment = {**os.environ, **hub.environment(cache)}
-    words = [sys.executable, "-m", "server.main", "pull", "owner/one"]
+    words = [sys.executable, "-m", "server.cli.main", "pull", "owner/one"]
     pulls = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) for _ in "12"]
     found = {pull.communicate()[0] for pull in pulls}
     assert [each.path for each in hub.asked if each.origin == "storage"] == ["one.pth"]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from model.checkpoint import save_checkpoint
 from model.training.cli import register
-from server.main import app as everstream
+from server.cli.main import app as everstream
 from tests.tiny import TEXT, tiny_checkpoint
 
 TINY = "--hidden-size 16 --layers 1 --heads 2 --head-dim 8 --intermediate-size 24"

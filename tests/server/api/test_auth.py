@@ -7,8 +7,8 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.api.keyring import Keyring
-from server.api.scopes import ALL_SCOPES
+from server.api.auth.keyring import Keyring
+from server.api.auth.scopes import ALL_SCOPES
 from tests.server.harness import Running, receive, running, send
 
 ALICE, BOB = "key-of-alice", "key-of-bob"

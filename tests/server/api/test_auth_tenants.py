@@ -15,7 +15,7 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.api.keyring import Keyring, digest_of
+from server.api.auth.keyring import Keyring, digest_of
 from tests.fakes import FakeEngine
 from tests.reliability.servers import ServerProcess, eventually
 from tests.server.harness import Gate, Running, receive, receive_until, running, send
@@ -200,7 +200,7 @@ async def test_tokens_of_a_client_that_leaves_are_counted(serve: Serve) -> None:
             gate.allow(2)
             await receive_until(socket, "token")
         gate.open()
-        await server.driver.drained()
+        await server.runtime.async_engine.drained()
         assert (await generate(server, ALICE)).status_code == 429
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.config import ServerConfig
+from server.config.settings import ServerConfig
 from tests.server.api.talk import field_of
 from tests.server.harness import Running, receive, running
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from server.api.connections import SPARE, ConnectionTable, OpenConnection, address_of
+from server.api.middleware.connections import SPARE, ConnectionTable, OpenConnection, address_of
 
 
 class Transport:

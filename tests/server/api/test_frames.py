@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from server.api.frames import Work
+from server.api.schemas.frames import Work
 from server.engine.types import Request, SamplingParams, Scored, TokenEvent
 
 REQUEST = Request("ws-1", "ann", (1, 2), SamplingParams())

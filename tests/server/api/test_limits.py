@@ -8,9 +8,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed
 
-from server.api.connections import ConnectionTable
 from server.api.errors import BodyTooLarge, RequestTimeout
-from server.api.limits import BodyLimit, ConnectionLimit
+from server.api.middleware.connections import ConnectionTable
+from server.api.middleware.limits import BodyLimit, ConnectionLimit
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate, Running, running
 

@@ -9,9 +9,9 @@ import pydantic
 import pytest
 
 from server.api.openai.bodies import CompletionBody, ScoreBody
-from server.api.parse import parse_body, parse_message
-from server.api.schemas import AppendBody, RewindBody
-from server.engine.errors import InvalidRequest
+from server.api.schemas.parse import parse_body, parse_message
+from server.api.schemas.requests import AppendBody, RewindBody
+from server.errors import InvalidRequest
 
 
 def refusal(body: str | bytes, max_ids: int = 1000) -> InvalidRequest:

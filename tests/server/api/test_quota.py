@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.api.keyring import digest_of
+from server.api.auth.keyring import digest_of
 from tests.server.harness import Running, running
 
 ALICE, BOB = "key-of-alice", "key-of-bob"

@@ -6,8 +6,8 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Host, Mount, Route, WebSocketRoute
 
 from server.api.app import ROUTERS
-from server.api.route_table import RouteTable, UndeclaredRoute, flat
-from server.api.scopes import OPEN, ROUTES
+from server.api.auth.scopes import OPEN, ROUTES
+from server.api.routes.route_table import RouteTable, UndeclaredRoute, flat
 
 NOWHERE = Starlette()
 ONE = {"/a/{b}": frozenset({"read"}), "/m": OPEN}

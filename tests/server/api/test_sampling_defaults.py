@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from server.cli.main import generate
+from server.engine.sampling_defaults import DEFAULTS, FIELDS, published
 from server.engine.types import SamplingParams
-from server.main import generate
-from server.sampling_defaults import DEFAULTS, FIELDS, published
 from tests.server.harness import Recorder, running
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from server.api.keyring import Keyring
-from server.api.openai.completion_parts import Shown
-from server.api.openai.completion_writer import CompletionWriter
-from server.api.service import Service
-from server.api.shortcut import EXTENSION, writer_of
-from server.api.sockets import Sockets
+from server.api.auth.keyring import Keyring
+from server.api.direct_write import EXTENSION, writer_of
+from server.api.openai.completions.parts import Shown
+from server.api.openai.completions.writer import CompletionWriter
 from server.api.sse import SseAnswer
-from server.api.websocket import StreamEndpoint
-from server.config import ServerConfig
-from server.driver import Driver
+from server.api.websocket.sockets import Sockets
+from server.api.websocket.stream import StreamEndpoint
+from server.config.settings import ServerConfig
 from server.engine.types import Event, Request, SamplingParams, TokenEvent
-from server.metrics import Metrics
-from server.models import Models
+from server.models.registry import Models
+from server.models.service import Service
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
 from tests.server.harness import only

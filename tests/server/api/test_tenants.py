@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.keyring import Caller
-from server.api.keys_file import Limits
-from server.api.rates import Bucket
-from server.api.schemas import MESSAGE_TYPES
-from server.api.scopes import MESSAGES, ScopeMissing
-from server.api.tenants import RateLimited, Room, Tenant
+from server.api.auth.keyring import Caller
+from server.api.auth.keys_file import Limits
+from server.api.auth.rates import Bucket
+from server.api.auth.scopes import MESSAGES, ScopeMissing
+from server.api.auth.tenants import RateLimited, Room, Tenant
+from server.api.schemas.requests import MESSAGE_TYPES
 
 
 class HandClock:

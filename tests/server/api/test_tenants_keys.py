@@ -12,12 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from server.api.auth.keyring import Caller, Keyring, digest_of
+from server.api.auth.keys_file import KeyEntry, KeysFileError, Limits, read_keys
+from server.api.auth.scopes import ALL_SCOPES
+from server.api.auth.tenants import RateLimited
 from server.api.errors import InvalidApiKey
-from server.api.keyring import Caller, Keyring, digest_of
-from server.api.keys_cli import key_command
-from server.api.keys_file import KeyEntry, KeysFileError, Limits, read_keys
-from server.api.scopes import ALL_SCOPES
-from server.api.tenants import RateLimited
+from server.cli.keys import key_command
 from tests.docs.pages import names, page, rows, section
 
 ALICE, BOB, ROOT = "key-of-alice", "key-of-bob", "key-of-root"

@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from starlette.types import Message, Receive, Scope, Send
 
-from server.api.traced import Traced, traced
+from server.api.middleware.tracing import Traced, traced
 from server.engine.types import Finished, Request, SamplingParams, Usage
-from server.otel import OtelTracer
-from server.tracing import OFF
+from server.observability.otel import OtelTracer
+from server.observability.tracing import OFF
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"

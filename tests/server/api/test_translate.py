@@ -4,26 +4,31 @@ import time
 
 import pytest
 
-from server import driver, model_changes, named_states, outbox, sessions, storage
+from server import errors
 from server.api import errors as api_errors
-from server.api import scopes, tenants
+from server.api.auth import scopes, tenants
 from server.api.errors import OUTCOMES, error_object, outcome
-from server.api.openai import response_turns, responses_reading
 from server.api.openai.bodies import CompletionBody
-from server.api.schemas import AppendBody, Continuation
+from server.api.openai.responses import reading as responses_reading
+from server.api.openai.responses import turns as response_turns
+from server.api.schemas.requests import AppendBody, Continuation
 from server.api.translate import (
     ONE_CHOICE,
     Choices,
-    Limits,
     Translator,
     parse_body,
     parse_message,
     request_id_of,
 )
-from server.engine import errors
-from server.engine.errors import EngineError, InvalidRequest
+from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams
-from server.sampling_defaults import with_defaults
+from server.errors import EngineError, InvalidRequest
+from server.models import changes as model_changes
+from server.models import storage
+from server.models.service import RequestLimits
+from server.runtime import async_engine as driver
+from server.runtime import event_queue as outbox
+from server.sessions import named_states, sessions
 from server.store import errors as store_errors
 from server.store.errors import StoreTooNew
 from tests.fakes import ByteTokenizer
@@ -34,7 +39,7 @@ MODULES = (
     *(model_changes, named_states, response_turns, responses_reading, storage),
 )
 
-TRANSLATOR = Translator(ByteTokenizer(), Limits(max_prompt_tokens=100, max_tokens=1000))
+TRANSLATOR = Translator(ByteTokenizer(), RequestLimits(max_prompt_tokens=100, max_tokens=1000))
 
 
 def body(text: str) -> CompletionBody:
@@ -89,7 +94,7 @@ async def test_drawn_seeds_differ_and_survive_javascript() -> None:
 
 
 async def test_long_text_is_encoded_all_the_same() -> None:
-    translator = Translator(ByteTokenizer(), Limits(10**6, 10))
+    translator = Translator(ByteTokenizer(), RequestLimits(10**6, 10))
     text = '{"prompt": "' + "a" * 100_000 + '"}'
     assert len((await generated(text, translator=translator)).tokens) == 100_000
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from model.tokenizer import END_OF_TEXT, Tokenizer
 from server.chat.marks import Marks
-from server.engine.errors import InvalidRequest
+from server.errors import InvalidRequest
 from tests.tiny import TEXT, tiny_tokenizer
 
 NAMES = ("<|im_start|>", "<|im_end|>", "<<|im_end|>", "</s>")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.chat.renderer import Renderer
-from server.engine.errors import InvalidRequest
+from server.errors import InvalidRequest
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from server.api.formats import ResponseFormat
+from server.api.schemas.formats import ResponseFormat
 from server.constraints.child import ROOT, TrialLimits
 from server.constraints.compiler import MAX_WAITING, Constraints
-from server.engine.errors import InvalidRequest, QueueFull
+from server.errors import InvalidRequest, QueueFull
 from tests.server.constraints.drawing import of_schema, tokenizer
 from tests.stopping import stop
 

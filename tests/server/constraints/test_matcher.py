@@ -11,7 +11,7 @@ import pytest
 from server.constraints.ending import ids_of
 from server.constraints.grammar import grammar_text
 from server.constraints.matcher import NotAllowed
-from server.engine.errors import InvalidRequest
+from server.errors import InvalidRequest
 from tests.server.constraints.drawing import (
     compiled,
     costs_of,

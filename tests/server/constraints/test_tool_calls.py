@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from server.api.openai.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
+from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
 from server.constraints.compiler import Constraints
 from server.constraints.ending import ids_of
 from server.constraints.free_text import FreeText
 from server.constraints.matcher import GrammarMatcher
-from server.engine.errors import EngineError, InvalidRequest
+from server.errors import EngineError, InvalidRequest
 from tests.tiny import tiny_tokenizer
 
 TEXT = {"type": "text"}

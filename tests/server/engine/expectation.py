@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from model.tokenizer import Tokenizer
 from server.engine.detokenizer import StopStrings
-from server.engine.errors import CapacityExhausted, EngineError, SessionAttached
 from server.engine.types import (
     Event,
     Failed,
@@ -22,6 +21,7 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
+from server.errors import CapacityExhausted, EngineError, SessionAttached
 from tests.server.engine.texts import Text
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from server.engine.engine import Engine
-from server.engine.errors import EngineError
 from server.engine.types import Request
 from server.engine.value import Constraint
+from server.errors import EngineError
 from tests.tiny import request, tiny_tokenizer
 
 VOCAB_SIZE, EOS = tiny_tokenizer().vocab_size, 0

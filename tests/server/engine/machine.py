@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
 from server.engine.engine import Engine
-from server.engine.errors import CapacityExhausted, QueueFull, SessionBusy, SessionNotFound
 from server.engine.runner import Runner
 from server.engine.types import Request
 from server.engine.value import StateBlock
+from server.errors import CapacityExhausted, QueueFull, SessionBusy, SessionNotFound
 from tests.fakes import Hashed
 from tests.server.engine.expectation import Expectation
 from tests.server.engine.grammars import FakeMatchers

@@ -9,8 +9,8 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import CapacityExhausted, InternalFailure, InvalidRequest
 from server.engine.types import Event, Failed, Request, Usage
+from server.errors import CapacityExhausted, InternalFailure, InvalidRequest
 from tests.fakes import FakeRuntime
 from tests.tiny import (
     drain,

@@ -9,8 +9,8 @@ import pytest
 
 from server.engine.constraint import OpenConstraint
 from server.engine.engine import Engine
-from server.engine.errors import InvalidRequest
 from server.engine.value import Constraint
+from server.errors import InvalidRequest
 from tests.fakes import FakeRuntime
 from tests.server.engine.grammars import (
     EOS,

@@ -9,8 +9,8 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import CapacityExhausted, InvalidRequest
 from server.engine.types import Failed, Request, SamplingParams, Usage
+from server.errors import CapacityExhausted, InvalidRequest
 from tests.tiny import drain, finished, request, solo
 
 MakeEngine = Callable[..., Engine]

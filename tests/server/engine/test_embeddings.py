@@ -10,9 +10,9 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import InvalidRequest
 from server.engine.runner import Feed
 from server.engine.types import Request, SamplingParams, Usage
+from server.errors import InvalidRequest
 from tests.server.engine.runners import make_pool, make_runner
 from tests.tiny import drain, finished, request, solo, tokens_of
 

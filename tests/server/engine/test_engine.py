@@ -9,17 +9,17 @@ import torch
 from model.architectures.network import weights_of
 from model.checkpoint import Checkpoint
 from model.lm import LanguageModel
-from server.backend import open_backend
 from server.engine.engine import Engine, EngineConfig
-from server.engine.errors import (
+from server.engine.types import Finished, Started, TokenEvent
+from server.engine.value import Accepted
+from server.errors import (
     CapacityExhausted,
     InvalidRequest,
     QueueFull,
     SessionBusy,
     SessionNotFound,
 )
-from server.engine.types import Finished, Started, TokenEvent
-from server.engine.value import Accepted
+from server.models.backend import open_backend
 from tests.fakes import FakeRuntime
 from tests.tiny import (
     drain,

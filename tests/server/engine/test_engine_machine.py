@@ -13,13 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from server.engine.errors import (
+from server.engine.runner import Runner
+from server.errors import (
     CapacityExhausted,
     InternalFailure,
     SessionAttached,
     SessionBusy,
 )
-from server.engine.runner import Runner
 from tests.fakes import OnGrid
 from tests.server.engine.ledger import rebuilt, settled
 from tests.server.engine.machine import RUNNING, Commanded, asked, hashed

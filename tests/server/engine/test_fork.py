@@ -8,8 +8,8 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import CapacityExhausted, SessionNotFound
 from server.engine.value import Opened
+from server.errors import CapacityExhausted, SessionNotFound
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of
 

@@ -9,9 +9,9 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import CapacityExhausted, InternalFailure, SessionNotFound
 from server.engine.types import Failed, Finished, Migrated, TokenEvent
 from server.engine.value import Accepted, Deleted, Opened, Saved
+from server.errors import CapacityExhausted, InternalFailure, SessionNotFound
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of
 

@@ -10,8 +10,8 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import CapacityExhausted
 from server.engine.value import Past, SessionValue, StateBlock
+from server.errors import CapacityExhausted
 from server.store.named_state import NamedState, named_state, tuned_state
 from tests.tiny import (
     drain,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from server.engine.engine import Engine
-from server.engine.errors import InvalidRequest, SessionAttached, SessionNotFound
 from server.engine.types import Failed, Started, TokenEvent
+from server.errors import InvalidRequest, SessionAttached, SessionNotFound
 from tests.fakes import FakeRuntime
 from tests.tiny import drain, finished, request, solo, tiny_tokenizer, tokens_of
 

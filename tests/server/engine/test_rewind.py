@@ -6,8 +6,8 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import InvalidRequest, SessionBusy, SessionNotFound
 from server.engine.value import Past
+from server.errors import InvalidRequest, SessionBusy, SessionNotFound
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
 

@@ -13,7 +13,7 @@ import torch
 
 from model.attention import MECHANISMS, spec_of
 from server.engine.engine import Engine
-from server.engine.errors import SessionNotFound
+from server.errors import SessionNotFound
 from tests.server.engine.conftest import needs_native
 from tests.tiny import (
     ARCHITECTURES,

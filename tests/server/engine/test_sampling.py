@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.engine.errors import InvalidRequest
 from server.engine.sampling import MAX_BIASED_IDS, check_params, has_filter
 from server.engine.types import SamplingParams
+from server.errors import InvalidRequest
 
 VOCAB_SIZE = 2000
 

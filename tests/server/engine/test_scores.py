@@ -10,8 +10,8 @@ import torch
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import InvalidRequest
 from server.engine.types import Request
+from server.errors import InvalidRequest
 from tests.tiny import (
     drain,
     finished,

@@ -8,7 +8,7 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.errors import CapacityExhausted
+from server.errors import CapacityExhausted
 from tests.tiny import check_books, drain, finished, request, solo, state_of, tokens_of
 
 MakeEngine = Callable[..., Engine]

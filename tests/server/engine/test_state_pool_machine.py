@@ -16,13 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from model.state import StateLayout
 from server.engine.detokenizer import Detokenizer
-from server.engine.errors import SessionBusy, SessionNotFound
 from server.engine.live import Live
 from server.engine.session import Session
 from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
 from server.engine.types import Request
 from server.engine.value import SessionValue, StateBlock
+from server.errors import SessionBusy, SessionNotFound
 from tests.fakes import STATE_BYTES, state_after
 from tests.tiny import tiny_tokenizer
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from server.distributed.postgres_store import PostgresStore
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
+from server.store.postgres.store import PostgresStore
 from server.store.saving import Limits
-from server.store.sqlite_store import open_store
+from server.store.sqlite.store import open_store
 from tests.postgres import binaries
-from tests.server.distributed.stores import shared_place
+from tests.server.cluster.stores import shared_place
 from tests.server.store.records import IDENTITY
 
 #: The shared one needs a PostgreSQL that is installed.

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.store.errors import StoreError
-from server.store.journal_rows import Step
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.log_rows import Step
+from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer
 
 

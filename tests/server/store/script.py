@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from server.engine.errors import SessionNotFound
 from server.engine.value import Deleted, Opened, Record
+from server.errors import SessionNotFound
 from server.store.base import Store
 from server.store.errors import StoreError, StoreFailed, StoreFull
 from server.store.saving import Limits

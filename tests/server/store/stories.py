@@ -12,11 +12,11 @@ import pytest
 
 from model.tokenizer import Tokenizer
 from server.engine.detokenizer import Detokenizer
-from server.engine.errors import SessionNotFound
 from server.engine.replay import replay
 from server.engine.session import Session
 from server.engine.types import Finished, FinishReason, TokenEvent
 from server.engine.value import Record, Rewound, Saved, StateBlock
+from server.errors import SessionNotFound
 from server.store.base import Events, Store
 from server.store.errors import HistoryGone
 from tests.server.store.records import STATE_BYTES, Writer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.errors import SessionNotFound
 from server.engine.value import Accepted
+from server.errors import SessionNotFound
 from server.store.base import Store
 from server.store.errors import HistoryGone, StoreLost
 from server.store.files import Chunk

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 from server.api.errors import error_body
-from server.distributed import database as shared
-from server.store.database import failure
 from server.store.errors import SnapshotBroken, StoreError, StoreFailed
 from server.store.files import DiskFiles
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.postgres import database as shared
+from server.store.sqlite.database import failure
+from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer, block
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Record
-from server.store.check import problems
 from server.store.saving import Limits
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer, block, text_after
 
 #: What a session can do next: (may it, the records of it), by name.

@@ -9,9 +9,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from server.store.database import FILE_NAME
 from server.store.errors import StoreFailed
-from server.store.sqlite_store import open_store
+from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, block
 
 Loss = Callable[[Path], None]

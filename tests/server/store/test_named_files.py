@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from server.store.check import problems
 from server.store.errors import StoreFailed
 from server.store.files import Chunk, DiskFiles
-from server.store.named_files import DIR_NAME
 from server.store.named_state import export_state, tuned_state
-from server.store.salvage import salvage
-from server.store.sqlite_store import open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.named_files import DIR_NAME
+from server.store.sqlite.salvage import salvage
+from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer, block
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from server.engine.value import Accepted, Record
 from server.store.base import Store
-from server.store.check import problems
 from server.store.memory_store import MemoryStore
-from server.store.migrations import MIGRATIONS
 from server.store.saving import Limits
-from server.store.sqlite_store import open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.migrations import MIGRATIONS
+from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 
 NOTE = '{"what": "was asked – “so”"}'  # noqa: RUF001

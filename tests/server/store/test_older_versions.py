@@ -14,10 +14,10 @@ import apsw
 import pytest
 
 from server.engine.types import SamplingParams, TokenEvent
-from server.store.check import problems
-from server.store.migrations import MIGRATIONS
 from server.store.portable import import_session
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.migrations import MIGRATIONS
+from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, block, text_after
 
 OLD: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text("utf-8"))

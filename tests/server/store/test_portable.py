@@ -13,7 +13,7 @@ from safetensors import safe_open
 from server.engine.value import Constraint, Segment, SessionValue, StateBlock
 from server.store.errors import ImportRefused
 from server.store.portable import MAX_ABOUT_BYTES, export_session, import_session
-from server.store.signing import signing_key
+from server.store.sqlite.signing import signing_key
 from server.store.state_file import unpack
 from tests.server.store.records import IDENTITY, STATE_BYTES, Writer, block
 

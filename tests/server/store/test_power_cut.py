@@ -8,9 +8,9 @@ from pathlib import Path
 
 import apsw
 
-from server.store.check import problems
 from server.store.files import Chunk, DiskFiles
-from server.store.sqlite_store import open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.store import open_store
 from tests.server.store.faults import Faults
 from tests.server.store.records import IDENTITY
 from tests.server.store.script import LIMITS, Script

@@ -12,7 +12,7 @@ from server.engine.prefix_cache import Evicted, keys
 from server.engine.value import StateBlock
 from server.store.base import Identity
 from server.store.files import DiskFiles
-from server.store.prefix_files import PrefixFiles
+from server.store.sqlite.prefix_files import PrefixFiles
 
 STATE_BYTES = 64
 IDENTITY = Identity("model", "tokenizer", "native", "float32", STATE_BYTES, "layout")

@@ -17,16 +17,16 @@ import apsw
 import psycopg
 import pytest
 
-from server.distributed.postgres_store import PostgresStore
-from server.engine.errors import SessionNotFound
 from server.engine.value import Record, Saved
-from server.journal import commit_apart
+from server.errors import SessionNotFound
+from server.runtime.store_thread import commit_apart
 from server.store.base import Store
-from server.store.database import FILE_NAME
 from server.store.errors import RecordRefused, SessionBroken, StoreError, StoreLost
-from server.store.sqlite_store import open_store
+from server.store.postgres.store import PostgresStore
+from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.store import open_store
 from tests.postgres import binaries
-from tests.server.distributed.stores import shared_place
+from tests.server.cluster.stores import shared_place
 from tests.server.store.records import IDENTITY, Writer, text_after
 
 STORES = ("sqlite", *(("shared",) if binaries() else ()))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from server.store.errors import StoreFull
-from server.store.reserve import FILE_NAME, Reserve
-from server.store.sqlite_store import open_store
+from server.store.sqlite.reserve import FILE_NAME, Reserve
+from server.store.sqlite.store import open_store
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY, Writer
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import apsw
 import pytest
 
-from server.engine.errors import EngineError
-from server.store.check import problems
-from server.store.database import FILE_NAME
+from server.errors import EngineError
 from server.store.errors import HistoryGone
-from server.store.signing import signing_key
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.signing import signing_key
+from server.store.sqlite.store import SqliteStore, open_store
+from tests.server.cli.test_store import run
 from tests.server.store.records import IDENTITY, Writer, block, text_after
-from tests.server.store.test_cli import run
 
 PAGE = 4096
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from server.engine.value import Deleted, Saved, StateBlock
-from server.store.check import problems
 from server.store.errors import (
     SessionBroken,
     StoreError,
@@ -24,10 +23,11 @@ from server.store.errors import (
     StoreLost,
     StoreTooNew,
 )
-from server.store.migrations import MIGRATIONS
 from server.store.saving import Limits
-from server.store.sqlite_store import SqliteStore, open_store
-from server.store.upkeep import SAVES_AT_ONCE
+from server.store.sqlite.check import problems
+from server.store.sqlite.migrations import MIGRATIONS
+from server.store.sqlite.store import SqliteStore, open_store
+from server.store.sqlite.upkeep import SAVES_AT_ONCE
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
 from tests.server.store.records import IDENTITY, Writer, block
 

@@ -28,12 +28,12 @@ from hypothesis.stateful import (
 from server.engine.types import Finished
 from server.engine.value import Record
 from server.store.base import Keyed, Store
-from server.store.check import problems
 from server.store.errors import Fenced
-from server.store.lock import Waiting
 from server.store.memory_store import MemoryStore
 from server.store.saving import Limits
-from server.store.sqlite_store import SqliteStore, open_store
+from server.store.sqlite.check import problems
+from server.store.sqlite.lock import Waiting
+from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY
 from tests.server.store.stories import (
     Story,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from server.store.check import open_for_reading, problems
 from server.store.errors import Fenced, StoreError, StoreInUse
-from server.store.lock import Waiting
-from server.store.sqlite_store import open_store
+from server.store.sqlite.check import open_for_reading, problems
+from server.store.sqlite.lock import Waiting
+from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 from tests.stopping import stop
 

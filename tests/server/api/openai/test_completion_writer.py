@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.api.openai.completion_parts import Shown
-from server.api.openai.completion_writer import CompletionWriter
+from server.api.openai.completions.parts import Shown
+from server.api.openai.completions.writer import CompletionWriter
 from server.api.openai.logprobs import TokenNames
-from server.engine.errors import EngineError, QueueFull
 from server.engine.types import (
     Event,
     Failed,
@@ -22,6 +21,7 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
+from server.errors import EngineError, QueueFull
 from tests.fakes import ByteTokenizer
 
 NAMES = TokenNames(ByteTokenizer())

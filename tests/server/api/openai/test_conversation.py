@@ -11,9 +11,9 @@ import pytest
 
 from model.chat_template import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
-from server.api.openai.conversation import prompt_ids
+from server.api.openai.chat.conversation import prompt_ids
 from server.chat.renderer import Renderer
-from server.engine.errors import InvalidRequest
+from server.errors import InvalidRequest
 from tests.server.chat.test_marks import CHAT
 
 #: As Qwen's models have it, in short.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from server.api.openai.response_note import ID_PREFIX, Json, Note
-from server.api.openai.response_references import MAX_RESPONSES, referred
-from server.api.openai.response_turns import Turn
-from server.api.openai.responses_schemas import ItemReference
-from server.engine.errors import InvalidRequest
+from server.api.openai.responses.note import ID_PREFIX, Json, Note
+from server.api.openai.responses.references import MAX_RESPONSES, referred
+from server.api.openai.responses.schemas import ItemReference
+from server.api.openai.responses.turns import Turn
+from server.errors import InvalidRequest
 from tests.server.api.openai.responding import PROMPT, ask, asked, error_of, get, text_of
 from tests.server.harness import Running, running
 

@@ -11,9 +11,9 @@ import pytest
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.api.openai.chat_messages import FunctionDefinition, FunctionTool
-from server.api.openai.response_note import Json, Note
-from server.api.openai.response_turns import (
+from server.api.openai.chat.messages import FunctionDefinition, FunctionTool
+from server.api.openai.responses.note import Json, Note
+from server.api.openai.responses.turns import (
     MAX_BYTES,
     Answer,
     Ask,
@@ -22,11 +22,11 @@ from server.api.openai.response_turns import (
     what_follows,
     whole_prompt,
 )
-from server.api.service import Service, make_service
-from server.config import ServerConfig
-from server.driver import Driver
-from server.engine.errors import InvalidRequest
-from server.metrics import Metrics
+from server.config.settings import ServerConfig
+from server.errors import InvalidRequest
+from server.models.service import Service, make_service
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
 from server.store.memory_store import MemoryStore
 from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
 from tests.server.api.openai.thinking import WORLD

@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from server.api.openai.response_note import Note
-from server.api.openai.responses_writer import SILENT, ResponseWriter, on_stream, sse
-from server.engine.errors import SessionAttached
+from server.api.openai.responses.note import Note
+from server.api.openai.responses.writer import SILENT, ResponseWriter, on_stream, sse
 from server.engine.types import (
     Event,
     Failed,
@@ -21,6 +20,7 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
+from server.errors import SessionAttached
 from tests.fakes import ByteTokenizer
 
 Json = dict[str, Any]

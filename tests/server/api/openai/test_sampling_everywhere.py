@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.api.schemas import Sampling
+from server.api.schemas.requests import Sampling
 from server.engine.types import SamplingParams
 from tests.server.harness import Recorder, running
 

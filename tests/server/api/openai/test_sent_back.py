@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.api.openai.chat_messages import AssistantMessage, ToolMessage
-from server.api.openai.chat_schemas import ChatBody
-from server.api.openai.responses_schemas import ResponsesBody
-from server.api.parse import parse_body
-from server.engine.errors import InvalidRequest
+from server.api.openai.chat.messages import AssistantMessage, ToolMessage
+from server.api.openai.chat.schemas import ChatBody
+from server.api.openai.responses.schemas import ResponsesBody
+from server.api.schemas.parse import parse_body
+from server.errors import InvalidRequest
 
 Json = dict[str, Any]
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from model.chat_template import PLAIN
-from server.api.formats import JsonObjectFormat, RegexFormat, TextFormat
-from server.api.openai.chat_messages import FunctionTool
-from server.api.openai.tools import (
+from server.api.openai.chat.messages import FunctionTool
+from server.api.openai.chat.tools import (
     Arguments,
     CallBegins,
     CallReader,
@@ -24,7 +23,8 @@ from server.api.openai.tools import (
     ToolUse,
     tool_use,
 )
-from server.engine.errors import InvalidRequest
+from server.api.schemas.formats import JsonObjectFormat, RegexFormat, TextFormat
+from server.errors import InvalidRequest
 
 CHOICE: TypeAdapter[Any] = TypeAdapter(ToolChoice)
 

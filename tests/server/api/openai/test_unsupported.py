@@ -9,8 +9,8 @@ import pytest
 from server.api.openai import unsupported
 from server.api.openai.bodies import CompletionBody, EmbeddingsBody
 from server.api.openai.unsupported import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Refusal
-from server.api.parse import parse_body
-from server.engine.errors import InvalidRequest
+from server.api.schemas.parse import parse_body
+from server.errors import InvalidRequest
 
 TABLES = {"completions": COMPLETIONS, "chat": CHAT, "responses": RESPONSES, "embed": EMBEDDINGS}
 

@@ -1,0 +1,1 @@
+"""Chat completions: messages, tools, reasoning, answers."""

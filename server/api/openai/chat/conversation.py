@@ -1,0 +1,190 @@
+"""Messages to token ids, by the model's chat template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from model.chat_template import ChatTemplate
+from model.tokenizer import Tokenizer
+from server.api.openai.chat.messages import (
+    MAX_DEPTH,
+    AssistantMessage,
+    ChatMessage,
+    FunctionTool,
+    ToolMessage,
+    arguments_of,
+    is_tame,
+    text_of,
+    tool_object,
+)
+from server.chat.marks import Marks
+from server.chat.renderer import Renderer
+from server.errors import InvalidRequest, invalid
+
+#: What a template gets from the server, so that a client cannot give it.
+RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+
+
+_MESSAGE: TypeAdapter[ChatMessage] = TypeAdapter(ChatMessage)
+_TOOL: TypeAdapter[FunctionTool] = TypeAdapter(FunctionTool)
+
+Model = TypeVar("Model")
+
+
+#: Of a prompt's text, what shows whether it ends within thinking.
+END_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``ids`` are the tokens of a prompt, ``end`` the last characters of its text."""
+
+    ids: list[int]
+    end: str
+
+
+class Templated(Protocol):
+    """What is needed of `server.models.service.Service`."""
+
+    @property
+    def chat_template(self) -> ChatTemplate: ...
+    @property
+    def renderer(self) -> Renderer: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
+async def prompt_ids(
+    service: Templated,
+    messages: Sequence[ChatMessage | Mapping[str, Any]],
+    tools: Sequence[FunctionTool | Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    *,
+    continue_final_message: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The tokens of `prompt_of` alone."""
+    prompt = await prompt_of(
+        service,
+        messages,
+        tools,
+        add_generation_prompt,
+        continue_final_message=continue_final_message,
+        template_kwargs=template_kwargs,
+    )
+    return prompt.ids
+
+
+async def prompt_of(
+    service: Templated,
+    messages: Sequence[ChatMessage | Mapping[str, Any]],
+    tools: Sequence[FunctionTool | Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    *,
+    continue_final_message: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """What the template writes of ``messages``, to generate the next one from.
+
+    Messages and tools may also be OpenAI's objects, as JSON gives them.
+    With ``continue_final_message`` the last one is left open, to go on with it.
+    ``template_kwargs`` are more variables for the template. Raises
+    `InvalidRequest` with what the template says.
+    """
+    template, names = service.chat_template, service.tokenizer.special_ids
+    source = template.of(bool(tools))
+    said = [_parsed(_MESSAGE, message, "messages") for message in messages]
+    known = [_parsed(_TOOL, tool, "tools") for tool in tools or ()]
+    given = dict(template_kwargs or {})
+    if not is_tame(given):
+        raise invalid(
+            "chat_template_kwargs", f"must have {MAX_DEPTH} levels and 64-bit numbers at most"
+        )
+    for name in given:
+        if name in RESERVED:
+            raise invalid("chat_template_kwargs", f"{name!r} is the server's")
+    if continue_final_message and (add_generation_prompt or not text_of(said[-1].content)):
+        raise invalid(
+            "continue_final_message",
+            "needs a last message with content, and add_generation_prompt to be false",
+        )
+    plain = [_plain(message, "developer" in source) for message in said]
+    described = [tool_object(tool) for tool in known]
+    marks = Marks(names, source, plain, described, given)
+    rendered = [_marked(message, marks) for message in plain]
+    variables = {
+        **template.special_tokens,
+        **{name: marks.all_of(value) for name, value in given.items()},
+        "messages": rendered,
+        "tools": marks.all_of(described) if described else None,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    try:
+        text = await service.renderer.render(source, variables)
+    except InvalidRequest as error:
+        raise InvalidRequest(marks.without(error.message), error.param) from None
+    if continue_final_message:
+        text = _left_open(text, rendered[-1]["content"])
+    ids = await asyncio.to_thread(marks.ids, text, service.tokenizer)
+    return Prompt(ids, text[-END_CHARS:])
+
+
+def _parsed(kind: TypeAdapter[Model], value: Model | Mapping[str, Any], param: str) -> Model:
+    """``value`` itself, or what it describes; our own routes check it before."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        raise invalid(param, error.errors(include_input=False)[0]["msg"]) from None
+
+
+def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:
+    """A message as templates read them. Most know no developer: to these it is the system."""
+    role: str = message.role
+    if role == "developer" and not knows_developer:
+        role = "system"
+    found: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    if message.name is not None:
+        found["name"] = message.name
+    if isinstance(message, ToolMessage):
+        found["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        if message.reasoning_content is not None:
+            found["reasoning_content"] = message.reasoning_content
+        if not message.content and message.refusal is not None:
+            found["content"] = message.refusal
+        if message.tool_calls:
+            found["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": arguments_of(call)},
+                }
+                for call in message.tool_calls
+            ]
+    return found
+
+
+def _marked(message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
+    return {
+        name: marks.content(value) if name == "content" else marks.all_of(value)
+        for name, value in message.items()
+    }
+
+
+def _left_open(text: str, content: str) -> str:
+    """``text`` up to the end of the last message's ``content``."""
+    core = content.strip()
+    place = text.rfind(core)
+    if not core or place < 0:
+        raise invalid("continue_final_message", "the chat template does not write it as it is")
+    # Spaces at its end are the client's, where the template has left them.
+    end = place + len(core)
+    tail = content[content.rindex(core) + len(core) :]
+    return text[: end + len(tail)] if text.startswith(tail, end) else text[:end]

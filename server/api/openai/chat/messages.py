@@ -1,0 +1,231 @@
+"""OpenAI's messages and tools, as they come over the wire and as templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from server.api.openai.unsupported import ASSISTANT
+from server.api.schemas.formats import Schema, few_fields, finite_numbers
+from server.api.schemas.names import ItemId as CallId
+from server.api.schemas.wire import History, Wire
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+MAX_TOOLS = 128
+MAX_CALLS = 128
+
+#: Levels of JSON that a template gets.
+MAX_DEPTH = 64
+
+#: Nothing that could be mistaken for a template's own marks.
+NAME = r"^[^\s\x00-\x1f\x7f-\x9f<|\\/>]+$"
+Name = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NAME)]
+#: Of a function.
+Description = Annotated[str, StringConstraints(max_length=16_384)]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+#: A mark for other servers' caches: the prefix cache finds beginnings by itself.
+CACHE_MARK = frozenset(["cache_control"])
+
+
+class TextPart(Wire):
+    """A part of a content; there is none but text."""
+
+    hints = CACHE_MARK
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else "text"
+        if isinstance(kind, str) and kind != "text":
+            message = f"parts of type {kind[:64]!r} are not supported; this model reads text"
+            raise PydanticCustomError("part_type", "{message}", {"message": message})
+        return value
+
+
+class HeldText(TextPart):
+    """A part of what is sent back."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class HeldRefusal(History):
+    """A refusal that is sent back; it is text to the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _kind_of_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "refusal" if kind == "refusal" else "text"
+
+
+HeldPart = Annotated[
+    Annotated[HeldText, Tag("text")] | Annotated[HeldRefusal, Tag("refusal")],
+    Discriminator(_kind_of_part),
+]
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+ToolContent = (
+    str | Annotated[list[HeldText], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+)
+Said = str | Annotated[list[HeldPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
+class SystemMessage(Wire):
+    """What the developer of an application says."""
+
+    hints = CACHE_MARK | {"id"}
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: Name | None = None
+
+
+class UserMessage(Wire):
+    """What its user says."""
+
+    hints = CACHE_MARK | {"id"}
+
+    role: Literal["user"]
+    content: Content
+    name: Name | None = None
+
+
+class CalledFunction(History):
+    """What was called; ``arguments`` is JSON, in a text."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(History):
+    """A call that the model has made."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(History):
+    """What the model has said or called, as a client holds the answer to its request."""
+
+    refused = ASSISTANT
+
+    role: Literal["assistant"]
+    content: Said | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        if self.content in (None, []) and self.refusal is None and not self.tool_calls:
+            raise PydanticCustomError("empty", "an assistant's message needs content or tool_calls")
+        return self
+
+
+class ToolMessage(History):
+    """What a call has given."""
+
+    role: Literal["tool"]
+    content: ToolContent
+    tool_call_id: CallId
+    name: Name | None = None
+
+
+ChatMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+Messages = Annotated[
+    list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
+
+
+class FunctionDefinition(Wire):
+    """A function that the model may call; ``parameters`` is a JSON schema of an object."""
+
+    hints = CACHE_MARK
+
+    name: FunctionName
+    description: Description | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Wire):
+    """A tool; there is none but functions."""
+
+    hints = CACHE_MARK
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+Tools = Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+#: More variables for a template.
+TemplateKwargs = Annotated[
+    dict[str, Any], BeforeValidator(few_fields), AfterValidator(finite_numbers)
+]
+
+
+def text_of(content: Content | ToolContent | Said | None) -> str:
+    """The text of a content; parts become lines."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(
+        part.refusal if isinstance(part, HeldRefusal) else part.text for part in content
+    )
+
+
+def arguments_of(call: ToolCall) -> object:
+    """The object that a call was given, or its text where that is none."""
+    try:
+        found = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        return call.function.arguments
+    return found if isinstance(found, dict) and is_tame(found) else call.function.arguments
+
+
+def is_tame(value: object) -> bool:
+    """Whether what came as JSON can go on as such: not deep, whole characters, 64-bit numbers."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for item in level for inner in _inside(item)]
+    try:
+        return not level and bool(orjson.dumps(value))
+    except TypeError:
+        return False
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def tool_object(tool: FunctionTool) -> dict[str, Any]:
+    """A tool as a template reads it: what the client gave, and nothing else."""
+    return tool.model_dump(exclude_unset=True)

@@ -1,0 +1,158 @@
+"""How much a model thinks before it answers: what requests and the server say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from model.chat_template import ChatTemplate
+from model.chat_turns import Thinking
+from model.tokenizer import Tokenizer
+from server.api.openai.chat.tools import ToolCallsFormat
+from server.api.schemas.formats import ResponseFormat, TextFormat
+from server.engine.types import Request, Turn
+from server.errors import invalid
+
+#: OpenAI's words, the least first.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+#: What a model without levels understands.
+USUAL: Effort = "medium"
+
+#: The template's variables.
+SWITCH, LEVEL = "enable_thinking", "reasoning_effort"
+
+Format = ResponseFormat | ToolCallsFormat | None
+
+
+class Thinks(Protocol):
+    """What is needed of `server.models.service.Service`."""
+
+    @property
+    def chat_template(self) -> ChatTemplate: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def reasoning(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """``variables`` are for the template; at most ``budget`` tokens are thought, None for any.
+
+    ``effort`` is the request's word.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+    effort: Effort | None = None
+
+
+def reasoning_of(
+    service: Thinks, effort: Effort | None, param: str, given: Mapping[str, Any] | None = None
+) -> Reasoning:
+    """What a request asks for: ``effort`` in the field ``param``, or a variable that is ``given``.
+
+    Else it is what the server was started with, or what the template does by itself. Raises
+    `InvalidRequest` for what the model cannot do.
+    """
+    thinking = service.chat_template.thinking
+    if thinking is None:
+        if effort not in (None, "none"):
+            raise invalid(param, "is not supported: the model does not reason apart")
+        return Reasoning(effort=effort)
+    is_on = _asked(effort, param, given or {})
+    if is_on is None and service.reasoning is not None:
+        is_on = service.reasoning != "off"
+    variables: dict[str, Any] = {}
+    if is_on is not None and thinking.can_switch:
+        variables[SWITCH] = is_on
+    if effort is not None and effort != "none":
+        variables |= _level(thinking, effort, param)
+    return Reasoning(variables, _budget(service, thinking, is_on), effort)
+
+
+def _asked(effort: Effort | None, param: str, given: Mapping[str, Any]) -> bool | None:
+    """Whether a request wants thinking; None where it does not say."""
+    switch = given.get(SWITCH)
+    if switch is not None and not isinstance(switch, bool):
+        raise invalid("chat_template_kwargs", f"{SWITCH} must be true or false")
+    if effort is None:
+        return switch
+    if switch is not None and switch != (effort != "none"):
+        raise invalid("chat_template_kwargs", f"{SWITCH} contradicts {param}")
+    return effort != "none"
+
+
+def _level(thinking: Thinking, effort: Effort, param: str) -> dict[str, Any]:
+    if not thinking.efforts:
+        if effort != USUAL:
+            raise invalid(param, f"the model has no levels: give none or {USUAL}")
+        return {}
+    if effort not in thinking.efforts:
+        raise invalid(param, f"must be none, {', '.join(thinking.efforts)} for this model")
+    return {LEVEL: effort}
+
+
+def _budget(service: Thinks, thinking: Thinking, is_on: bool | None) -> int | None:
+    """The server's bound; a template that always thinks has its thinking closed at once."""
+    if is_on is False:
+        return None if thinking.can_switch else 0
+    return None if service.reasoning in (None, "on", "off") else int(service.reasoning)
+
+
+def turn_of(
+    service: Thinks, prompt_end: str, reasoning: Reasoning, format: Format, ignore_eos: bool
+) -> tuple[Turn | None, list[int]]:
+    """How the engine reads the answer to a prompt that ends with ``prompt_end``; tokens to add.
+
+    These end a marker that the prompt has begun, where a grammar leaves no room for it.
+    """
+    template, encode = service.chat_template, service.tokenizer.encode_continuation
+    thinking = template.thinking
+    if thinking is None:
+        return None, []
+    added: list[int] = []
+    prompted, lead = thinking.prompted(prompt_end)
+    if is_bound(format) and prompted == "closed" and lead:
+        added, lead = encode(lead + thinking.gap), ""
+    turn = Turn(
+        thinking.begin,
+        thinking.end,
+        prompted,
+        lead,
+        () if is_bound(format) or ignore_eos else template.turns.ends_anywhere,
+        reasoning.budget,
+        tuple(encode(thinking.close)),
+        tuple(encode(thinking.gap)),
+    )
+    return turn, added
+
+
+def stops_of(
+    service: Thinks, given: str | Sequence[str] | None, format: Format, ignore_eos: bool
+) -> list[str] | None:
+    """The strings that end an answer: the client's, and those that end the model's turns.
+
+    Nothing but its end ends what has a format.
+    """
+    stops = [given] if isinstance(given, str) else list(given or ())
+    if not ignore_eos and (not is_bound(format) or _may_be_text(format)):
+        turns = service.chat_template.turns
+        stops += [end for end in (*turns.ends, *turns.ends_anywhere) if end not in stops]
+    return stops or None
+
+
+def is_bound(format: Format) -> bool:
+    """Whether an answer in ``format`` is written under a grammar."""
+    return format is not None and not isinstance(format, TextFormat)
+
+
+def _may_be_text(format: Format) -> bool:
+    return isinstance(format, ToolCallsFormat) and isinstance(format.otherwise, TextFormat)
+
+
+def with_turn(work: Request, turn: Turn | None) -> Request:
+    """``work`` whose answer is read as ``turn``."""
+    assert work.sampling is not None, work.request_id
+    return replace(work, sampling=replace(work.sampling, turn=turn))

@@ -1,0 +1,156 @@
+"""`POST /v1/chat/completions`: messages by the model's template, and calls of functions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.openai.answer_length import max_tokens_or_default
+from server.api.openai.chat.conversation import prompt_of
+from server.api.openai.chat.reasoning import reasoning_of, stops_of, turn_of, with_turn
+from server.api.openai.chat.schemas import ChatBody, ChatCompletion
+from server.api.openai.chat.tools import ToolUse, tool_use
+from server.api.openai.chat.writer import ChatWriter, Wanted
+from server.api.openai.logprobs import TokenNames
+from server.api.routes.lookup import service_for
+from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
+from server.api.schemas.requests import Continuation, Sampling
+from server.api.sse import JsonAnswer, SseAnswer
+from server.api.translate import Choices, Translator, body_of
+from server.engine.types import Request as Work
+from server.errors import InvalidRequest, invalid
+from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
+from server.models.service import Service
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    response_model_exclude_unset=True,
+    responses=ERRORS | EVENT_STREAM,
+    openapi_extra=body_schema(ChatBody),
+)
+async def chat(request: Request) -> Response:
+    """Answer messages: JSON, or server-sent events with stream."""
+    body = await body_of(ChatBody, request)
+    service = service_for(request, body.model)
+    _check(body)
+    tools = _tools(service, body)
+    work = await _work(service, request.state.owner, body, tools)
+    num_bytes = 0 if body.stream else _num_bytes(body, work)
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    service.large_answers.check(num_bytes, param, f"n, {param} and top_logprobs")
+    model = service.model
+    writer = ChatWriter(
+        work, model.name, model.digest, int(time.time()), _wanted(service, body, tools)
+    )
+    if body.stream:
+        return SseAnswer(service, work, writer)
+    return JsonAnswer(service, work, writer, num_bytes)
+
+
+def _num_bytes(body: ChatBody, work: Work) -> int:
+    """What an answer may take."""
+    assert work.sampling is not None
+    num_entries = 1 + (body.top_logprobs or 0) if body.logprobs else 0
+    per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES
+    return work.num_choices * work.sampling.max_tokens * per_token
+
+
+def _check(body: ChatBody) -> None:
+    """Raises `InvalidRequest` for fields that do not go together."""
+    if body.stream_options is not None and body.stream_options.asks and not body.stream:
+        raise invalid("stream_options", "needs stream to be true")
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    if body.max_completion_tokens is not None and body.max_tokens not in (
+        None,
+        body.max_completion_tokens,
+    ):
+        raise invalid("max_tokens", "is another name for max_completion_tokens: give one of them")
+
+
+def _tools(service: Service, body: ChatBody) -> ToolUse:
+    source = service.chat_template.of(with_tools=bool(body.tools))
+    return tool_use(
+        body.tools, body.tool_choice, body.parallel_tool_calls, body.response_format, source
+    )
+
+
+async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) -> Work:
+    """The engine's request."""
+    open_end = bool(body.continue_final_message)
+    reasoning = reasoning_of(
+        service, body.reasoning_effort, "reasoning_effort", body.chat_template_kwargs
+    )
+    prompt = await prompt_of(
+        service,
+        body.messages,
+        tools.shown,
+        body.add_generation_prompt if body.add_generation_prompt is not None else not open_end,
+        continue_final_message=open_end,
+        template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
+    )
+    turn, added = None, list[int]()
+    if not open_end:
+        turn, added = turn_of(service, prompt.end, reasoning, tools.format, bool(body.ignore_eos))
+    wanted = Continuation.model_construct(prompt=[*prompt.ids, *added], state=body.state)
+    id = f"chatcmpl-{secrets.token_hex(16)}"
+    try:
+        work = await Translator.of(service).generate(
+            id, owner, wanted, _sampling(service, body, tools), Choices(body.n or 1)
+        )
+    except InvalidRequest as error:
+        raise _in_our_words(error, body, tools) from None
+    return with_turn(work, turn)
+
+
+def _sampling(service: Service, body: ChatBody, tools: ToolUse) -> Sampling:
+    """The body's own, with what is called otherwise here."""
+    return body.model_copy(
+        update={
+            "max_tokens": max_tokens_or_default(
+                service, body.max_completion_tokens or body.max_tokens, body.n or 1
+            ),
+            "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+            "response_format": tools.format,
+            "stop": stops_of(service, body.stop, tools.format, bool(body.ignore_eos)),
+            "stop_token_ids": _ends(service, body),
+        }
+    )
+
+
+def _ends(service: Service, body: ChatBody) -> list[int] | None:
+    """The tokens that end an answer: the template may end its turns by another than the model's."""
+    ends = list(body.stop_token_ids or ())
+    turn_ends = service.chat_template.special_tokens.get("eos_token")
+    id = service.tokenizer.special_ids.get(turn_ends or "")
+    return ends if id is None or body.ignore_eos or id in ends else [*ends, id]
+
+
+def _wanted(service: Service, body: ChatBody, tools: ToolUse) -> Wanted:
+    options = body.stream_options
+    return Wanted(
+        usage=bool(options and options.include_usage),
+        usage_so_far=bool(options and options.continuous_usage_stats),
+        may_call=tools.may_call,
+        logprobs=bool(body.logprobs),
+        names=TokenNames(service.tokenizer) if body.logprobs else None,
+    )
+
+
+def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:
+    """``error`` with the name that the field at fault has here."""
+    names = {"prompt": "messages"}
+    if tools.may_call:
+        names["response_format"] = "tools"
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    ours = names.get(error.param or "")
+    if ours is None:
+        return error
+    return invalid(ours, error.message.removeprefix(f"{error.param}: "))

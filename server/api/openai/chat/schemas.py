@@ -1,0 +1,119 @@
+"""The body of `POST /v1/chat/completions`, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from server.api.openai.bodies import Labels
+from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
+from server.api.openai.chat.reasoning import Effort
+from server.api.openai.chat.tools import ToolChoice
+from server.api.openai.unsupported import CHAT, Refusal
+from server.api.schemas.names import ModelName, StateName
+from server.api.schemas.requests import MAX_CHOICES, Sampling, StreamOptions
+from server.api.schemas.responses import PromptUsage
+
+
+class ChatBody(Sampling, Labels):
+    """`POST /v1/chat/completions`."""
+
+    refused: ClassVar[Mapping[str, Refusal]] = CHAT
+
+    model: ModelName | None = None
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**53)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    logprobs: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: Effort | None = None
+    state: StateName | None = None
+
+
+class ChatTop(BaseModel):
+    """A token that was likely; ``bytes`` are what it stands for."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(ChatTop):
+    """A token that was drawn."""
+
+    top_logprobs: list[ChatTop]
+
+
+class ChatLogprobs(BaseModel):
+    """How likely the tokens of an answer were."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
+class CalledFunctionAnswer(BaseModel):
+    """What to call; ``arguments`` is JSON that keeps to the function's schema."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(BaseModel):
+    """A call that the client may make for the model."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionAnswer
+
+
+class ChatMessageAnswer(BaseModel):
+    """What the assistant says, or calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    refusal: None
+    tool_calls: list[ToolCallAnswer] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: ChatMessageAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+class CompletionDetails(BaseModel):
+    """Of the generated tokens, those of the thinking, with its markers."""
+
+    reasoning_tokens: int
+
+
+class ChatUsage(PromptUsage):
+    """The tokens of a chat; the details are those of a model that thinks."""
+
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class ChatCompletion(BaseModel):
+    """OpenAI's ``chat.completion``, with the seed."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+    seed: int

@@ -1,0 +1,253 @@
+"""Calls of a client's functions: what is asked of the model, and what it has called.
+
+Every call is written under a grammar, so that its arguments keep to the function's
+schema. See `server.constraints.tool_calls` for how it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from model.chat_template import CALL_BEGINS
+from server.api.openai.chat.messages import FunctionName, FunctionTool
+from server.api.schemas.formats import (
+    FormatPart,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    TextFormat,
+)
+from server.api.schemas.wire import Wire
+from server.constraints.tool_calls import BEGIN, BETWEEN, END, MIDDLE
+from server.errors import invalid
+
+#: Calls of one answer, where there may be several.
+MAX_PARALLEL = 16
+
+
+class ChosenFunction(Wire):
+    """Which function must be called."""
+
+    name: FunctionName
+
+
+class NamedToolChoice(Wire):
+    """That one function must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else "function"
+        if isinstance(kind, str) and kind != "function":
+            message = (
+                f"{kind[:64]!r} is not supported: name a function, or give none, auto or required"
+            )
+            raise PydanticCustomError("tool_choice", "{message}", {"message": message})
+        return value
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedToolChoice, Tag("named")],
+    Discriminator(lambda value: "named" if isinstance(value, dict | Wire) else "word"),
+]
+
+
+class ToolCallsFormat(FormatPart):
+    """What `server.constraints.tool_calls` compiles: no client can ask for it by itself."""
+
+    type: Literal["tool_calls"] = "tool_calls"
+    functions: list[dict[str, Any]]
+    max_calls: int
+    otherwise: TextFormat | JsonObjectFormat | JsonSchemaFormat | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """``shown`` are the tools that the template writes; ``format`` is the answer's, None for any.
+
+    With ``may_call`` the answer may be calls, and is for a `CallReader`.
+    """
+
+    shown: Sequence[FunctionTool]
+    format: ResponseFormat | ToolCallsFormat | None
+    may_call: bool
+
+
+def tool_use(
+    tools: Sequence[FunctionTool] | None,
+    choice: ToolChoice | None,
+    parallel: bool | None,
+    response_format: ResponseFormat | None,
+    template: str,
+) -> ToolUse:
+    """What a request's fields come to with the chat template that there is.
+
+    Raises `InvalidRequest` where they do not go together.
+    """
+    functions = {tool.function.name: tool for tool in tools or ()}
+    if len(functions) != len(tools or ()):
+        raise invalid("tools", "two functions have one name")
+    chosen = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    if chosen is not None and chosen not in functions:
+        raise invalid("tool_choice", "names a function that is not in tools")
+    if not functions and choice == "required":
+        raise invalid("tool_choice", "needs tools")
+    if not functions or choice == "none":
+        return ToolUse((), response_format, may_call=False)
+    is_forced = chosen is not None or choice == "required"
+    if not is_forced and not knows_calls(template):
+        raise invalid(
+            "tools",
+            "the model's chat template does not teach it to call in a way that is known here; "
+            "with tool_choice required or a named function a call can be had from any model",
+        )
+    wanted = [functions[chosen]] if chosen is not None else list(functions.values())
+    # A model that never learnt to stop calling would go on: more than it must is its own choice.
+    several = chosen is None and (parallel if parallel is not None else not is_forced)
+    format = ToolCallsFormat(
+        functions=[_function(tool) for tool in wanted],
+        max_calls=MAX_PARALLEL if several else 1,
+        otherwise=_otherwise(response_format, is_forced),
+    )
+    return ToolUse(list(functions.values()), format, may_call=True)
+
+
+def knows_calls(template: str) -> bool:
+    """Whether a template tells the model its tools, and writes calls as they are read here."""
+    return "tools" in template and CALL_BEGINS in template
+
+
+def _function(tool: FunctionTool) -> dict[str, Any]:
+    schema = tool.function.parameters
+    if schema is None:
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    elif not {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"} & schema.keys():
+        schema = {"type": "object", **schema}
+    elif schema.get("type", "object") != "object":
+        raise invalid("tools", f"{tool.function.name}: parameters must be the schema of an object")
+    return {"name": tool.function.name, "schema": schema}
+
+
+def _otherwise(
+    wanted: ResponseFormat | None, is_forced: bool
+) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+    """What an answer without a call is."""
+    if wanted is None or isinstance(wanted, TextFormat):
+        return None if is_forced else TextFormat(type="text")
+    if is_forced:
+        raise invalid("response_format", "the answer is a call, as tool_choice says")
+    if not isinstance(wanted, JsonObjectFormat | JsonSchemaFormat):
+        raise invalid("response_format", "beside tools must be text, json_object or json_schema")
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of an answer that is no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """A call of the function ``name``, the ``index``-th of the answer."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the ``index``-th call's arguments."""
+
+    index: int
+    text: str
+
+
+Piece = Text | CallBegins | Arguments
+
+
+class CallReader:
+    """Reads one answer as it comes. What cannot be told yet is held back.
+
+    Of an answer that was cut short, the last call's arguments are cut as well.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._read: Callable[[list[Piece]], bool] = self._begin
+        self._num_calls = 0
+        #: Whether all of the answer was calls, the last one complete.
+        self.is_complete = False
+
+    def push(self, text: str) -> list[Piece]:
+        """What ``text`` adds."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._read(pieces):
+            pass
+        return pieces
+
+    def end(self, is_whole: bool) -> list[Piece]:
+        """What was held back and is no call after all: only of an answer that was not cut."""
+        was_undecided = self._read == self._begin
+        return [Text(self._held)] if is_whole and was_undecided and self._held else []
+
+    def _begin(self, pieces: list[Piece]) -> bool:
+        """Before the first call, or any text."""
+        if self._held.startswith(BEGIN):
+            self._go_on(BEGIN, self._name)
+            return True
+        if not BEGIN.startswith(self._held):
+            self._read = self._text
+            return True
+        return False
+
+    def _text(self, pieces: list[Piece]) -> bool:
+        if self._held:
+            pieces.append(Text(self._held))
+            self._held = ""
+        return False
+
+    def _name(self, pieces: list[Piece]) -> bool:
+        name, found, rest = self._held.partition(MIDDLE)
+        if not found:
+            return False
+        pieces.append(CallBegins(self._num_calls, name))
+        self._num_calls += 1
+        self._held, self._read = rest, self._arguments
+        return True
+
+    def _arguments(self, pieces: list[Piece]) -> bool:
+        """JSON, which cannot hold what a call ends with: there is a line break in it."""
+        text, found, rest = self._held.partition(END)
+        if not found:
+            sizes = range(min(len(END) - 1, len(text)), 0, -1)
+            keep = next((size for size in sizes if text.endswith(END[:size])), 0)
+            text, rest = text[: len(text) - keep], text[len(text) - keep :]
+        if text:
+            pieces.append(Arguments(self._num_calls - 1, text))
+        self._held = rest
+        if found:
+            self._read, self.is_complete = self._between, True
+        return bool(found)
+
+    def _between(self, pieces: list[Piece]) -> bool:
+        if self._held:
+            self.is_complete = False
+        if self._held.startswith(BETWEEN + BEGIN):
+            self._go_on(BETWEEN + BEGIN, self._name)
+            return True
+        return False
+
+    def _go_on(self, after: str, read: Callable[[list[Piece]], bool]) -> None:
+        self._held, self._read = self._held.removeprefix(after), read

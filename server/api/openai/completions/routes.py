@@ -1,0 +1,174 @@
+"""`POST /v1/completions`: one prompt or many, whole or in chunks, with log-probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.openai.bodies import CompletionBody, prompts_in
+from server.api.openai.completions.parts import Shown
+from server.api.openai.completions.writer import CompletionWriter
+from server.api.openai.logprobs import TokenNames
+from server.api.routes.lookup import service_with
+from server.api.schemas import responses as answers
+from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
+from server.api.schemas.requests import Continuation
+from server.api.sse import JsonAnswer, SseAnswer
+from server.api.translate import Choices, Scoring, Translator, body_of, drawn_seed
+from server.engine.types import Request as Work
+from server.errors import invalid
+from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
+from server.models.service import Service
+
+#: Choices of one answer, of all prompts together.
+MAX_ANSWER_CHOICES = 1024
+
+OnePrompt = str | list[int]
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/completions",
+    response_model=answers.Completion,
+    response_model_exclude_unset=True,
+    responses=ERRORS | EVENT_STREAM,
+    openapi_extra=body_schema(CompletionBody),
+)
+async def complete(request: Request) -> Response:
+    """Generate text: JSON, or server-sent events with stream."""
+    body = await body_of(CompletionBody, request)
+    service = await service_with(request, body.session, body.model)
+    if body.session is not None or body.keep:
+        request.state.caller.require("sessions")
+    _check(body)
+    prompts = _prompts(body)
+    works = await _works(service, body, prompts, request.state.owner)
+    epoch_name = service.driver.epoch_name
+    shown = _shown(service, body, prompts)
+    writer = CompletionWriter(works, service.model.name, int(time.time()), epoch_name, shown)
+    of_prompts, of_texts = _prompt_bytes(works, shown), _text_bytes(works, shown)
+    num_bytes = of_prompts if body.stream else of_prompts + of_texts
+    param = "max_tokens" if of_texts > of_prompts else _of_prompt(body)
+    fields = "the prompt, n, max_tokens, logprobs and prompt_logprobs"
+    service.large_answers.check(num_bytes, param, fields)
+    if body.stream:  # each choice repeats the prompt, which is written once
+        return SseAnswer(service, works, writer, of_prompts // shown.num)
+    return JsonAnswer(service, works, writer, num_bytes)
+
+
+def _prompt_bytes(works: Sequence[Work], shown: Shown) -> int:
+    """What an answer may take to repeat its prompts, and to say how likely they were."""
+    num_entries = 0
+    if shown.echo and shown.logprobs is not None:
+        num_entries += 1 + shown.logprobs
+    if shown.prompt_logprobs is not None:
+        num_entries += 1 + shown.prompt_logprobs
+    num_tokens = sum(len(work.tokens) for work in works)
+    num_chars = sum(map(len, shown.echo))
+    return shown.num * (num_chars + num_tokens * num_entries * LOGPROB_BYTES)
+
+
+def _text_bytes(works: Sequence[Work], shown: Shown) -> int:
+    """What it may take for all that is generated."""
+    num_entries = 0 if shown.logprobs is None else 1 + shown.logprobs
+    num_tokens = sum(w.num_choices * w.sampling.max_tokens for w in works if w.sampling is not None)
+    return num_tokens * (TOKEN_BYTES + num_entries * LOGPROB_BYTES)
+
+
+def _of_prompt(body: CompletionBody) -> str:
+    """The field that makes most of what an answer says of its prompts."""
+    if (body.n or 1) > 1:
+        return "n"
+    return "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+
+
+def _prompts(body: CompletionBody) -> Sequence[OnePrompt | None]:
+    """Each prompt by itself; None where a session goes on without one."""
+    if body.prompt is None:
+        return [None]
+    prompts = prompts_in(body.prompt)
+    if len(prompts) > 1:
+        if body.session is not None or body.keep:
+            raise invalid("prompt", "must be one where the session is kept")
+        if len(prompts) * (body.best_of or body.n or 1) > MAX_ANSWER_CHOICES:
+            raise invalid("n", f"all prompts may have {MAX_ANSWER_CHOICES} choices together")
+    return prompts
+
+
+def _check(body: CompletionBody) -> None:
+    """Raises `InvalidRequest` for fields that do not go together."""
+    if body.stream_options is not None and body.stream_options.asks and not body.stream:
+        raise invalid("stream_options", "needs stream to be true")
+    num_shown, num_drawn = body.n or 1, body.best_of or body.n or 1
+    if num_drawn < num_shown:
+        raise invalid("best_of", "must be at least n")
+    if num_drawn > num_shown and body.stream:
+        raise invalid("best_of", "cannot be streamed: all must end before the best are known")
+    if num_drawn > 1 and body.max_tokens == 0:
+        raise invalid("best_of" if body.n is None else "n", "must be 1 where nothing is generated")
+    if body.logprobs is not None and body.top_logprobs not in (None, body.logprobs):
+        raise invalid("top_logprobs", "is another name for logprobs: give one of them")
+    if body.idempotency_key is not None and (
+        _num_top(body) is not None or body.prompt_logprobs is not None
+    ):
+        raise invalid("idempotency_key", "cannot stand beside logprobs, which are not kept")
+
+
+def _num_top(body: CompletionBody) -> int | None:
+    return body.logprobs if body.logprobs is not None else body.top_logprobs
+
+
+async def _works(
+    service: Service, body: CompletionBody, prompts: Sequence[OnePrompt | None], owner: str
+) -> tuple[Work, ...]:
+    """A request of each prompt, all with one seed."""
+    drawn, ranked = body.best_of or body.n or 1, (body.best_of or 1) > (body.n or 1)
+    seed = drawn_seed() if body.seed is None else body.seed
+    sampling = body.model_copy(update={"seed": seed, "top_logprobs": _num_top(body)})
+    id, scoring = f"cmpl-{secrets.token_hex(16)}", _scoring(body)
+    works = []
+    for index, prompt in enumerate(prompts):
+        wanted = Continuation.model_construct(
+            prompt=prompt,
+            session=body.session,
+            keep=body.keep,
+            state=body.state,
+            idempotency_key=body.idempotency_key,
+        )
+        if index:
+            await asyncio.sleep(0)  # others have their turn between the prompts
+        name = id if index == 0 else f"{id}-{index}"
+        works.append(
+            await Translator.of(service).generate(
+                name, owner, wanted, sampling, Choices(drawn, ranked), scoring
+            )
+        )
+    return tuple(works)
+
+
+def _scoring(body: CompletionBody) -> Scoring | None:
+    """What is asked of the prompt's tokens."""
+    wanted = [body.prompt_logprobs, _num_top(body) if body.echo else None]
+    asked = [num_top for num_top in wanted if num_top is not None]
+    return Scoring(max(asked)) if asked else None
+
+
+def _shown(service: Service, body: CompletionBody, prompts: Sequence[OnePrompt | None]) -> Shown:
+    options, tokenizer = body.stream_options, service.tokenizer
+    echo: tuple[str, ...] = ()
+    if body.echo:
+        echo = tuple(p if isinstance(p, str) else tokenizer.decode(p or ()) for p in prompts)
+    return Shown(
+        num=body.n or 1,
+        usage=bool(options and options.include_usage),
+        usage_so_far=bool(options and options.continuous_usage_stats),
+        echo=echo,
+        logprobs=_num_top(body),
+        prompt_logprobs=body.prompt_logprobs,
+        names=TokenNames(tokenizer),
+    )

@@ -1,0 +1,1 @@
+"""The Responses API, over HTTP and in WebSocket mode."""

@@ -1,0 +1,200 @@
+"""The answers to `POST /v1/responses` and to reading one again: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from server.api.direct_write import writer_of
+from server.api.errors import SessionMigrated
+from server.api.large_responses import send_piece, send_whole
+from server.api.middleware.refuse import error_response
+from server.api.openai.responses.reading import Kept
+from server.api.openai.responses.work import Work
+from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
+from server.api.watched import WatchedAnswer, start_stream
+from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
+from server.errors import EngineError
+from server.models.service import Service
+from server.runtime.event_queue import Outbox
+from server.sessions.sessions import NO_MORE, Cursor
+from server.store.errors import HistoryGone
+
+#: The last event of a response is one of these.
+ENDS = Finished | Failed | Migrated
+
+#: So many are not written in the event loop.
+MANY_EVENTS = 64
+
+
+class ResponseAnswer(WatchedAnswer):
+    """Writes what comes to its outbox until the response has ended."""
+
+    def __init__(self, service: Service, owner: str, writer: ResponseWriter, streams: bool) -> None:
+        super().__init__(service)
+        self._large, self._owner = service.large_answers, owner
+        self._writer, self._streams = writer, streams
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._large.reserve(self._owner, self._writer.note.num_bytes))
+                await self._begin()
+                events = await self._first_events()
+                if not self._streams:
+                    body = await self._whole(events)
+            except EngineError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            if self._streams:
+                await start_stream(send)
+                await self._stream(events, scope, send)
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                await send_whole(send, [body])
+
+    async def _begin(self) -> None:
+        """Raises the `EngineError` that is still a plain HTTP error."""
+        raise NotImplementedError
+
+    async def _first_events(self) -> list[Event]:
+        """What there is to write first; nothing has been sent before."""
+        events = await self._outbox.take()
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error
+        return events
+
+    async def _missed(self) -> list[Event]:
+        """More of what is not to come through the outbox; nothing where there is no more."""
+        return []
+
+    async def _whole(self, events: list[Event]) -> bytes:
+        while True:
+            for event in events:
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Migrated):
+                    raise SessionMigrated
+            await self._chunk(events)
+            if isinstance(events[-1], ENDS):
+                return await self._large.run(lambda: orjson.dumps(self._writer.response()))
+            events = await self._missed() or await self._outbox.take(self._take_in)
+
+    async def _stream(self, events: list[Event], scope: Scope, send: Send) -> None:
+        """Tokens take the shortcut while the client reads."""
+        write = writer_of(scope)
+
+        def write_now(events: Sequence[Event]) -> bool:
+            # The writer counts what it writes: it must not write the same twice.
+            can_write = isinstance(events[-1], TokenEvent) and write([])
+            return can_write and write([self._written(events)])
+
+        while True:
+            if chunk := await self._chunk(events):
+                await send_piece(send, chunk)
+            if isinstance(events[-1], ENDS):
+                return
+            try:
+                events = await self._missed() or await self._outbox.take(write_now)
+            except EngineError as error:
+                await send_piece(send, sse(self._writer.error(error)))
+                return
+
+    async def _chunk(self, events: Sequence[Event]) -> bytes:
+        """What is streamed for ``events``; written in a thread where there are many, or an end."""
+        if len(events) < MANY_EVENTS and not isinstance(events[-1], Finished):
+            return self._written(events)
+        return await self._large.run(lambda: self._written(events))
+
+    def _written(self, events: Sequence[Event]) -> bytes:
+        return b"".join(sse(written) for e in events for written in self._writer.write(e))
+
+    def _take_in(self, events: Sequence[Event]) -> bool:
+        """Without waking anybody, unless it is an end."""
+        if isinstance(events[-1], ENDS):
+            return False
+        for event in events:
+            self._writer.write(event)
+        return True
+
+
+class NewResponse(ResponseAnswer):
+    """Makes a response. It ends when the client leaves, unless it is one in the background."""
+
+    def __init__(self, work: Work, streams: bool) -> None:
+        writer = work.writer(-1 if streams else SILENT)
+        super().__init__(work.service, work.request.owner, writer, streams)
+        self._made = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if not self._writer.is_over and not self._made.is_in_background:
+                self._driver.cancel(self._made.request.request_id)
+            await self._made.end()
+
+    async def _begin(self) -> None:
+        self._made = await self._made.begin(self._outbox)
+
+
+class KeptResponse(ResponseAnswer):
+    """Tells a response again, and goes on with what comes.
+
+    It takes what runs from the reader that it has: a connection that is gone is
+    not always seen to be.
+    """
+
+    def __init__(self, kept: Kept, streams: bool, after: int = -1) -> None:
+        writer = kept.writer(after if streams else SILENT)
+        super().__init__(kept.service, kept.owner, writer, streams)
+        self._kept = kept
+        self._id = f"{kept.note.id}-{secrets.token_hex(8)}"
+        self._seq = self._last_seq = kept.keyed.first_seq
+        self._is_live = False
+
+    async def _begin(self) -> None:
+        end, keyed = self._kept.keyed.finished, self._kept.keyed
+        if end is not None:
+            self._last_seq = end.seq
+            return
+        resumed = await self._sessions.resume(
+            keyed.session,
+            self._kept.owner,
+            Cursor(keyed.first_seq),
+            self._id,
+            self._outbox,
+            take_over=True,
+        )
+        if resumed.reset is not None:
+            raise HistoryGone(NO_MORE)
+        self._last_seq, self._is_live = resumed.info.seq, resumed.info.busy
+
+    async def _first_events(self) -> list[Event]:
+        return [self._kept.started(), *await self._missed()]
+
+    async def _missed(self) -> list[Event]:
+        if self._seq < self._last_seq:
+            events: list[Event] = [*await self._kept.events(self._seq)]
+            if not events:
+                raise HistoryGone(NO_MORE)
+            events = [e for e in events if e.seq <= self._last_seq]  # type: ignore[union-attr]
+            self._seq = events[-1].seq  # type: ignore[union-attr]
+            return events
+        if self._is_live:
+            self._is_live = False
+            self._driver.caught_up(self._id)
+        return []
+
+
+async def in_background(work: Work) -> bytes:
+    """Begins ``work``, which nobody reads as it comes; returns the response as it is then."""
+    sink: Outbox[Event] = Outbox(work.service.outbox_events)
+    begun = await work.begin(sink)
+    work.service.driver.release(sink)
+    return orjson.dumps(begun.writer().response())

@@ -1,0 +1,163 @@
+"""What a body says of the answer: sampling, format and tools, and what is echoed of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from server.api.openai.answer_length import max_tokens_or_default
+from server.api.openai.chat.messages import FunctionDefinition, FunctionTool
+from server.api.openai.chat.reasoning import Effort, stops_of
+from server.api.openai.chat.tools import (
+    ChosenFunction,
+    NamedToolChoice,
+    ToolChoice,
+    ToolUse,
+    tool_use,
+)
+from server.api.openai.responses.note import Json
+from server.api.openai.responses.schemas import (
+    LOGPROBS,
+    NamedSchema,
+    ResponsesBody,
+    ResponseToolChoice,
+)
+from server.api.schemas import requests as schemas
+from server.api.schemas.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
+from server.engine.sampling_defaults import DEFAULTS
+from server.errors import InvalidRequest, invalid
+from server.models.service import Service
+
+#: Fields of a body that are the sampling's, by the same names.
+_SAMPLING = frozenset(schemas.Sampling.model_fields) & frozenset(ResponsesBody.model_fields)
+
+_DEFAULTS: Json = {
+    "max_tool_calls": None,
+    "service_tier": "default",
+}
+
+
+def check(body: ResponsesBody) -> None:
+    """Raises `InvalidRequest` for fields that do not go together."""
+    if body.state is not None and body.previous_response_id is not None:
+        raise invalid("state", "is what a conversation begins with: that one has begun")
+    if body.background and body.store is False:
+        raise invalid("background", "needs store to be true")
+    if body.idempotency_key is not None and body.store is False:
+        raise invalid("idempotency_key", "needs store to be true")
+    if body.top_logprobs and not wants_logprobs(body):
+        raise invalid("top_logprobs", "needs include to have message.output_text.logprobs")
+
+
+def effort_of(body: ResponsesBody) -> Effort | None:
+    """How much the model is to think; None where the body does not say."""
+    return None if body.reasoning is None else body.reasoning.effort
+
+
+def wants_logprobs(body: ResponsesBody) -> bool:
+    """Whether the output is to show them."""
+    return LOGPROBS in (body.include or ())
+
+
+def _chat_tools(body: ResponsesBody) -> list[FunctionTool]:
+    """Tools as chats and their templates have them."""
+    return [
+        FunctionTool(
+            type="function",
+            function=FunctionDefinition(**tool.model_dump(exclude={"type"}, exclude_unset=True)),
+        )
+        for tool in body.tools or ()
+    ]
+
+
+def sampling_of(service: Service, body: ResponsesBody, use: ToolUse) -> schemas.Sampling:
+    """The body's, with what is called otherwise here."""
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
+    given |= {
+        "max_tokens": max_tokens_or_default(service, body.max_output_tokens),
+        "top_logprobs": (body.top_logprobs or 0) if wants_logprobs(body) else None,
+        "stop": stops_of(service, body.stop, use.format, bool(body.ignore_eos)),
+        "stop_token_ids": _ends(service, body),
+        "response_format": use.format,
+    }
+    return schemas.Sampling.model_construct(**given)
+
+
+def _ends(service: Service, body: ResponsesBody) -> list[int]:
+    """The tokens that end an answer: the template may end its turns by another than the model's."""
+    given = body.stop_token_ids or []
+    turn_ends = service.chat_template.special_tokens.get("eos_token", "")
+    id = service.tokenizer.special_ids.get(turn_ends)
+    return given if id is None or body.ignore_eos or id in given else [*given, id]
+
+
+def tools_of(service: Service, body: ResponsesBody) -> ToolUse:
+    """What tools and format come to. Raises `InvalidRequest` where they do not go together."""
+    tools, choice = _chat_tools(body), body.tool_choice
+    if isinstance(choice, ResponseToolChoice):
+        named: ToolChoice = NamedToolChoice(
+            type="function", function=ChosenFunction(name=choice.name)
+        )
+    else:
+        named = choice or "auto"
+    template = service.chat_template.of(bool(tools))
+    return tool_use(tools, named, body.parallel_tool_calls, _format(body), template)
+
+
+def _format(body: ResponsesBody) -> ResponseFormat | None:
+    """The format as chats have it."""
+    wanted = body.text.format if body.text is not None else None
+    if not isinstance(wanted, NamedSchema):
+        return wanted
+    schema = JsonSchema(**wanted.model_dump(exclude={"type"}, exclude_unset=True))
+    return JsonSchemaFormat(type="json_schema", json_schema=schema)
+
+
+#: The engine's and the chats' names of fields.
+_OURS = {
+    "response_format": "text",
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+}
+
+
+def in_our_words(error: InvalidRequest, body: ResponsesBody) -> InvalidRequest:
+    """``error`` with the names that the fields have here."""
+    ours = _OURS.get(error.param or "")
+    if ours is None:
+        return error
+    if ours == "text" and (body.text is None or body.text.format is None):
+        ours = "tools"  # their calls are a format as well
+    return invalid(ours, error.message.removeprefix(f"{error.param}: "))
+
+
+def echoed_fields(service: Service, body: ResponsesBody, limit: int, seed: int) -> Json:
+    """What of the response object never changes."""
+    given = body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+
+    def echo(*names: str) -> Json:
+        return {name: given.get(name) for name in names}
+
+    named = echo("instructions", "previous_response_id", "prompt_cache_key", "safety_identifier")
+    return {
+        "created_at": int(time.time()),
+        "model": service.model.name,
+        **_DEFAULTS,
+        **named,
+        "background": bool(body.background),
+        "store": body.store is not False,
+        "max_output_tokens": limit,
+        "metadata": given.get("metadata", {}),
+        "reasoning": {"effort": effort_of(body), "summary": None},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "temperature": given.get("temperature", DEFAULTS.temperature),
+        "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": given.get("tools", []),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": given.get("top_p", DEFAULTS.top_p),
+        "truncation": given.get("truncation", "disabled"),
+        "user": given.get("user"),
+        "seed": seed,
+    }

@@ -1,0 +1,306 @@
+"""The body of `POST /v1/responses`, and of ``response.create`` on its socket."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+
+from server.api.openai.chat.messages import CACHE_MARK, Description
+from server.api.openai.chat.reasoning import Effort
+from server.api.openai.unsupported import REASONING, RESPONSES, Refusal
+from server.api.schemas import requests as schemas
+from server.api.schemas.formats import (
+    ChoiceFormat,
+    FormatPart,
+    GrammarFormat,
+    JsonObjectFormat,
+    RegexFormat,
+    Schema,
+    SchemaName,
+    TextFormat,
+    few_fields,
+)
+from server.api.schemas.names import ItemId, Label, ModelName, StateName
+from server.api.schemas.wire import History, Wire
+
+MAX_ITEMS = 10_000
+MAX_PARTS = 1024
+MAX_TOOLS = 128
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+
+
+Metadata = Annotated[
+    dict[MetadataKey, MetadataValue], Field(max_length=16), BeforeValidator(few_fields)
+]
+
+
+# Input
+
+
+class InputText(Wire):
+    """Text of the user's, the developer's or a tool's."""
+
+    hints = CACHE_MARK
+
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(History):
+    """Text of the assistant's, as an earlier answer had it."""
+
+    type: Literal["output_text"]
+    text: str
+
+
+class Refused(History):
+    """An assistant's refusal; it is text to the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[InputText | OutputText | Refused, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
+TextParts = Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
+class InputMessage(Wire):
+    """What the user or the developer of an application has said."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "system", "developer"]
+    content: str | Parts
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class InputAnswer(History):
+    """What the assistant has said, as a client holds it."""
+
+    type: Literal["message"] | None = None
+    role: Literal["assistant"]
+    content: str | Parts
+    id: ItemId | None = None
+
+
+class InputCall(History):
+    """A call that the assistant has made."""
+
+    type: Literal["function_call"]
+    call_id: ItemId
+    name: Name
+    arguments: str
+    id: ItemId | None = None
+
+
+class InputCallOutput(History):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: ItemId
+    output: str | TextParts
+    id: ItemId | None = None
+
+
+class ReasoningText(History):
+    """What was thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(History):
+    """What was thought before an answer; without its text it is another server's."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
+        None
+    )
+    id: ItemId | None = None
+
+
+class ItemReference(Wire):
+    """An item of a stored response, of its input or its output, by its name."""
+
+    type: Literal["item_reference"] | None = None
+    id: ItemId
+
+
+def _kind(item: Any) -> str:
+    """A message may come without its type, and so may a reference."""
+
+    def field(name: str) -> Any:
+        return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+
+    kind = field("type")
+    if kind is None and field("role") is None and field("id") is not None:
+        return "item_reference"
+    if kind in (None, "message"):
+        return "answer" if field("role") == "assistant" else "message"
+    return str(kind)
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputAnswer, Tag("answer")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(
+        _kind,
+        custom_error_type="input_item",
+        custom_error_message="items must be message, function_call, function_call_output, "
+        "reasoning or item_reference",
+    ),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+# Output
+
+
+class NamedSchema(FormatPart):
+    """JSON of one schema. It is always kept to, be it strict or not."""
+
+    type: Literal["json_schema"]
+    name: SchemaName
+    schema_: Schema = Field(alias="schema")
+    description: str | None = Field(None, max_length=4096)
+    strict: bool | None = None
+
+
+Format = Annotated[
+    TextFormat | JsonObjectFormat | NamedSchema | RegexFormat | GrammarFormat | ChoiceFormat,
+    Field(discriminator="type"),
+]
+
+
+class TextConfig(Wire):
+    """What the text looks like."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseTool(Wire):
+    """A function of the client's that the model may call; arguments always keep to the schema."""
+
+    type: Literal["function"]
+    name: Name
+    parameters: Schema | None = None
+    strict: bool | None = None
+    description: Description | None = None
+
+
+class ResponseToolChoice(Wire):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+Tools = Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | ResponseToolChoice
+
+
+class ResponseStreamOptions(Wire):
+    """OpenAI's options of a stream; random padding is not among what this server does."""
+
+    include_obfuscation: schemas.OnlyFalse | None = None
+
+
+LOGPROBS = "message.output_text.logprobs"
+
+#: What else OpenAI's clients ask for belongs to items that this server never makes.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Includes = Annotated[list[Included], Field(fail_fast=True, max_length=16)]
+
+
+class ResponseReasoning(Wire):
+    """How much the model thinks."""
+
+    refused: ClassVar = REASONING
+
+    effort: Effort | None = None
+
+
+class ResponsesBody(schemas.Once):
+    """`POST /v1/responses`."""
+
+    refused: ClassVar = RESPONSES
+
+    model: ModelName | None = None
+    input: Annotated[str, StringConstraints(min_length=1)] | Items
+    instructions: str | None = None
+    previous_response_id: ItemId | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    include: Includes | None = None
+    text: TextConfig | None = None
+    reasoning: ResponseReasoning | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Metadata | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    max_output_tokens: int | None = Field(None, ge=1, le=2**53)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_logprobs: schemas.TopLogprobs | None = None
+
+    # Ours, as everywhere else
+    top_k: schemas.TopK | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    state: StateName | None = None
+    stop: schemas.Stop | schemas.Stops | None = None
+    stop_token_ids: (
+        Annotated[schemas.TokenIds, Field(max_length=schemas.MAX_STOP_TOKEN_IDS)] | None
+    ) = None
+    ignore_eos: bool | None = None
+    logit_bias: schemas.Biases | None = None
+
+
+class ResponseCreate(ResponsesBody):
+    """``response.create``: the same over a socket, where everything streams.
+
+    What has one ``stream_id`` is done in order; other streams go on beside it.
+    """
+
+    refused: ClassVar = {
+        **RESPONSES,
+        "background": Refusal("is for HTTP: a socket is there to be read", (False,)),
+        "generate": Refusal("the state is kept after each turn: nothing needs warming up", (True,)),
+    }
+
+    type: Literal["response.create"]
+    stream: schemas.OnlyTrue | None = None
+    background: schemas.OnlyFalse | None = None
+    idempotency_key: None = None
+    stream_id: Label | None = None

@@ -1,0 +1,196 @@
+"""How a conversation goes on after a response: from its session's state, or from its first word.
+
+A session has read and written its text. What a template puts between the answer
+and the next one depends on nothing before it, mostly; where that is so, and the
+instructions and tools are the same, what is new is all that has to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.api.openai.chat.conversation import Prompt, prompt_ids, prompt_of
+from server.api.openai.chat.messages import (
+    AssistantMessage,
+    ChatMessage,
+    FunctionTool,
+    SystemMessage,
+    UserMessage,
+)
+from server.api.openai.responses.items import chat_messages
+from server.api.openai.responses.note import Json, Note
+from server.api.openai.responses.reading import ResponseNotFound
+from server.errors import EngineError, InvalidRequest, invalid
+from server.models.service import Service
+
+#: Responses of a conversation that is read again.
+MAX_TURNS = 4096
+#: Of what was said, as JSON: more than a chat template may write is of no use.
+MAX_BYTES = 8 << 20
+
+#: Stands for what was said. It ends in a letter, so that no token reaches beyond it.
+_SAID = "Thus it was said"
+
+
+class PreviousNotFound(EngineError):
+    """There is no such response to go on from."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"Previous response with id '{id}' not found.", param="previous_response_id"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A response that has ended; ``output`` reads what was written in it."""
+
+    note: Note
+    output: Callable[[], Awaitable[list[Json]]]
+
+
+#: Finds a turn by its name. Raises `ResponseNotFound`.
+FindTurn = Callable[[str], Awaitable[Turn]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one turn asks: the new items, and what the model is told beside them.
+
+    ``variables`` are for the template.
+    """
+
+    items: Sequence[Json]
+    instructions: str | None
+    tools: Sequence[FunctionTool]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def messages(self, before: Sequence[Json] = ()) -> list[ChatMessage]:
+        """The instructions, the items ``before``, and the new ones."""
+        told = _instructions(self.instructions)
+        return [*told, *chat_messages([*before, *self.items])]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an earlier response has generated: its tokens, the last one at least.
+
+    The ``text`` that was shown is only for templates whose turns end by texts.
+    """
+
+    tokens: Sequence[int]
+    text: str | None = None
+
+
+async def whole_prompt(service: Service, ask: Ask, before: Sequence[Json] = ()) -> Prompt:
+    """Everything, to be read from the beginning."""
+    return await prompt_of(
+        service, ask.messages(before), ask.tools or None, template_kwargs=ask.variables
+    )
+
+
+async def what_follows(service: Service, ask: Ask, answer: Answer) -> Prompt | None:
+    """What comes after ``answer``.
+
+    None where this template writes it otherwise for the answer that it has seen.
+    """
+    stub: list[ChatMessage] = [
+        *_instructions(ask.instructions),
+        UserMessage(role="user", content=_SAID),
+    ]
+    said_it = AssistantMessage(role="assistant", content=_SAID)
+    tools = ask.tools or None
+    try:
+        asked = await prompt_ids(service, stub, tools)
+        said = await prompt_ids(
+            service, [*stub, said_it], tools, False, continue_final_message=True
+        )
+        messages = [*stub, said_it, *chat_messages(ask.items)]
+        following = await prompt_of(service, messages, tools, template_kwargs=ask.variables)
+    except InvalidRequest:
+        return None  # the true conversation may be one that it accepts
+    head, text = _spelled(service, asked), _spelled(service, said)
+    space = text[len(head) :].removesuffix(_SAID.encode())
+    begins_alike = text == head + space + _SAID.encode() and not space.strip()
+    if not begins_alike or following.ids[: len(said)] != said:
+        return None
+    new = _behind(service, answer, space, following.ids[len(said) :])
+    return None if new is None else Prompt(new, following.end)
+
+
+def _behind(service: Service, answer: Answer, space: bytes, new: list[int]) -> list[int] | None:
+    """What of ``new``, which follows an answer, its session has not.
+
+    ``space`` stands before the answer. None where the session has something else.
+    """
+    if answer.text is None:
+        if space:
+            return None
+        return new[1:] if new[:1] == list(answer.tokens[-1:]) else new
+    has, shown = _spelled(service, answer.tokens), space + answer.text.rstrip().encode()
+    if not has.startswith(shown):
+        return None
+    return _without(service, new, has[len(shown) :])
+
+
+def _without(service: Service, ids: list[int], begun: bytes) -> list[int] | None:
+    """``ids`` without the bytes ``begun`` that they begin with; None where they do not."""
+    tokenizer = service.tokenizer
+    place = 0
+    while begun:
+        token = tokenizer.token_bytes(ids[place]) if place < len(ids) else b""
+        place += 1
+        if not token or not (token.startswith(begun) or begun.startswith(token)):
+            return None
+        if len(token) > len(begun):
+            rest = token[len(begun) :].decode(errors="replace")
+            return tokenizer.encode_continuation(rest) + ids[place:]
+        begun = begun[len(token) :]
+    return ids[place:]
+
+
+async def history(find: FindTurn, last: Turn) -> list[Json]:
+    """All items up to and with the turn ``last``, oldest first.
+
+    Raises `InvalidRequest` where they are not all there, or too many.
+    """
+    turns, num_bytes = [last], 0
+    while (previous := turns[-1].note.fields["previous_response_id"]) is not None:
+        if len(turns) == MAX_TURNS:
+            raise _unreadable(f"has more than {MAX_TURNS} responses")
+        num_bytes += len(turns[-1].note.packed())
+        if num_bytes > MAX_BYTES:
+            raise _unreadable(f"has more than {MAX_BYTES} bytes")
+        try:
+            turns.append(await find(previous))
+        except ResponseNotFound:
+            raise _unreadable(f"is not all there: {previous!r} is gone") from None
+    items: list[Json] = []
+    for turn in reversed(turns):
+        items += [*turn.note.items, *await turn.output()]
+    return items
+
+
+def _unreadable(why: str) -> InvalidRequest:
+    return invalid(
+        "previous_response_id",
+        "the conversation must be read again from its beginning, because its instructions or "
+        f"tools are other ones now or the chat template wants it, and it {why}",
+    )
+
+
+def _instructions(text: str | None) -> list[ChatMessage]:
+    return [] if text is None else [SystemMessage(role="system", content=text)]
+
+
+def _spelled(service: Service, ids: Sequence[int]) -> bytes:
+    """A text of which the same cut otherwise is the same; special tokens as no text is."""
+    tokenizer = service.tokenizer
+    special = set(tokenizer.special_ids.values())
+    return b"".join(
+        b"\xff%d\xff" % id if id in special else tokenizer.token_bytes(id) for id in ids
+    )

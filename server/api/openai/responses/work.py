@@ -1,0 +1,276 @@
+"""From the body of a response to the engine's request, with the session that it goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from server.api.openai.chat.conversation import Prompt
+from server.api.openai.chat.messages import tool_object
+from server.api.openai.chat.reasoning import reasoning_of, turn_of, with_turn
+from server.api.openai.responses.items import input_items
+from server.api.openai.responses.note import Json, Note, id_under_key, new_id
+from server.api.openai.responses.reading import Kept, ResponseNotFound, find
+from server.api.openai.responses.references import has_references, referred
+from server.api.openai.responses.request import (
+    check,
+    echoed_fields,
+    effort_of,
+    in_our_words,
+    sampling_of,
+    tools_of,
+    wants_logprobs,
+)
+from server.api.openai.responses.schemas import ResponsesBody
+from server.api.openai.responses.turns import (
+    Answer,
+    Ask,
+    PreviousNotFound,
+    Turn,
+    history,
+    what_follows,
+    whole_prompt,
+)
+from server.api.openai.responses.writer import ResponseWriter
+from server.api.schemas.requests import Continuation
+from server.api.translate import Translator
+from server.engine.types import Finished, Request, TokenEvent
+from server.errors import EngineError, InvalidRequest, SessionNotFound, invalid
+from server.models.service import Service
+from server.runtime.request_registry import Sink
+from server.sessions.ownership import KeyInUse
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """What a response goes on from: a turn, and its session where that is kept."""
+
+    turn: Turn
+    kept: Kept | None
+
+
+#: Finds what a response goes on from. Raises `ResponseNotFound`.
+FindPrevious = Callable[[str], Awaitable[Previous]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A response that is about to be made: `begin` it, and `end` it in any case.
+
+    ``source`` is the response whose session it goes on from. ``once``: it is asked
+    for under the client's own key.
+    """
+
+    service: Service
+    note: Note
+    request: Request
+    source: Kept | None = None
+    once: bool = False
+
+    @property
+    def is_stored(self) -> bool:
+        return self.request.keep
+
+    @property
+    def is_in_background(self) -> bool:
+        return bool(self.note.fields["background"])
+
+    def writer(self, after: int = -1) -> ResponseWriter:
+        return ResponseWriter(self.note, self.service.tokenizer, after)
+
+    async def begin(self, sink: Sink) -> Work:
+        """Starts it; its events go to ``sink``. Returns it with its session's name, if it has one.
+
+        A session that was made for it and has not been used is gone again.
+        """
+        if self.source is None:
+            await self._submit(sink)
+            return self
+        session = await self._branched(self.source)
+        begun = replace(self, request=replace(self.request, session=session))
+        try:
+            await begun._submit(sink)
+        except BaseException:
+            await begun.forget()
+            raise
+        return begun
+
+    async def _branched(self, source: Kept) -> str:
+        """A session of its own; gone again where the caller leaves meanwhile."""
+        branching = asyncio.ensure_future(_branch(source))
+        try:
+            return await asyncio.shield(branching)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineError):
+                session = await branching
+                await replace(self, request=replace(self.request, session=session)).forget()
+            raise
+
+    async def _submit(self, sink: Sink) -> None:
+        sessions = self.service.sessions
+        if not self.once:
+            await sessions.submit(self.request, sink)
+        elif await sessions.submit_once(self.request, sink) is not None:
+            raise KeyInUse  # begun by another while this one was read
+
+    async def end(self) -> None:
+        """Nobody needs what was not to be stored."""
+        if not self.is_stored and self.request.session is not None:
+            await self.forget()
+
+    async def forget(self) -> None:
+        """Deletes the session that was made for it."""
+        assert self.request.session is not None
+        with contextlib.suppress(EngineError):
+            await self.service.sessions.delete(self.request.session, self.request.owner)
+
+
+def needs_sessions(body: ResponsesBody) -> bool:
+    """Whether ``body`` reads or writes what is stored: its key needs the scope for that."""
+    goes_on = body.previous_response_id is not None
+    return body.store is not False or goes_on or has_references(body.input)
+
+
+async def work_of(
+    service: Service, owner: str, body: ResponsesBody, find_previous: FindPrevious
+) -> Work:
+    """What ``body`` asks for. Raises `EngineError`."""
+    check(body)
+    is_stored = body.store is not False
+    id = new_id()
+    if body.idempotency_key is not None:
+        id = response_of_key(service, owner, body.idempotency_key)
+    try:
+        use = tools_of(service, body)
+        reasoning = reasoning_of(service, effort_of(body), "reasoning.effort")
+        items = await _items(body, id, find_previous)
+        ask = Ask(items, body.instructions, use.shown, reasoning.variables)
+        prompt, source, state = await _prompt(service, ask, body, find_previous)
+        turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
+        sampling = sampling_of(service, body, use)
+        wanted = Continuation.model_construct(
+            prompt=[*prompt.ids, *added],
+            keep=is_stored,
+            state=state if source is None else None,
+        )
+        request = await Translator.of(service).generate(id, owner, wanted, sampling)
+        request = with_turn(request, turn)
+    except InvalidRequest as error:
+        raise in_our_words(error, body) from None
+    assert request.sampling is not None
+    limit, seed = request.sampling.max_tokens, request.sampling.seed
+    fields = echoed_fields(service, body, limit, seed)
+    tools = [tool_object(tool) for tool in ask.tools]
+    apart = turn is not None and turn.prompted != ""
+    note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body), apart, state)
+    fields_of_size = "max_output_tokens and top_logprobs"
+    service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)
+    if is_stored:
+        request = replace(request, key=id, note=note.packed(), unattended=True)
+    return Work(service, note, request, source, body.idempotency_key is not None)
+
+
+def response_of_key(service: Service, owner: str, key: str) -> str:
+    """The id of the response that ``owner`` asks for under its own ``key``."""
+    store = service.driver.epoch_name(0).removesuffix("-0")
+    return id_under_key(store, owner, key)
+
+
+def stored_previous(service: Service, owner: str) -> FindPrevious:
+    """Finds what is stored, and has ended."""
+
+    async def find_previous(id: str) -> Previous:
+        kept = await find([service], owner, id)
+        end = kept.keyed.finished
+        if end is None:
+            raise invalid("previous_response_id", "names a response that has not ended")
+        if end.finish_reason == "error":
+            raise invalid("previous_response_id", "names a response that failed")
+        return Previous(Turn(kept.note, kept.output), kept)
+
+    return find_previous
+
+
+async def _items(body: ResponsesBody, id: str, find_previous: FindPrevious) -> list[Json]:
+    """The items of the body, with those that it refers to."""
+
+    async def find_turn(id: str) -> Turn:
+        return (await find_previous(id)).turn
+
+    items = input_items(body.input, id, await referred(find_turn, body.input))
+    if not items:
+        raise invalid("input", "has nothing that the model reads")
+    return items
+
+
+async def _prompt(
+    service: Service, ask: Ask, body: ResponsesBody, find_previous: FindPrevious
+) -> tuple[Prompt, Kept | None, str | None]:
+    """What is to be read, and the response after whose session's text it comes.
+
+    And the named state that the conversation begins with.
+    """
+    previous_id = body.previous_response_id
+    if previous_id is None:
+        return await whole_prompt(service, ask), None, body.state
+    try:
+        previous = await find_previous(previous_id)
+    except ResponseNotFound:
+        raise PreviousNotFound(previous_id) from None
+    state = previous.turn.note.state
+    if previous.kept is not None and _can_go_on(ask, previous.kept):
+        following = await what_follows(service, ask, await _answer(previous.kept))
+        if following is not None:
+            return following, previous.kept, state
+
+    async def find_turn(id: str) -> Turn:
+        return (await find_previous(id)).turn
+
+    before = await history(find_turn, previous.turn)
+    return await whole_prompt(service, ask, before), None, state
+
+
+def _can_go_on(ask: Ask, kept: Kept) -> bool:
+    """Whether the model was told the same before, and has read all that it was asked.
+
+    Past thinking is for the template, which most often leaves it out: no state can forget it.
+    """
+    end, note = kept.keyed.finished, kept.note
+    if note.apart or (end is not None and end.usage.reasoning_tokens):
+        return False
+    if end is None or (end.finish_reason == "cancelled" and not end.usage.completion_tokens):
+        return False
+    tools = [tool_object(tool) for tool in ask.tools]
+    return (ask.instructions, tools) == (note.fields["instructions"], note.tools)
+
+
+async def _answer(kept: Kept) -> Answer:
+    """The answer of a response that has ended, with its text where texts end the model's turns."""
+    end = kept.keyed.finished
+    assert end is not None, kept.note.id
+    with_text = bool(kept.service.chat_template.turns.ends)
+    seq = kept.keyed.first_seq if with_text else max(kept.keyed.first_seq, end.seq - 2)
+    tokens: list[int] = []
+    texts: list[str] = []
+    while seq < end.seq and (events := await kept.events(seq)):
+        tokens += (event.token_id for event in events if isinstance(event, TokenEvent))
+        texts += (event.text for event in events)
+        seq = events[-1].seq
+    return Answer(tokens, "".join(texts) if with_text else None)
+
+
+async def _branch(source: Kept) -> str:
+    """A session like that of ``source`` was when its response had ended."""
+    sessions, owner = source.service.sessions, source.owner
+    session, end = source.keyed.session, source.keyed.finished
+    assert isinstance(end, Finished), source.note.id
+    try:
+        (fork,) = await sessions.fork(session, owner, 1, None)
+        if fork.position != end.position:  # it has gone on by itself since
+            await sessions.delete(fork.session, owner)
+            (fork,) = await sessions.fork(session, owner, 1, end.position)
+    except SessionNotFound:
+        raise PreviousNotFound(source.note.id) from None
+    return fork.session

@@ -1,0 +1,134 @@
+"""Models are loaded, replaced and unloaded, for keys with the scope ``admin``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from server.api.routes.lookup import models_of
+from server.api.routes.models import model_object
+from server.api.schemas import responses as answers
+from server.api.schemas.describe import ERRORS, body_schema
+from server.api.schemas.names import ModelPath
+from server.api.schemas.wire import Wire
+from server.api.translate import body_of
+from server.config.settings import MODEL_NAME
+from server.models.changes import LoadingRefused, ModelChanges
+from server.models.registry import Version
+
+router = APIRouter(prefix="/v1/admin/models")
+
+
+class LoadModelBody(Wire):
+    """`POST /v1/admin/models`: ``path`` is a folder under the server's ``--model-dir``."""
+
+    name: str = Field(pattern=f"^{MODEL_NAME}$")
+    path: ModelPath
+
+
+class ReloadModelBody(Wire):
+    """`POST /v1/admin/models/{name}/reload`: from where it is now, or from ``path``."""
+
+    path: ModelPath | None = None
+
+
+class ModelVersion(BaseModel):
+    """A version of a model in this process. One that is retiring ends what it runs."""
+
+    name: str
+    digest: str
+    status: Literal["serving", "retiring"]
+    num_running: int
+    num_waiting: int
+    num_sessions: int
+
+
+class ModelVersionList(BaseModel):
+    """The answer to `GET /v1/admin/models`."""
+
+    object: Literal["list"]
+    data: list[ModelVersion]
+
+
+class ModelReloaded(BaseModel):
+    """``changed`` is False where the weights were the same, and everything goes on."""
+
+    model: answers.ModelAnswer
+    changed: bool
+
+
+class ModelDeleted(BaseModel):
+    """A model that takes no new work."""
+
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
+
+
+@router.get("", response_model=ModelVersionList, responses=ERRORS)
+async def versions(request: Request) -> Response:
+    """Every version that this process has, those that still end what they run too."""
+    models = models_of(request)
+    serving = [await _version(each, "serving") for each in list(models.current.values())]
+    retiring = [await _version(each, "retiring") for each in list(models.retiring)]
+    return _json({"object": "list", "data": serving + retiring})
+
+
+@router.post(
+    "",
+    response_model=answers.ModelAnswer,
+    responses=ERRORS,
+    openapi_extra=body_schema(LoadModelBody),
+)
+async def load(request: Request) -> Response:
+    """Serve one more model. It answers when the model takes work."""
+    body = await body_of(LoadModelBody, request)
+    version = await _changes(request).load(body.name, body.path)
+    return _json(model_object(version.service.model))
+
+
+@router.post(
+    "/{name}/reload",
+    response_model=ModelReloaded,
+    responses=ERRORS,
+    openapi_extra=body_schema(ReloadModelBody, required=False),
+)
+async def reload(request: Request, name: str) -> Response:
+    """Serve a model's new version; what the old one runs ends there."""
+    body = await body_of(ReloadModelBody, request, b"{}")
+    reloaded = await _changes(request).reload(name, body.path)
+    model = model_object(reloaded.version.service.model)
+    return _json({"model": model, "changed": reloaded.changed})
+
+
+@router.delete("/{name}", response_model=ModelDeleted, responses=ERRORS)
+async def unload(request: Request, name: str) -> Response:
+    """Take a model out; what it runs ends first."""
+    _changes(request).unload(name)
+    return _json({"id": name, "object": "model", "deleted": True})
+
+
+def _changes(request: Request) -> ModelChanges:
+    changes: ModelChanges | None = request.app.state.changes
+    if changes is None:
+        raise LoadingRefused
+    return changes
+
+
+async def _version(version: Version, status: str) -> dict[str, Any]:
+    stats = await version.driver.stats()
+    return {
+        "name": version.name,
+        "digest": version.service.model.digest,
+        "status": status,
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "num_sessions": stats.num_sessions,
+    }
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,45 @@
+"""Which service a request is for. It stays until the request has been answered."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from fastapi import Request
+
+from server.models.registry import Models
+from server.models.service import Service
+
+
+def models_of(request: Request) -> Models:
+    """The models of the app that ``request`` came to."""
+    models: Models = request.app.state.models
+    return models
+
+
+def service_of(request: Request) -> Service:
+    """The service of the default model."""
+    return service_for(request, None)
+
+
+def service_for(request: Request, model: str | None) -> Service:
+    """The service of ``model``, or of the default one. Raises `ModelNotFound`."""
+    models = models_of(request)
+    return _held(request, models.default if model is None else models.service(model))
+
+
+async def service_with(request: Request, session: str | None, model: str | None = None) -> Service:
+    """The service that has ``session``; without a session, that of ``model``.
+
+    A session is looked for in all models where none is named, in versions that still end
+    what they run, too. Raises `EngineError`.
+    """
+    if session is None:
+        return service_for(request, model)
+    return _held(request, await models_of(request).holding(session, request.state.owner, model))
+
+
+def _held(request: Request, service: Service) -> Service:
+    """Keeps a version that is replaced meanwhile from ending before the request has."""
+    held: ExitStack = request.state.held
+    held.enter_context(service.driver.use())
+    return service

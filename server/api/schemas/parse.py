@@ -1,0 +1,195 @@
+"""Bytes to the wire's models, looked at once: errors name the field and never repeat its value.
+
+The JSON is parsed before pydantic sees it, because pydantic would report a
+hundred thousand wrong fields one by one. Its own strictness is that of Python
+values; what that calls a list or a dictionary is told to the client as JSON does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+import pydantic_core
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request as HttpRequest
+
+from server.api.schemas.requests import MESSAGE_TYPES, Message
+from server.api.schemas.wire import FIELD_ERROR, Wire
+from server.errors import InvalidRequest, invalid
+
+MAX_NAME_CHARS = 64
+MAX_PLACE_CHARS = 256
+MAX_IDS = 1 << 17
+# A smaller body is parsed in the event loop: it takes less time than a thread costs.
+MAX_INLINE_BYTES = 1 << 15
+
+Body = TypeVar("Body", bound=Wire)
+T = TypeVar("T")
+
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+
+_REQUEST_ID = re.compile(r'"request_id"\s*:\s*"([^"\\\x00-\x1f]{1,64})"')
+
+#: What pydantic calls by Python's names, in those of JSON.
+_IN_JSON = {
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a valid array",
+    "extra_forbidden": "there is no such field",
+}
+
+
+def parse_body(model: type[Body], body: bytes, max_ids: int = MAX_IDS) -> Body:
+    """A body as ``model``; raises `InvalidRequest` that names the first bad field.
+
+    A list of more than ``max_ids``, lists in it included, is refused before anything
+    looks at its items.
+    """
+    value = _loaded(body)
+    if isinstance(value, dict):
+        _check_sizes(value, max_ids)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _first_problem(error, value) from None
+
+
+async def body_of(
+    model: type[Body], request: HttpRequest, default: bytes = b"", max_ids: int = MAX_IDS
+) -> Body:
+    """The body of ``request``, or ``default`` where it is empty, by `parse_body`.
+
+    A large one is parsed in a thread: other requests go on meanwhile.
+    """
+    body = await request.body() or default
+    return await beside(len(body), lambda: parse_body(model, body, max_ids))
+
+
+async def beside(num_bytes: int, call: Callable[[], T]) -> T:
+    """The result of ``call``, which reads so many bytes: in a thread where these are many."""
+    return call() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(call)
+
+
+def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:
+    """A client's frame; like `parse_body`."""
+    value = _loaded(text)
+    if isinstance(value, dict):
+        _check_sizes(value, max_ids)
+    try:
+        return _MESSAGE.validate_python(value)
+    except ValidationError as error:
+        raise _first_problem(error, value) from None
+
+
+def _loaded(text: bytes | str) -> Any:
+    """The JSON value; where orjson sees none, another parser says what is wrong.
+
+    That one lets NaN and infinities pass, so that pydantic can name their field.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return pydantic_core.from_json(text)
+    except ValueError as error:
+        message = f"the message is not a JSON object: invalid JSON: {error}"
+        raise InvalidRequest(message) from None
+
+
+def _check_sizes(value: dict[str, Any], max_ids: int) -> None:
+    """Before pydantic looks at what takes long."""
+    for name, items in value.items():
+        if isinstance(items, list) and _num_items(items) > max_ids:
+            raise invalid(name, f"must have at most {max_ids} tokens")
+
+
+def _num_items(items: list[Any]) -> int:
+    if len(items) > 0 and isinstance(items[0], list):
+        return sum(len(item) for item in items if isinstance(item, list))
+    return len(items)
+
+
+def named_in(text: str) -> str | None:
+    """What looks like the ``request_id`` of a frame that is not worth parsing."""
+    found = _REQUEST_ID.search(text)
+    return None if found is None else found[1]
+
+
+def request_id_of(text: str) -> str | None:
+    """The ``request_id`` of a frame that is not a message, to answer it by.
+
+    Read by Python's lenient parser: a NaN or a lone surrogate elsewhere in the
+    frame is no reason to leave its sender without an answer.
+    """
+    try:
+        frame = json.loads(text)
+        found = frame.get("request_id") if isinstance(frame, dict) else None
+        if isinstance(found, str) and len(found) <= 64 and found.encode():
+            return found
+    except (ValueError, RecursionError):  # no JSON, or an id that is no Unicode text
+        pass
+    return None
+
+
+def _first_problem(error: ValidationError, value: object) -> InvalidRequest:
+    """The deepest of the first item's problems: in a union, that of the nearest type.
+
+    The value is not repeated: it may be long, and it is the client's secret.
+    """
+    nearest = _nearest(error.errors(include_url=False, include_input=False), value)
+    place = _text(_place(nearest, value))
+    message = nearest["msg"][0].lower() + nearest["msg"][1:]
+    message = message.replace("input should be ", "must be ").replace("input should ", "must ")
+    message = _IN_JSON.get(nearest["type"], message)
+    if nearest["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        if not place:
+            return invalid("type", f"must be one of {', '.join(MESSAGE_TYPES)}")
+        context = nearest.get("ctx", {})
+        expected, tag = context.get("expected_tags"), context.get("discriminator", "'type'")
+        message = f"{tag[1:-1]} must be one of {expected}" if expected else "must have a known type"
+    if not place:
+        return InvalidRequest(f"the message is not a JSON object: {message}")
+    return invalid(place, message)
+
+
+def _nearest(problems: Sequence[Any], value: object) -> Any:
+    """The deepest of those of the first field, and in a list of its first bad item."""
+    placed = [(problem, _place(problem, value)) for problem in problems]
+    field = placed[0][1][:1]
+    own = [(problem, place[1:2]) for problem, place in placed if place[:1] == field]
+    items = (place[0] for _, place in own if place)
+    first = min((item for item in items if isinstance(item, int)), default=None)
+    near = (problem for problem, place in own if first is None or place in ((), (first,)))
+    return max(near, key=lambda problem: len(problem["loc"]))
+
+
+def _place(problem: Any, value: Any) -> tuple[int | str, ...]:
+    """Where in ``value`` a problem is; the names of types are left out."""
+    place: list[int | str] = []
+    for step in problem["loc"]:
+        if isinstance(step, int) and isinstance(value, list):
+            place.append(step)
+            value = value[step] if step < len(value) else None
+        elif isinstance(value, dict) and step in value:
+            place.append(step)
+            value = value[step]
+    if problem["type"] == "missing":
+        place.append(problem["loc"][-1])
+    if problem["type"] == FIELD_ERROR:
+        place.append(problem["ctx"]["field"])
+    return tuple(place)
+
+
+def _text(place: Sequence[int | str]) -> str:
+    """As clients read it: ``messages[2].content``."""
+    steps = (
+        f"[{step}]" if isinstance(step, int) else f".{step[:MAX_NAME_CHARS]}" for step in place
+    )
+    return "".join(steps).removeprefix(".")[:MAX_PLACE_CHARS]

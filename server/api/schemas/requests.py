@@ -1,0 +1,225 @@
+"""What may come over the wire, strictly: no unknown fields, no coercion, no NaN.
+
+They are parsed by `server.api.schemas.parse`. Null is accepted where OpenAI accepts it
+and means the default. The bodies of OpenAI's routes are beside these routes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from server.api.schemas.formats import ResponseFormat
+from server.api.schemas.names import (
+    Epoch,
+    IdempotencyKey,
+    ModelName,
+    RequestId,
+    SessionId,
+    StateName,
+)
+from server.api.schemas.wire import Wire
+
+MAX_CHOICES = 128
+MAX_FORKS = 1024
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+
+#: Their range is checked where the vocabulary is known: see `server.api.translate`.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+#: -1 is off, as in vLLM.
+TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda top_k: max(top_k, 0))]
+
+
+def _boolean(value: object) -> object:
+    """To Python 0 is equal to false."""
+    if value is not None and not isinstance(value, bool):
+        raise PydanticCustomError("bool_type", "must be a valid boolean")
+    return value
+
+
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_boolean)]
+OnlyTrue = Annotated[Literal[True], BeforeValidator(_boolean)]
+
+
+def _few(biases: object) -> object:
+    """Before each is looked at, which would be reported one by one."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise PydanticCustomError("too_long", f"must have at most {MAX_BIASES} token ids")
+    return biases
+
+
+Biases = Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES), BeforeValidator(_few)]
+
+
+class Sampling(Wire):
+    """How to generate; shared by HTTP and WebSocket."""
+
+    max_tokens: int | None = Field(None, ge=1, le=2**53)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_k: TopK | None = None
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    stop: Stop | Stops | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Biases | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: ResponseFormat | None = None
+
+
+class Once(Wire):
+    """The client's own name for a piece of work: under one name it is done once."""
+
+    idempotency_key: IdempotencyKey | None = None
+
+
+class Continuation(Once):
+    """Which session to run in or what a new one begins with, and whether it stays."""
+
+    prompt: str | TokenIds | None = None
+    session: SessionId | None = None
+    keep: bool | None = None
+    state: StateName | None = None
+
+
+class StreamOptions(Wire):
+    """OpenAI's options of a stream, and vLLM's: with ``continuous_usage_stats`` usage so far."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: OnlyFalse | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything that only a stream has."""
+        return bool(self.include_usage or self.continuous_usage_stats)
+
+
+class CreateSessionBody(Wire):
+    """`POST /v1/sessions`: of ``model``, or of the default one; empty, or with ``state``."""
+
+    model: ModelName | None = None
+    state: StateName | None = None
+
+
+class AppendBody(Once):
+    """`POST /v1/sessions/{id}/append`: one of text and tokens."""
+
+    text: str | None = None
+    tokens: TokenIds | None = None
+    logprobs: bool | None = None
+
+
+class ForkBody(Wire):
+    """`POST /v1/sessions/{id}/fork`: copies of the session, as it is or as it was."""
+
+    n: int | None = Field(None, ge=1, le=MAX_FORKS)
+    at: int | None = Field(None, ge=0, le=2**53)
+
+
+class RewindBody(Wire):
+    """`POST /v1/sessions/{id}/rewind`: cuts the text back to ``at`` tokens."""
+
+    at: int = Field(ge=0, le=2**53)
+
+
+class Create(Wire):
+    """Asks for a kept session of ``model``, or of the default one: empty, or with ``state``."""
+
+    type: Literal["create"]
+    request_id: RequestId
+    model: ModelName | None = None
+    state: StateName | None = None
+
+
+class Generate(Sampling, Continuation):
+    """Asks for tokens of ``model``, or of the session's, or the default one."""
+
+    type: Literal["generate"]
+    request_id: RequestId
+    model: ModelName | None = None
+
+
+class Append(AppendBody):
+    """Feeds a session without generating."""
+
+    type: Literal["append"]
+    request_id: RequestId
+    session: SessionId
+
+
+class Cancel(Wire):
+    """Ends a live request of the same socket."""
+
+    type: Literal["cancel"]
+    request_id: RequestId
+
+
+class Delete(Wire):
+    """Frees a session."""
+
+    type: Literal["delete"]
+    request_id: RequestId
+    session: SessionId
+
+
+class Fork(ForkBody):
+    """Copies a session."""
+
+    type: Literal["fork"]
+    request_id: RequestId
+    session: SessionId
+
+
+class Rewind(RewindBody):
+    """Cuts a session's text back."""
+
+    type: Literal["rewind"]
+    request_id: RequestId
+    session: SessionId
+
+
+class Resume(Wire):
+    """Asks for all events of a session after ``last_seq``, and for those to come."""
+
+    type: Literal["resume"]
+    request_id: RequestId
+    session: SessionId
+    last_seq: int = Field(ge=0, le=2**53)
+    epoch: Epoch | None = None
+    take_over: bool | None = None
+
+
+class Detach(Wire):
+    """Leaves a live request of the same socket to go on by itself."""
+
+    type: Literal["detach"]
+    request_id: RequestId
+
+
+Message = Annotated[
+    Create | Generate | Append | Cancel | Delete | Fork | Rewind | Resume | Detach,
+    Field(discriminator="type"),
+]
+
+#: The values of ``type``, in the order of the protocol's page.
+MESSAGE_TYPES = (
+    *("create", "generate", "append", "cancel", "delete"),
+    *("fork", "rewind", "resume", "detach"),
+)

@@ -1,0 +1,49 @@
+"""The answers to messages of a socket that are about a session and run nothing."""
+
+from __future__ import annotations
+
+from server.api.schemas import requests as schemas
+from server.api.schemas.frames import created_frame, named_frame
+from server.models.service import Service
+
+Asked = schemas.Delete | schemas.Fork | schemas.Rewind
+
+
+async def create(service: Service, message: schemas.Create, owner: str) -> bytes:
+    """The answer to ``create``. Raises `EngineError`."""
+    info = await service.sessions.create(owner, message.state)
+    return created_frame(message.request_id, info, service.driver.epoch_name)
+
+
+async def answer(service: Service, message: Asked, owner: str) -> bytes:
+    """The answer to ``message``, whose session ``service`` has. Raises `EngineError`."""
+    if isinstance(message, schemas.Delete):
+        await service.sessions.delete(message.session, owner)
+        return named_frame("deleted", message.request_id, session=message.session)
+    if isinstance(message, schemas.Fork):
+        return await _fork(service, message, owner)
+    return await _rewind(service, message, owner)
+
+
+async def _fork(service: Service, message: schemas.Fork, owner: str) -> bytes:
+    forks = await service.sessions.fork(message.session, owner, message.n or 1, message.at)
+    return named_frame(
+        "forked",
+        message.request_id,
+        session=message.session,
+        sessions=[fork.session for fork in forks],
+        epoch=service.driver.epoch_name(forks[0].epoch),
+        position=forks[0].position,
+    )
+
+
+async def _rewind(service: Service, message: schemas.Rewind, owner: str) -> bytes:
+    info = await service.sessions.rewind(message.session, owner, message.at)
+    return named_frame(
+        "rewound",
+        message.request_id,
+        session=message.session,
+        epoch=service.driver.epoch_name(info.epoch),
+        seq=info.seq,
+        position=info.position,
+    )

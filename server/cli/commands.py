@@ -1,0 +1,139 @@
+"""The group of all commands: those of other packages are imported when they are asked for.
+
+``everstream serve`` must not wait for the imports of ``everstream train``. What a user can put
+right is one line on standard error and exit status 2, for every command.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from inspect import getdoc
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+#: name -> (module, function). A name of two words is in a group; a group's own name runs alone.
+ELSEWHERE: dict[str, tuple[str, str]] = {
+    "tokenizer": ("model.training.cli", "tokenizer_command"),
+    "train": ("model.training.cli", "train_command"),
+    "eval": ("model.training.cli", "eval_command"),
+    "export": ("model.export.cli", "export_command"),
+    "pull": ("model.hub.cli", "pull_command"),
+    "models": ("model.hub.cli", "models_command"),
+    "models rm": ("model.hub.cli", "remove_command"),
+    "quantize": ("model.quantization.cli", "quantize_command"),
+    "convert": ("model.convert.cli", "convert_command"),
+    "chat": ("clients.chat.cli", "chat"),
+    "bench": ("clients.bench.cli", "bench"),
+    "key": ("server.cli.keys", "key_command"),
+    "state make": ("server.cli.state", "make_command"),
+    "state inspect": ("server.cli.state", "inspect_command"),
+    "store check": ("server.cli.store", "check_command"),
+    "store salvage": ("server.cli.store", "salvage_command"),
+    "store compact": ("server.cli.store", "compact_command"),
+    "store export": ("server.cli.store", "export_command"),
+}
+
+GROUPS = {
+    "store": "Look after a folder of kept sessions.",
+    "state": "Make and inspect states that sessions begin with.",
+}
+
+
+#: A package that not every install has -> the extra that brings it.
+EXTRAS = {
+    "torch": "train",
+    "matplotlib": "train",
+    "huggingface_hub": "hub",
+    "opentelemetry": "otel",
+    "psycopg": "postgres",
+    "ray": "ray",
+    "obstore": "s3",
+}
+
+PROGRAM = "everstream"
+
+#: Exit statuses: what was asked for cannot be done; the user pressed Ctrl-C.
+USAGE, INTERRUPTED = 2, 130
+
+#: The base of what typer raises for a bad command line, by whichever version.
+_ClickException: Any = typer.BadParameter.__mro__[2]
+
+
+class Commands(TyperGroup):
+    """The commands of the app itself, and those of `ELSEWHERE`.
+
+    The types of contexts and commands are click's or typer's own, by typer's version.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        elsewhere = dict.fromkeys(name.partition(" ")[0] for name in ELSEWHERE)
+        return [*super().list_commands(ctx), *elsewhere]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        words = {tuple(name.split()): place for name, place in ELSEWHERE.items()}
+        found = {name: place for name, place in words.items() if name[0] == cmd_name}
+        if not found:
+            return super().get_command(ctx, cmd_name)
+        about = GROUPS.get(cmd_name)
+        app = typer.Typer(
+            name=cmd_name,
+            help=about,
+            no_args_is_help=about is not None,
+            add_completion=False,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+        )
+        for name, (module, function) in found.items():
+            command = getattr(import_module(module), function)
+            if len(name) < max(map(len, found)):  # the group's name alone
+                app.callback(invoke_without_command=True, help=getdoc(command))(command)
+            else:
+                app.command(name[-1])(command)
+        return get_command(app)
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Runs a command; what the user can put right becomes a line."""
+        extra |= {"standalone_mode": False, "prog_name": PROGRAM}
+        try:
+            status = super().main(*args, **extra) or 0
+        except _ClickException as error:
+            status = _show(error)
+        except typer.Abort:
+            status = INTERRUPTED
+        except ModuleNotFoundError as error:
+            status = _missing(error)
+        except OSError as error:
+            if error.filename is None:  # not about a file that the user has named
+                raise
+            status = _complain(f"{error.filename}: {error.strerror}")
+        if standalone_mode:
+            sys.exit(status)
+        return status
+
+
+def _show(error: Any) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return USAGE
+    context = getattr(error, "ctx", None)
+    more = f" See '{context.command_path} --help'." if context is not None else ""
+    message = error.format_message().rstrip(".")
+    return _complain(f"{message}{'' if message.endswith('?') else '.'}{more}")
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise error
+    return _complain(
+        f"this needs {package}, which is not installed: pip install 'everstream[{EXTRAS[package]}]'"
+    )
+
+
+def _complain(message: str) -> int:
+    typer.echo(f"everstream: {message}", err=True)
+    return USAGE

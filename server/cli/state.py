@@ -1,0 +1,139 @@
+"""``everstream state``: make a state that sessions begin with, and look at the file of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from model.foreign.tuned_states import describe_tuned_state
+from model.weights import CheckpointError
+from server.cli.inspection import format_bytes
+from server.errors import EngineError
+from server.store.named_state import NamedState, about_of, read_any_identity
+
+#: Characters of a prompt that are shown.
+MAX_SHOWN = 200
+
+
+def make_command(
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Checkpoint folder, .pth file, bundled model or hub id [everstream-stories].",
+            show_default=False,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer's file, where the model's is elsewhere.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text that the state has read.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A UTF-8 file with that text, which is read as it is.")
+    ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="A tuned state to begin with, alone or before the text.")
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "native", "torch"], typer.Option(help="What runs the model.")
+    ] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].", min=1)
+    ] = None,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"], typer.Option(help="Of weights.")
+    ] = "auto",
+) -> None:
+    """Read a prompt once and write the state after it.
+
+    ``everstream serve --state`` takes it, on the same backend and with the same dtype.
+    """
+    from model.config import ConfigError
+    from model.tokenizer import TokenizerError
+    from server.cli.state_making import read_prompt, write_state
+    from server.models.backend import BackendError, open_backend
+    from server.models.factory import load_model
+    from server.models.state_files import read_state
+    from server.models.storage import identity_of
+
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"{out.parent} is not a folder", param_hint="--out")
+    text = _text(prompt, prompt_file)
+    if text is None and tuned is None:
+        raise typer.BadParameter("give --prompt, --prompt-file or --tuned")
+    try:
+        checkpoint = load_model(model, tokenizer)
+        opened = open_backend(checkpoint, backend, dtype, threads)
+        identity = identity_of(checkpoint, opened)
+        state = None
+        if tuned is not None:
+            state = read_state(tuned, identity, checkpoint.config)
+        if text is not None:
+            state = read_prompt(opened, text, state)
+    except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
+        raise _fail(str(error)) from error
+    except EngineError as error:
+        raise _fail(error.message) from error
+    assert state is not None
+    write_state(out, state, identity)
+    typer.echo(
+        f"{out}: {state.num_tokens:,} tokens, {format_bytes(identity.state_bytes)},"
+        f" state {state.digest[:16]} of model {identity.model[:16]}"
+    )
+
+
+def inspect_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A state, of ours or a tuned one.")],
+) -> None:
+    """Say what a file of a state is: its model, its tokens, its text."""
+    data = file.read_bytes()
+    try:
+        rows = describe_tuned_state(file) if about_of(data) is None else _rows(data)
+    except CheckpointError as error:
+        raise _fail(str(error)) from error
+    except EngineError as error:
+        raise _fail(f"{file}: {error.message}") from error
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def _rows(data: bytes) -> dict[str, str]:
+    """Of a file of ours, checked. Raises `ImportRefused`."""
+    state, identity = read_any_identity(data)
+    return {
+        "state": state.digest,
+        "tokens": f"{state.num_tokens:,}",
+        "bytes": f"{identity.state_bytes:,}",
+        "model": identity.model,
+        "tokenizer": identity.tokenizer,
+        "backend": identity.backend,
+        "dtype": identity.dtype,
+        "text": _shown(state),
+    }
+
+
+def _shown(state: NamedState) -> str:
+    """The end of the text, which is where it is new, on one line."""
+    if not state.prompt:
+        return "not known"
+    text = state.prompt if len(state.prompt) <= MAX_SHOWN else f"...{state.prompt[-MAX_SHOWN:]}"
+    return repr(text)
+
+
+def _text(prompt: str | None, file: Path | None) -> str | None:
+    if prompt is not None and file is not None:
+        raise typer.BadParameter("give --prompt or --prompt-file, not both")
+    if file is None:
+        return prompt
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{file} is not UTF-8", param_hint="--prompt-file") from error
+
+
+def _fail(message: str) -> typer.Exit:
+    typer.echo(f"everstream: {message}", err=True)
+    return typer.Exit(2)

@@ -1,0 +1,206 @@
+"""``everstream store``: check, salvage, compact and export what a server has stored."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import apsw
+import typer
+
+from server.store.base import Identity, Loaded
+from server.store.errors import StoreError
+from server.store.portable import export_session
+from server.store.saving import Limits
+from server.store.sqlite.check import identity_of, open_for_reading, problems
+from server.store.sqlite.database import FILE_NAME, failure
+from server.store.sqlite.lock import Waiting
+from server.store.sqlite.lock import owner as owner_of_lock
+from server.store.sqlite.salvage import salvage
+from server.store.sqlite.signing import signing_key
+from server.store.sqlite.store import SqliteStore, open_store
+
+if TYPE_CHECKING:
+    from server.engine.value import SessionValue
+
+Store = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
+
+_ANY = Identity("", "", "", "", 0, "")
+
+
+def check_command(path: Store) -> None:
+    """Say what is wrong with a store; it may be in use."""
+    _must_exist(path)
+    found = 0
+    try:
+        for problem in problems(path):
+            typer.echo(problem)
+            found += 1
+    except apsw.Error as error:
+        typer.echo(f"{path}: {error}")
+        found += 1
+    if found:
+        typer.echo(f"everstream: {found} problem{'s' if found > 1 else ''} in {path}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{path}: whole")
+
+
+def salvage_command(
+    path: Store,
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A folder that does not exist yet.")],
+) -> None:
+    """Copy what can be read of a damaged store to a new one.
+
+    It says what was lost. The damaged store does not change; its server must not run.
+    """
+    if not (path / FILE_NAME).is_file():
+        raise _fail(f"{path} has no {FILE_NAME}: without it nothing is known of any session")
+    if (process := owner_of_lock(path)) is not None:
+        raise _fail(f"process {process} has the store {path}: stop it first")
+    if new.exists():
+        raise _fail(f"{new} exists: name a folder that does not")
+    num_lost = 0
+    try:
+        for line in salvage(path, new):
+            typer.echo(line)
+            num_lost += 1
+        connection = open_for_reading(new)
+        ((num_kept,),) = connection.execute("SELECT count(*) FROM session")
+        connection.close(True)
+    except (apsw.Error, OSError, StoreError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise _fail(f"nothing can be read of {path / FILE_NAME}: {error}") from error
+    typer.echo(f"{new}: {num_kept} sessions; start the server with --store {new}")
+    raise typer.Exit(1 if num_lost else 0)
+
+
+def compact_command(
+    path: Store,
+    retention: Annotated[
+        float | None,
+        typer.Option(help="Delete sessions unused for so many seconds of serving."),
+    ] = None,
+    max_log_tokens: Annotated[
+        int, typer.Option(help="Drop what is beyond this of each session's log.")
+    ] = Limits.max_log_tokens,
+) -> None:
+    """Drop what need not be kept; the server must not run."""
+    _must_exist(path)
+    before = _num_bytes(path)
+    limits = Limits(retention_s=retention, max_log_tokens=max_log_tokens)
+    store = _opened(path, _newest_identity(path), limits)
+    try:
+        store.compact()
+    except StoreError as error:
+        raise _fail(str(error)) from error
+    finally:
+        store.close()
+    typer.echo(f"{path}: {before} bytes before, {_num_bytes(path)} now")
+
+
+def export_command(
+    path: Store,
+    session: Annotated[str, typer.Argument(help="Its id.")],
+    output: Annotated[Path, typer.Argument(help="The file to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Its checkpoint, needed where it was not saved when its server stopped."),
+    ] = None,
+) -> None:
+    """Write a session to a signed file; the server must not run."""
+    _must_exist(path)
+    with_owner = _owner_and_identity(path, session)
+    if with_owner is None:
+        raise _fail(f"{path} has no session {session}")
+    owner, identity = with_owner
+    store = _opened(path, identity, Limits())
+    try:
+        value = _present(store.load(session, owner), model)
+    except StoreError as error:
+        raise _fail(str(error)) from error
+    finally:
+        store.close()
+    output.write_bytes(export_session(value, identity, signing_key(path)))
+    typer.echo(f"{output}: {value.length} tokens of text, {output.stat().st_size} bytes")
+
+
+def _present(loaded: Loaded, model: str | None) -> SessionValue:
+    """The session after the last entry of its log."""
+    if not loaded.entries:
+        return replace(loaded.value, progress=None)
+    if model is None:
+        from model.bundled_models import bundled_models
+
+        raise _fail(
+            "the session has gone on since it was saved: name its model, --model FOLDER "
+            f"(bundled: {', '.join(bundled_models())})"
+        )
+    from model.checkpoint import CheckpointError, load_tokenizer
+    from model.config import ConfigError
+    from model.tokenizer import TokenizerError
+    from server.engine.detokenizer import Detokenizer
+    from server.engine.replay import replay
+    from server.engine.session import Session
+
+    try:
+        tokenizer = load_tokenizer(model)
+    except (CheckpointError, ConfigError, TokenizerError) as error:
+        raise _fail(str(error)) from error
+    session = Session.of(loaded.value, Detokenizer(tokenizer), 0.0)
+    replay(session, loaded.value.progress, loaded.entries)
+    return session.value(loaded.value.state)
+
+
+def _opened(path: Path, identity: Identity, limits: Limits) -> SqliteStore:
+    try:
+        return open_store(path, identity, limits=limits, waiting=Waiting())
+    except StoreError as error:
+        raise _fail(str(error)) from error
+
+
+def _newest_identity(path: Path) -> Identity:
+    for (fields,) in _ask(path, "SELECT fields FROM identity ORDER BY key DESC LIMIT 1"):
+        return identity_of(str(fields))
+    return _ANY
+
+
+def _owner_and_identity(path: Path, session: str) -> tuple[str, Identity] | None:
+    query = (
+        "SELECT owner, fields FROM session JOIN snapshot ON snapshot.session = session.key "
+        "JOIN identity ON identity.key = snapshot.identity WHERE session.id = ? "
+        "ORDER BY snapshot.key DESC LIMIT 1"
+    )
+    for owner, fields in _ask(path, query, session):
+        return str(owner), identity_of(str(fields))
+    return None
+
+
+def _ask(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
+    try:
+        connection = open_for_reading(path)
+        try:
+            return list(connection.execute(query, values))
+        finally:
+            connection.close(True)
+    except apsw.Error as error:
+        raise _fail(failure(error).message) from error
+
+
+def _must_exist(path: Path) -> None:
+    if str(path).startswith(("postgresql:", "postgres:")):
+        raise _fail("this command is for the store of one machine, a folder; see docs/scale.md")
+    if path.is_file():
+        raise _fail(f"{path} is a file: give the folder that it lies in")
+    if not (path / FILE_NAME).is_file():
+        raise _fail(f"{path} has no store: there is no {FILE_NAME}")
+
+
+def _num_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _fail(message: str) -> typer.Exit:
+    typer.echo(f"everstream: {message}", err=True)
+    return typer.Exit(2)

@@ -1,0 +1,126 @@
+"""The parts that replicas share, in place of an embedded store: see `server.models.storage`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+import psycopg
+from psycopg import sql
+
+from server.cluster.ownership import Peers
+from server.config.settings import ServerConfig, object_storage_environment
+from server.runtime.async_engine import Driver
+from server.sessions.prefix_tier import PrefixTier
+from server.store.base import Identity, Store
+from server.store.errors import StoreError
+from server.store.object_storage.objects import Connection, Objects, TableObjects
+from server.store.postgres.database import TIMEOUT_S, connect, failure
+from server.store.postgres.link import SharedPlace
+from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
+from server.store.postgres.store import PostgresStore
+from server.store.saving import Limits
+
+logger = logging.getLogger("everstream.cluster")
+
+SCHEMA = "everstream_"
+#: How long a prompt waits for its beginning, and what hangs is given up.
+FETCH_S, PREFIX_TIMEOUT_S = 0.25, 2.0
+
+
+class Cluster:
+    """Opens stores in the database that ``config.store`` names, one for each version of a model."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        assert config.store is not None
+        self._config, self._url = config, config.store
+
+    def open_store(self, name: str, identity: Identity, limits: Limits) -> PostgresStore:
+        """The store of the model called ``name``. Raises `StoreError`."""
+        config = self._config
+        place = SharedPlace(
+            url=self._url,
+            schema=schema_of(name, identity.model),
+            identity=identity,
+            objects=self._objects(TIMEOUT_S),
+            durability=config.durability,
+            direct_url=config.store_direct,
+            address=f"{socket.gethostname()}:{config.port}",
+            lease_s=config.store_lease_s,
+        )
+        return PostgresStore(place, limits)
+
+    def signing_key(self, store: Store) -> bytes:
+        """What vouches for exported sessions, the same for all replicas."""
+        assert isinstance(store, PostgresStore), store
+        return store.signing_key()
+
+    def peers(self, driver: Driver, store: Store) -> Peers:
+        """The other replicas that serve from ``store``."""
+        assert isinstance(store, PostgresStore), store
+        return Peers(driver, store)
+
+    def open_prefixes(
+        self, name: str, identity: Identity, driver: Driver, bos_token_id: int
+    ) -> PrefixTier:
+        """The beginnings of prompts that all replicas share."""
+        shared = SharedPrefixes(
+            lambda: connect(self._url, prepare=self._config.store_direct is None),
+            schema_of(name, identity.model),
+            self._objects(PREFIX_TIMEOUT_S),
+            identity,
+            SharedLimits(self._config.prefix_disk),
+            time.monotonic,
+        )
+        return PrefixTier(
+            driver, shared, bos_token_id, shared=True, timeout_s=FETCH_S, at_end=shared.close
+        )
+
+    def owner_elsewhere(self, name: str, digest: str) -> Callable[[str], str | None]:
+        """A function that says whose a session of another version is. It blocks."""
+        own = schema_of(name, digest)
+
+        def find(session: str) -> str | None:
+            try:
+                with connect(self._url) as connection:
+                    return _owner(connection, session, own)
+            except psycopg.Error as error:
+                raise failure(error) from error
+
+        return find
+
+    def _objects(self, timeout_s: float) -> Callable[[Connection], Objects]:
+        url = self._config.store_objects
+        if url is None:
+            return TableObjects
+        try:
+            from server.store.object_storage.s3 import S3Objects
+        except ImportError as error:
+            raise StoreError(
+                "EVERSTREAM_STORE_OBJECTS needs obstore: pip install 'everstream[s3]'"
+            ) from error
+        try:
+            objects = S3Objects(url, object_storage_environment(), timeout_s)
+        except (ValueError, OSError) as error:
+            raise StoreError(f"EVERSTREAM_STORE_OBJECTS: {error}") from error
+        return lambda connection: objects
+
+
+def schema_of(name: str, digest: str) -> str:
+    """The schema of a version of a model; PostgreSQL takes no more than 63 characters."""
+    if len(name) > 24:
+        name = f"{name[:15]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{SCHEMA}{name}_{digest[:16]}"
+
+
+def _owner(connection: psycopg.Connection[tuple[str]], session: str, own: str) -> str | None:
+    query = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s) AND nspname <> %s"
+    for (schema,) in connection.execute(query, (SCHEMA, own)).fetchall():
+        table = sql.Identifier(schema, "session")
+        find = sql.SQL("SELECT owner FROM {} WHERE id = %s").format(table)
+        for (owner,) in connection.execute(find, (session,)):
+            return owner
+    return None

@@ -1,0 +1,185 @@
+"""What replicas ask of each other: to let a session go, and who is no more.
+
+A question and its answer are notices of PostgreSQL, so that no replica needs the address
+of another. The answer to a question that nobody answers is the death of who was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import count
+from typing import Any, TypeVar, cast
+
+import orjson
+
+from server.engine.types import SessionInfo
+from server.errors import EngineError, SessionAttached, SessionNotFound
+from server.runtime.async_engine import Driver
+from server.sessions.ownership import AttachedElsewhere, How, KeyInUse
+from server.sessions.sessions import Sessions
+from server.store.base import Store
+from server.store.errors import HeldElsewhere
+from server.store.postgres.store import PostgresStore
+
+logger = logging.getLogger("everstream.peers")
+
+#: A replica that lives answers within some steps of its engine and a commit.
+ANSWER_S = 3.0
+
+R = TypeVar("R")
+
+
+class Peers:
+    """See `server.sessions.ownership.Peers`."""
+
+    def __init__(self, driver: Driver, store: PostgresStore) -> None:
+        self._continues = False
+        self._driver, self._store = driver, store
+        self._sessions: Sessions | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ids = count(1)
+        self._asked: dict[int, tuple[int, asyncio.Future[dict[str, Any]]]] = {}
+        self._burying: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, sessions: Sessions, continues: bool) -> None:
+        """See `server.sessions.ownership.Peers`."""
+        self._sessions, self._loop = sessions, asyncio.get_running_loop()
+        self._continues = continues
+        self._store.listen(self._hear, self._bury, self._left)
+
+    async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
+        """See `server.sessions.ownership.Peers`."""
+        id, future = next(self._ids), asyncio.get_running_loop().create_future()
+        self._asked[id] = holder, future
+        question = {"ask": id, "by": self._store.key, "session": session, "owner": owner}
+        try:
+            await self._tell(holder, question | {"how": how})
+            async with asyncio.timeout(ANSWER_S):
+                answer = await future
+        except TimeoutError:
+            raise HeldElsewhere(holder) from None
+        finally:
+            del self._asked[id]
+        if (info := answer.get("attached")) is not None:
+            raise AttachedElsewhere(SessionInfo(**info))
+        if answer.get("failed"):
+            raise HeldElsewhere(holder)
+
+    async def release(self, session: str) -> None:
+        """See `server.sessions.ownership.Peers`."""
+        try:
+            await self._ask(lambda store: store.release(session))
+        except EngineError as error:
+            logger.warning("session %s is still held: %s", session, error.message)
+
+    async def claim_key(self, owner: str, key: str) -> None:
+        """See `server.sessions.ownership.Peers`."""
+        if not await self._ask(lambda store: store.claim_key(owner, key)):
+            raise KeyInUse
+
+    async def give_back_key(self, owner: str, key: str) -> None:
+        """See `server.sessions.ownership.Peers`."""
+        try:
+            await self._ask(lambda store: store.give_back_key(owner, key), always=True)
+        except EngineError as error:
+            logger.warning("a key is given back later: %s", error.message)
+
+    # What comes from the thread that listens
+
+    def _hear(self, message: str) -> None:
+        self._run(lambda: self._understand(orjson.loads(message)))
+
+    def _bury(self, key: int) -> None:
+        self._run(lambda: self._begin_burial(key))
+
+    def _left(self, key: int) -> None:
+        self._run(lambda: self._begin(self._after(key)))
+
+    def _run(self, call: Callable[[], None]) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+    # The event loop
+
+    def _understand(self, message: dict[str, Any]) -> None:
+        if "ask" in message:
+            self._begin(self._answer(message))
+        elif (asked := self._asked.get(message["answer"])) and not asked[1].done():
+            asked[1].set_result(message)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, question: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"answer": question["ask"]}
+        try:
+            await self._give(question["session"], question["owner"], question["how"])
+        except AttachedElsewhere as attached:
+            answer["attached"] = asdict(attached.info)
+        except EngineError as error:
+            logger.warning("a session was not handed over: %s", error.message)
+            answer["failed"] = error.code
+        try:
+            await self._tell(question["by"], answer)
+        except EngineError as error:
+            logger.warning("an answer was lost: %s", error.message)
+
+    async def _give(self, session: str, owner: str, how: How) -> None:
+        assert self._sessions is not None
+        sessions = self._sessions
+        try:
+            while True:
+                await sessions.fetching.ended(session, owner)
+                try:
+                    await self._driver.call(lambda engine, now: engine.give(session, owner, how))
+                except SessionNotFound:
+                    if sessions.fetching.is_running(session, owner):
+                        continue
+                    # A fetch that begins from here on asks the store after this does.
+                    await self._ask(lambda store: store.release(session))
+                return
+        except SessionAttached:
+            info = await self._driver.call(
+                lambda engine, now: engine.session_info(session, owner, now)
+            )
+            raise AttachedElsewhere(info) from None
+
+    def _begin_burial(self, key: int) -> None:
+        if key not in self._burying:
+            self._burying.add(key)
+            self._begin(self._bury_it(key))
+
+    async def _bury_it(self, key: int) -> None:
+        try:
+            if not await self._ask(lambda store: store.bury(key)):
+                return  # it is tried again, or another replica has done it
+            await self._after(key)
+        except EngineError as error:
+            logger.warning("replica %d could not be buried: %s", key, error.message)
+        finally:
+            self._burying.discard(key)
+
+    async def _after(self, key: int) -> None:
+        """What a replica had is nobody's now."""
+        for holder, future in self._asked.values():
+            if holder == key and not future.done():
+                future.set_result({})
+        if self._continues and self._sessions is not None:
+            try:
+                await self._sessions.continue_unfinished()
+            except EngineError as error:
+                logger.warning("what replica %d ran does not go on: %s", key, error.message)
+
+    async def _tell(self, key: int, message: dict[str, Any]) -> None:
+        text = orjson.dumps(message).decode()
+        await self._ask(lambda store: store.tell(key, text))
+
+    async def _ask(self, ask: Callable[[PostgresStore], R], *, always: bool = False) -> R:
+        return await self._driver.ask_store(cast("Callable[[Store], R]", ask), always=always)

@@ -1,0 +1,481 @@
+"""The server's configuration: flags over environment over a file over defaults.
+
+It is read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from model.bundled_models import DEFAULT_NAME, bundled_models
+from server.config.file import ConfigFileError, read_config_file
+
+MIB = 1 << 20
+PREFIX = "EVERSTREAM_"
+#: Whoever takes over computes again what came after the last state, while clients wait.
+SHARED_SAVE_INTERVAL = 256
+#: What a model may be called: it is the name of a folder of its store, too.
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+# Bounds that hardly anybody changes: these have no flag.
+_VARIABLE_ONLY = frozenset(
+    {
+        "max_prompt_tokens",
+        "max_tokens_limit",
+        "max_body_bytes",
+        "max_message_bytes",
+        "max_answer_bytes",
+        "max_connections",
+        "max_connections_per_address",
+        "keep_alive_s",
+        "max_socket_requests",
+        "outbox_events",
+        "store_memory",
+        "max_log_tokens",
+        "max_states",
+        "save_interval_tokens",
+        "store_lease_s",
+        "store_direct",
+        "store_objects",
+        "signing_key",
+        "target_streams",
+        "scale_down_delay_s",
+        "session_tag",
+    }
+)
+
+
+class ModelSource(NamedTuple):
+    """A model to serve: a folder, a bundled model's name or a hub id; None is the default.
+
+    ``is_named`` where the operator gave the name, and it was not taken from the source.
+    ``tokenizer`` is a tokenizer's file that is elsewhere.
+    """
+
+    name: str
+    source: str | None
+    is_named: bool = False
+    tokenizer: Path | None = None
+
+
+class StateSource(NamedTuple):
+    """A file with a state that sessions of ``model`` can begin with; None is the first model."""
+
+    name: str
+    path: str
+    model: str | None = None
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be; the message names its flag and its variable."""
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in ``"2GiB"``, ``"500MB"`` or ``"1048576"``; raises `ValueError` for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError("must be a size such as 512MiB or 2GiB")
+    return int(float(match[1]) * unit)
+
+
+class ServerConfig(BaseModel):
+    """Everything an operator may choose. Frozen; `load` builds it from flags and environment.
+
+    At most one of ``max_sessions`` and ``state_memory`` (bytes) is set: they are two
+    ways to fix the size of the state pool. ``threads`` None leaves the number to
+    the backend. ``reasoning`` is "on", "off" or a number of tokens, for chats with models that
+    think; None leaves it to their templates. ``max_waiting`` bounds the requests
+    that are admitted and not yet running, ``outbox_events`` the events that wait
+    for one slow reader, ``allowed_origins`` the foreign pages that may call in,
+    ``allowed_hosts`` the names that a server without keys answers to.
+    ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
+    that many replicas share, or "memory"; `load` puts a folder of the user's in the
+    place of None. ``served_model_name`` is what clients call the one model, and
+    ``tokenizer`` the file of its tokenizer where that is elsewhere. ``state`` are files of
+    named states, and ``max_states`` bounds those that a model's store has beside them.
+    ``store_direct`` leads to that database itself where ``store`` is a
+    pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
+    where models may be loaded from at run time; None: they may not. Bounds of memory
+    and of the store are those of each model. ``sleep_memory`` and ``prefix_cache`` are
+    bytes of states outside the pool, ``store_memory`` bytes of what a store in memory
+    keeps.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: Path | None = None
+    model: tuple[ModelSource, ...] = (ModelSource(DEFAULT_NAME, None),)
+    served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
+    tokenizer: Path | None = None
+    model_dir: Path | None = None
+    state: tuple[StateSource, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    backend: Literal["auto", "native", "torch"] = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+
+    reasoning: str | None = None
+
+    max_sessions: int | None = Field(default=None, ge=1)
+    state_memory: int | None = Field(default=None, ge=1)
+    sleep_memory: int = Field(default=256 * MIB, ge=0)
+    max_waiting: int = Field(default=256, ge=0)
+    session_ttl_s: float = Field(default=900.0, gt=0, allow_inf_nan=False)
+
+    store: str | None = Field(default=None, repr=False)
+    durability: Literal["full", "relaxed"] = "full"
+    store_size: int | None = Field(default=None, ge=MIB)
+    retention_s: float = Field(default=30 * 86_400.0, gt=0, allow_inf_nan=False)
+    max_detached_tokens: int = Field(default=4096, ge=0)
+    continue_on_start: bool = False
+    trust_unsigned_state: bool = False
+    prefix_cache: int = Field(default=64 * MIB, ge=0)
+    prefix_disk: int = Field(default=0, ge=0)
+
+    max_prompt_tokens: int = Field(default=32_768, ge=1)
+    max_tokens_limit: int = Field(default=1_000_000, ge=1)
+    max_body_bytes: int = Field(default=MIB, ge=1024)
+    max_message_bytes: int = Field(default=MIB, ge=1024)
+    max_answer_bytes: int = Field(default=64 * MIB, ge=MIB)
+    max_connections: int | None = Field(default=None, ge=1)
+    max_connections_per_address: int | None = Field(default=None, ge=1)
+    keep_alive_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
+    max_socket_requests: int = Field(default=64, ge=1)
+    outbox_events: int = Field(default=2048, ge=16)
+    store_memory: int = Field(default=256 * MIB, ge=MIB)
+    max_log_tokens: int = Field(default=1_000_000, ge=4096)
+    save_interval_tokens: int = Field(default=1024, ge=16)
+    max_states: int = Field(default=64, ge=0)
+    store_lease_s: float = Field(default=10.0, ge=3, allow_inf_nan=False)
+    store_direct: str | None = Field(default=None, repr=False)
+    store_objects: str | None = Field(default=None, repr=False)
+    signing_key: str | None = Field(default=None, min_length=16, repr=False)
+
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = Field(default=(), repr=False)
+    keys_file: Path | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    retire_timeout_s: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
+
+    ray: bool = False
+    ray_address: str | None = None
+    replicas: str = "1"
+    target_streams: int = Field(default=64, ge=1)
+    scale_down_delay_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
+    session_tag: str = Field(default="", pattern=r"^(?:[0-9a-f]{8})?$")
+
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    access_log: bool = False
+    otel_endpoint: str | None = None
+
+    @field_validator(
+        *("state_memory", "store_memory", "store_size", "sleep_memory", "prefix_cache"),
+        "prefix_disk",
+        mode="before",
+    )
+    @classmethod
+    def _size(cls, value: object) -> object:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _sources(cls, value: object) -> object:
+        """``name=source`` or ``source``, once or several times, with commas in a variable."""
+        if isinstance(value, str):
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
+            return value
+        return _bundled_named(tuple(map(model_source, value)))
+
+    @field_validator("model")
+    @classmethod
+    def _own_names(cls, value: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
+        if not value or not all(source.name for source in value):
+            raise ValueError("must name a model")
+        if len({source.name for source in value}) < len(value):
+            raise ValueError("two models have the same name; give them as NAME=PATH")
+        if sum(not source.is_named for source in value) > 1:
+            raise ValueError("of several models all but one must be bundled or given as NAME=PATH")
+        return value
+
+    @field_validator("state", mode="before")
+    @classmethod
+    def _states(cls, value: object) -> object:
+        """``name=file`` or ``model/name=file``, with commas between several in a variable."""
+        if isinstance(value, str):
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
+            return value
+        return tuple(map(state_source, value))
+
+    @field_validator("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", mode="before")
+    @classmethod
+    def _commas(cls, value: object) -> object:
+        """A variable holds several values with commas between them."""
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("api_keys", "admin_keys")
+    @classmethod
+    def _printable_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not key or not key.isascii() or not key.isprintable() for key in value):
+            raise ValueError("a key must be printable ASCII and not empty")
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _bare_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not re.fullmatch(r"\*|https?://[^/\s]+", origin) for origin in value):
+            raise ValueError("an origin is scheme://host[:port] without a path, or *")
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _bare_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not re.fullmatch(r"\*|[A-Za-z0-9._-]+", host, re.ASCII) for host in value):
+            raise ValueError("a host is a name without a port, or *")
+        return value
+
+    @field_validator("reasoning", mode="before")
+    @classmethod
+    def _on_off_or_tokens(cls, value: object) -> str | None:
+        if value is None:
+            return None
+        text = str(value)  # a file may have a number
+        if not re.fullmatch(r"on|off|[1-9]\d{0,8}", text, re.ASCII):
+            raise ValueError("must be on, off, or the most tokens that a model may think")
+        return text
+
+    @field_validator("replicas")
+    @classmethod
+    def _range_of_replicas(cls, value: str) -> str:
+        found = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", value, re.ASCII)
+        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
+            raise ValueError("must be a number of replicas, or MIN-MAX")
+        return value
+
+    @model_validator(mode="after")
+    def _one_capacity(self) -> Self:
+        if self.max_sessions is not None and self.state_memory is not None:
+            raise ValueError("--max-sessions and --state-memory exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _one_name(self) -> Self:
+        if self.served_model_name and (len(self.model) > 1 or self.model[0].is_named):
+            raise ValueError("--served-model-name is for one model that is not given as NAME=PATH")
+        return self
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> Self:
+        if self.tokenizer and len(self.model) > 1:
+            raise ValueError("--tokenizer is for one model")
+        return self
+
+    def _completed(self) -> Self:
+        """With the model's tokenizer, and its served name; its sessions stay where they were."""
+        if self.tokenizer is None and self.served_model_name is None:
+            return self
+        first, *others = self.model
+        name = self.served_model_name or first.name
+        model = (first._replace(name=name, tokenizer=self.tokenizer), *others)
+        return self.model_copy(update={"model": model})
+
+    @model_validator(mode="after")
+    def _states_of_models(self) -> Self:
+        names = {self.served_model_name or source.name for source in self.model}
+        for state in self.state:
+            if state.model is not None and state.model not in names:
+                raise ValueError(f"--state: {state.model}/{state.name}: no model has this name")
+        first = self.served_model_name or self.model[0].name
+        places = [(state.model or first, state.name) for state in self.state]
+        if len(set(places)) < len(places):
+            raise ValueError("--state: two states of a model have the same name")
+        return self
+
+    def states_of(self, model: str) -> Mapping[str, Path]:
+        """The files of the states of ``model`` by their names."""
+        first = self.model[0].name
+        own = [state for state in self.state if (state.model or first) == model]
+        return {state.name: Path(state.path).expanduser() for state in own}
+
+    @property
+    def num_replicas(self) -> tuple[int, int]:
+        """The fewest and the most replicas; the same number twice where it is fixed."""
+        low, _, high = self.replicas.partition("-")
+        return int(low), int(high or low)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other replicas may have the same store."""
+        return str(self.store).startswith(("postgresql://", "postgres://"))
+
+    @property
+    def wants_key(self) -> bool:
+        """Whether a caller must show a key."""
+        return bool(self.api_keys or self.admin_keys or self.keys_file)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether whoever reaches it from other machines may use it."""
+        return not self.wants_key and not is_loopback(self.host)
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str] = os.environ, **flags: Any) -> ServerConfig:
+        """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``, then a file.
+
+        Raises `ConfigError` with one line per bad setting. A value is never
+        repeated in the message: it may be a key.
+        """
+        variables = {name: environment.get(PREFIX + name.upper()) for name in cls.model_fields}
+        variables |= {name: _keys_of(name, environment) for name in ("api_keys", "admin_keys")}
+        given = {name: value for name, value in flags.items() if value is not None}
+        given = {name: value for name, value in variables.items() if value is not None} | given
+        filed = _filed(given.get("config"), cls.model_fields.keys() - {"config"})
+        chosen = filed | given
+        try:
+            config = cls(**chosen)
+        except ValidationError as error:
+            file = {name: f"{given['config']}: {name}" for name in filed.keys() - given.keys()}
+            raise ConfigError("\n".join(_explain(item, file) for item in error.errors())) from None
+        if config.is_shared and "save_interval_tokens" not in chosen:
+            config = config.model_copy(update={"save_interval_tokens": SHARED_SAVE_INTERVAL})
+        if config.store is None:
+            state = environment.get("XDG_STATE_HOME") or "~/.local/state"
+            unnamed = [source.name for source in config.model if not source.is_named]
+            store = "/".join([state, "everstream", *unnamed])
+            config = config.model_copy(update={"store": store})
+        return config._completed()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens at ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _keys_of(name: str, environment: Mapping[str, str]) -> str | None:
+    """The variable of ``name`` and its singular, which the clients read, together.
+
+    Raises `ConfigError` where one is set and has no key: it would open the server.
+    """
+    plural = PREFIX + name.upper()
+    given = {each: environment[each] for each in (plural, plural[:-1]) if each in environment}
+    for variable, value in given.items():
+        if not value.replace(",", "").strip():
+            raise ConfigError(f"{variable}: is set and has no key; unset it to serve without keys")
+    return ",".join(given.values()) or None
+
+
+def object_storage_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The usual variables of an S3-compatible object storage, credentials among them."""
+    return {name: value for name, value in environment.items() if name.startswith("AWS_")}
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """For a package that is imported next, and the processes that it starts."""
+    os.environ.update(variables)
+
+
+def model_source(text: str) -> ModelSource:
+    """``NAME=SOURCE``, or a source alone, which is named by its last part.
+
+    A path with an equals sign before its first slash can be given as ``./a=b``.
+    """
+    name, equals, source = text.partition("=")
+    if equals and source and re.fullmatch(MODEL_NAME, name):
+        return ModelSource(name, source, is_named=True)
+    return ModelSource(_short_name(text), text)
+
+
+def _short_name(source: str) -> str:
+    """The last part of a path, or of a name on the hub. Raises `ValueError`."""
+    from model.hub.names import parse_name  # imports numpy
+
+    name = None if os.path.exists(source) else parse_name(source)
+    return Path(source).name if name is None else name.short
+
+
+def state_source(text: str) -> StateSource:
+    """``NAME=FILE`` or ``MODEL/NAME=FILE``. Raises `ValueError`."""
+    found = re.fullmatch(f"(?:({MODEL_NAME})/)?({MODEL_NAME})=(.+)", text, re.DOTALL)
+    if found is None:
+        raise ValueError("must be NAME=FILE, or MODEL/NAME=FILE where there are several models")
+    return StateSource(found[2], found[3], found[1])
+
+
+def _bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
+    """Of several models, bundled ones have names already.
+
+    The default goes without one where no other does, so its sessions stay where they
+    are when others are served beside it.
+    """
+    bundled = bundled_models()
+    has_path = any(not each.is_named and each.source not in bundled for each in sources)
+    plain = {DEFAULT_NAME} - ({DEFAULT_NAME} if has_path else set())
+    return tuple(
+        each._replace(is_named=True)
+        if len(sources) > 1 and each.source in bundled.keys() - plain
+        else each
+        for each in sources
+    )
+
+
+def flag_of(field: str) -> str:
+    """The command line flag of a field: ``session_ttl_s`` is ``--session-ttl``."""
+    names = {
+        "api_keys": "api_key",
+        "admin_keys": "admin_key",
+        "allowed_origins": "allow_origin",
+        "allowed_hosts": "allow_host",
+    }
+    name = names.get(field, field)
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def _filed(path: object, names: Collection[str]) -> dict[str, Any]:
+    """What the configuration file says. Raises `ConfigError`."""
+    if path is None:
+        return {}
+    try:
+        return read_config_file(Path(str(path)), names)
+    except ConfigFileError as error:
+        raise ConfigError(f"--config: {error}") from error
+
+
+def _explain(item: Any, file: Mapping[str, str]) -> str:
+    """``file`` has the names of the settings that come from one."""
+    message = item["msg"].removeprefix("Value error, ")
+    if not item["loc"]:
+        return str(message)
+    field = str(item["loc"][0])
+    variable = PREFIX + field.upper()
+    name = variable if field in _VARIABLE_ONLY else f"{flag_of(field)} ({variable})"
+    name = file.get(field, name)
+    return f"{name}: {message[0].lower()}{message[1:]}"

@@ -1,1 +1,0 @@
-"""Beyond one machine: a shared store, sessions that move, and replicas under Ray Serve."""

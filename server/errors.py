@@ -1,0 +1,91 @@
+"""Errors that a client's request can cause, each with a stable code.
+
+The engine raises them; ``server.api.errors`` maps each code to a status in one table.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """A request that cannot be done. ``param`` names the field at fault, if one is."""
+
+    code = "engine_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(EngineError):
+    """A value out of range."""
+
+    code = "invalid_value"
+
+
+class SessionNotFound(EngineError):
+    """No such session, or not this owner's: the two look alike on purpose."""
+
+    code = "session_not_found"
+
+    def __init__(self) -> None:
+        super().__init__("no such session", "session")
+
+
+class SessionBusy(EngineError):
+    """The session already runs a request; one at a time keeps its tokens in order."""
+
+    code = "session_busy"
+
+    def __init__(self) -> None:
+        super().__init__("the session is running another request", "session")
+
+
+class SessionAttached(EngineError):
+    """Somebody reads what the session runs; one reader at a time."""
+
+    code = "session_attached"
+
+    def __init__(self) -> None:
+        super().__init__("the session's events have another reader", "session")
+
+
+class CapacityExhausted(EngineError):
+    """There is no room for the state of one more session."""
+
+    code = "capacity_exhausted"
+
+
+class QueueFull(EngineError):
+    """More requests wait than the operator allows."""
+
+    code = "queue_full"
+
+
+class OutOfMemory(EngineError):
+    """There was no memory for the batch that this request was in."""
+
+    code = "out_of_memory"
+
+    def __init__(self) -> None:
+        super().__init__("the server is out of memory; try again later")
+
+
+class InternalFailure(EngineError):
+    """This request failed in the engine; others go on."""
+
+    code = "internal_error"
+
+
+class ModelNotFound(EngineError):
+    """A name that is not the served model's."""
+
+    code = "model_not_found"
+
+    def __init__(self) -> None:
+        super().__init__("model: this server does not serve it; see /v1/models", "model")
+
+
+def invalid(param: str, message: str) -> InvalidRequest:
+    """A bad value of ``param``, named in the message as well."""
+    return InvalidRequest(f"{param}: {message}", param)

@@ -1,0 +1,130 @@
+"""What the two protocols of the server share: how they read, write and refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, cast
+
+from uvicorn.protocols.utils import ClientDisconnected
+
+from server.api.direct_write import EXTENSION as SHORTCUT
+from server.api.direct_write import Write
+from server.api.errors import error_body, error_headers, outcome
+from server.api.middleware.connections import EXTENSION as CONNECTION
+from server.api.middleware.connections import OpenConnection
+from server.api.middleware.refuse import answer_with_error
+from server.api.middleware.request_ids import HEADER, new_request_id, with_id
+from server.errors import EngineError, InternalFailure, InvalidRequest
+from server.http.request_target import in_origin_form
+from server.runtime.async_engine import Draining
+
+logger = logging.getLogger("everstream.serving")
+
+FAILED = "the server failed; it has logged why"
+
+# Of one connection in one turn of the event loop: hundreds of tiny frames, ten milliseconds.
+READ_BYTES = 4 * 1024
+
+
+class ReadsLittle(asyncio.BufferedProtocol):
+    """Takes `READ_BYTES` at a time: asyncio's own 256 KiB can be 40,000 frames.
+
+    All connections read into one buffer, one after the other: what is in it is
+    taken out before the event loop reads again.
+    """
+
+    _read_buffer = memoryview(bytearray(READ_BYTES))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._read_buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        raise NotImplementedError
+
+
+class CountedProtocol(asyncio.BaseProtocol):
+    """Tells ``connection`` when it begins and ends; None where nobody counts connections."""
+
+    connection: OpenConnection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.connection is not None:
+            self.connection.made(cast(asyncio.Transport, transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.connection is not None:
+            self.connection.lost()
+        super().connection_lost(exc)
+
+
+class RunsApp(CountedProtocol):
+    """Wraps the app that uvicorn sets and calls.
+
+    The app gets a copy of its scope, so that nothing refers in a circle to the
+    protocol, and a connection's memory is free as soon as it ends.
+    """
+
+    _app: Any
+
+    @property
+    def app(self) -> Any:
+        return self._run_app
+
+    @app.setter
+    def app(self, app: Any) -> None:
+        self._app = app
+
+    async def _run_app(self, scope: Any, receive: Any, send: Any) -> None:
+        offered = {SHORTCUT: self._shortcut(scope), CONNECTION: self.connection}
+        extensions = {**scope.get("extensions", {}), **offered}
+        has_answered = self._watch_answer()
+        try:
+            await self._app({**in_origin_form(scope), "extensions": extensions}, receive, send)
+        except ClientDisconnected:
+            raise
+        except BaseException as error:  # uvicorn would answer in plain text
+            if has_answered():
+                raise
+            await answer_with_error(scope, with_id(scope, send), _failure(error))
+        else:
+            if not has_answered():
+                logger.error("the application gave no answer to %s", scope["path"])
+                await answer_with_error(scope, with_id(scope, send), InternalFailure(FAILED))
+
+    def _watch_answer(self) -> Callable[[], bool]:
+        """Says of the present request if an answer has begun, or nobody is there to get one."""
+        raise NotImplementedError
+
+    def _shortcut(self, scope: Any) -> Write:
+        raise NotImplementedError
+
+
+def _failure(error: BaseException) -> EngineError:
+    """What a client hears of an application that has ended by ``error``."""
+    if isinstance(error, asyncio.CancelledError):  # the server ends, whatever its reason
+        return Draining()
+    logger.error("the application failed", exc_info=error)
+    return InternalFailure(FAILED)
+
+
+def refusal(message: str) -> bytes:
+    """A whole answer with status 400, after which the connection ends."""
+    return whole_answer(InvalidRequest(message))
+
+
+def whole_answer(error: EngineError, status: int | None = None, more: str = "") -> bytes:
+    """A whole answer, after which the connection ends. ``more`` are lines of its head."""
+    status = outcome(error).status if status is None else status
+    body, headers = error_body(error), error_headers(error)
+    headers |= {"content-length": str(len(body)), "connection": "close"}
+    headers[HEADER] = new_request_id()
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+    return f"{first}{lines}{more}\r\n".encode() + body

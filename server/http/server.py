@@ -1,0 +1,169 @@
+"""The process around the app: the listening socket, signals, and an orderly end.
+
+On SIGTERM or SIGINT `/ready` turns red and new work is refused. Sessions that a
+store keeps are saved at the boundary of a token, and whoever reads one is told
+where to go on. Other requests go on up to the drain timeout and are cancelled
+then; sockets get 1012 after their last event; the process exits 0. A second signal
+cuts it short. If the thread of an engine dies, or of a store, the process exits 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
+
+from server.api.auth.keyring import Keyring
+from server.api.auth.keys_file import KeysFileError
+from server.api.middleware.connections import ConnectionTable
+from server.api.middleware.wellformed import MAX_HEAD_BYTES
+from server.api.websocket.sockets import Sockets
+from server.config.settings import ServerConfig
+from server.http.acceptor import Acceptor
+from server.http.http_protocol import HttpProtocol, WebSocketProtocol
+from server.http.shutdown import CLOSE_TIMEOUT_S, drain
+from server.models.registry import Models
+
+logger = logging.getLogger("everstream.serving")
+
+# How long the kernel keeps a connection whose peer does not take its data.
+TCP_USER_TIMEOUT_MS = 20_000
+# The kernel doubles it. Small, so that a peer that stops reading is noticed early.
+SEND_BUFFER_BYTES = 64 * 1024
+PING_INTERVAL_S = 20.0
+BACKLOG = 1024
+
+
+def bind(host: str, port: int, user_timeout_ms: int = TCP_USER_TIMEOUT_MS) -> socket.socket:
+    """A listening socket whose connections cannot be held by a peer that never reads.
+
+    Raises `OSError` where the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    # asyncio sets it only where the listener names its protocol, and a token must not wait 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, user_timeout_ms)
+    return listener
+
+
+def serve(app: FastAPI, config: ServerConfig, listener: socket.socket) -> int:
+    """Serves until a signal or the engine's death; returns the exit code of the process."""
+    server = Server(app, config)
+    with asyncio.Runner() as runner:
+        runner.run(server.serve(sockets=[listener]))
+    return server.exit_code
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server under our own signals. Take ``exit_code`` after `serve`."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        config: ServerConfig,
+        ping_interval_s: float = PING_INTERVAL_S,
+        http: type[HttpProtocol] = HttpProtocol,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=http,
+                ws=WebSocketProtocol,
+                ws_max_size=config.max_message_bytes,
+                ws_per_message_deflate=False,
+                ws_ping_interval=ping_interval_s,
+                ws_ping_timeout=ping_interval_s,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                server_header=False,
+                proxy_headers=False,
+                access_log=False,
+                log_config=None,
+                lifespan="on",
+                workers=1,
+            )
+        )
+        self.config.timeout_keep_alive = config.keep_alive_s  # type: ignore[assignment]
+        self.exit_code = 0
+        self._http = http
+        self.servers = []  # asyncio's, which we have none of
+        self._acceptors: list[Acceptor] = []
+        self._connections: ConnectionTable = app.state.connections
+        self._models: Models = app.state.models
+        self._sockets: Sockets = app.state.sockets
+        self._keyring: Keyring = app.state.keyring
+        self._drain_timeout_s = config.drain_timeout_s
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begins the drain; the second call ends it."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT call `stop`; unlike uvicorn's, they are not raised again."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
+        try:
+            yield
+        finally:
+            for number in (*signals, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def reload_keys(self) -> None:
+        """Reads the keys file again; a mistake in it leaves the keys as they were."""
+        try:
+            self._keyring.reload()
+        except KeysFileError as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("the keys were read again")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the models, then accepts on ``sockets``."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        for listener in sockets or ():
+            acceptor = Acceptor(listener, self._connections, self._make_protocol)
+            self._acceptors.append(acceptor)
+        self.started = True
+
+    def _make_protocol(self) -> HttpProtocol:
+        return self._http(self.config, self.server_state, self.lifespan.state)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    async def main_loop(self) -> None:
+        """Until a signal or the engine's death. The date header is why it wakes each second."""
+        died = asyncio.ensure_future(self._models.died.wait())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        watched = {died, stopped}
+        while not died.done() and not stopped.done():
+            await self.on_tick(0)
+            await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for task in watched:
+            task.cancel()
+        if self._models.died.is_set():
+            self.exit_code = 1
+            logger.error("an engine has died; leaving")
+        elif not await drain(self._models, self._sockets, self._drain_timeout_s, self._hurry):
+            self.exit_code = 1

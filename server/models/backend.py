@@ -1,0 +1,122 @@
+"""What runs the model: the native runtime where it is built and covers the model, else torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from model.architectures.config import Config
+from model.checkpoint import Checkpoint
+from model.ops.cpu.runtime import NativeError, Runtime, built, num_cores
+from model.state import StateLayout
+from model.tokenizer import Tokenizer
+from model.weights import is_quantized, num_parameters
+from server.engine.engine import Engine, EngineConfig
+from server.engine.native_runner import NativeRunner
+from server.engine.runner import Runner
+from server.engine.state_pool import StatePool
+from server.models.loading import loading
+
+logger = logging.getLogger("everstream.backend")
+
+Name = Literal["auto", "native", "torch"]
+
+
+#: Says the way to the native runtime; `make serve` installs again once there is a compiler.
+NOT_BUILT = (
+    "it was not built; install a C++ compiler and Python's headers (Debian: apt-get install g++"
+    " python3-dev), then run `make serve` or `pip install` again"
+)
+
+
+class BackendError(ValueError):
+    """A backend or a dtype that was asked for and cannot be had. The message names its flag."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A model that is ready to run; ``make_runner`` puts it on the rows of a pool."""
+
+    name: str
+    dtype: str
+    config: Config
+    tokenizer: Tokenizer
+    make_runner: Callable[[StatePool], Runner]
+
+    def engine(self, num_slots: int, config: EngineConfig) -> Engine:
+        """An engine of ``num_slots`` sessions."""
+        pool = StatePool(StateLayout.of(self.config), num_slots)
+        return Engine(self.config, self.tokenizer, pool, self.make_runner(pool), config)
+
+
+def open_backend(
+    checkpoint: Checkpoint, name: Name = "auto", dtype: str = "auto", threads: int | None = None
+) -> Backend:
+    """Loads the model's weights into what will run it, and logs which that is and why.
+
+    ``dtype`` is auto, float32, bfloat16 or int8, and ``threads`` None takes all
+    cores for the native runtime and one thread for torch. Raises `BackendError`.
+    """
+    reason = "it was asked for"
+    if name != "torch":
+        try:
+            return _native(checkpoint, dtype, threads or num_cores())
+        except BackendError as error:
+            if name == "native":
+                raise BackendError(f"--backend native: {error}") from error
+            reason = str(error)
+    if dtype == "int8":
+        raise BackendError(f"--dtype int8 needs the native runtime: {reason}")
+    return _torch(checkpoint, dtype, threads or 1, reason)
+
+
+def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
+    """Raises `BackendError` where the runtime is not built or does not cover the model."""
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    if dtype == "auto":
+        dtype = "int8" if is_quantized(checkpoint.weights) else "bfloat16"
+    if not built():
+        raise BackendError(NOT_BUILT)
+    try:
+        with loading(num_parameters(config)) as progress:
+            runtime = Runtime(
+                *(config, checkpoint.weights, dtype, threads),
+                num_ids=tokenizer.vocab_size,
+                progress=progress,
+            )
+    except NativeError as error:
+        raise BackendError(str(error)) from error
+    logger.info(
+        "the native runtime runs the model: %s, %s weights, %d threads",
+        *(runtime.level, dtype, threads),
+    )
+    return Backend("native", dtype, config, tokenizer, lambda pool: NativeRunner(runtime, pool))
+
+
+def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Backend:
+    try:
+        import torch
+
+        from model.architectures.network import model_of
+        from server.engine.torch_runner import TorchRunner
+    except ImportError as error:
+        raise BackendError(
+            "torch is not installed (pip install 'everstream[torch]'), and the native runtime:"
+            f" {reason}"
+        ) from error
+    from model.memory import keep_freed_memory
+
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    if dtype == "auto":  # where the processor multiplies bfloat16 natively
+        dtype = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    model = model_of(checkpoint.config, checkpoint.weights, precision)
+    logger.info("torch runs the model, many times slower than the native runtime: %s", reason)
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    num_ids = tokenizer.vocab_size
+    return Backend(
+        "torch", dtype, config, tokenizer, lambda pool: TorchRunner(model, pool, num_ids)
+    )

@@ -1,0 +1,219 @@
+"""A model becomes something that can be served: engine, store, driver and service around it.
+
+All of it blocks, and runs in any thread; nothing is started here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from model.bundled_models import DEFAULT_MODEL
+from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from model.config import ConfigError
+from model.state import StateLayout, kv_cache_bytes_per_token
+from model.tokenizer import TokenizerError
+from model.weights import num_parameters
+from server.config.settings import ModelSource, ServerConfig, set_environment
+from server.constraints.compiler import Constraints
+from server.engine.config import EngineConfig
+from server.models.backend import Backend, BackendError, open_backend
+from server.models.changes import ModelBroken
+from server.models.info import ModelInfo, state_tensors
+from server.models.registry import Models, Version
+from server.models.service import make_service
+from server.models.state_files import read_state, state_in
+from server.models.storage import Home, Shared, home_of, open_prefixes, open_storage
+from server.observability.metrics import Metrics
+from server.observability.tracing import OFF, Tracer
+from server.runtime.async_engine import Driver
+from server.sessions.loading import Elsewhere
+from server.sessions.named_states import NamedStates
+from server.store.base import Identity, Store
+from server.store.errors import StoreError
+from server.store.named_state import NamedState
+
+DEFAULT_STATE_MEMORY_BYTES = 512 << 20
+
+
+class ModelBuilder:
+    """Every model gets the limits of ``config`` for itself.
+
+    ``backends`` keeps the name of the backend that each version runs on, for the greeting.
+    """
+
+    def __init__(
+        self, config: ServerConfig, tracer: Tracer = OFF, shared: Shared | None = None
+    ) -> None:
+        self._config, self._tracer, self._shared = config, tracer, shared
+
+    def read(self, source: ModelSource) -> Checkpoint:
+        """The checkpoint at ``source``. Raises `ModelBroken`."""
+        try:
+            return load_model(source.source, source.tokenizer)
+        except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
+            raise ModelBroken(str(error)) from error
+
+    def build(
+        self,
+        source: ModelSource,
+        checkpoint: Checkpoint,
+        taken: Mapping[Path, str],
+        metrics: Metrics,
+    ) -> Version:
+        """A version that counts into ``metrics``; its store is open.
+
+        ``taken`` are the folders of stores that are open, and the digests of whose they
+        are. Raises `ModelBroken`, `StoreError` or `VersionInUse`.
+        """
+        config = self._config
+        num_sessions = _num_sessions(checkpoint, config)
+        try:
+            backend = open_backend(checkpoint, config.backend, config.dtype, config.threads)
+        except (BackendError, ConfigError) as error:
+            raise ModelBroken(str(error)) from error
+        home = home_of(config, source, checkpoint.digest, taken)
+        try:
+            store, signing = open_storage(
+                config, source.name, checkpoint, backend, home, self._shared
+            )
+        except OSError as error:
+            raise StoreError(f"the session store cannot be opened: {error.strerror}") from error
+        try:
+            constraints = Constraints(backend.tokenizer)
+            limits = _limits(checkpoint, config, store, constraints)
+            engine = backend.engine(num_sessions, limits)
+            fixed = _fixed_states(config, source.name, signing.identity, checkpoint)
+        except OSError as error:
+            store.close()
+            message = f"--state-memory: {num_sessions} sessions: {error.strerror}"
+            raise ModelBroken(message) from error
+        except BaseException:  # the next attempt must find it free
+            store.close()
+            raise
+        driver = Driver(engine, time.monotonic, metrics, store, self._tracer)
+        service = make_service(
+            driver,
+            backend.tokenizer,
+            _model_info(source, checkpoint, backend, num_sessions),
+            config,
+            signing,
+            prefixes=open_prefixes(
+                config, source.name, checkpoint, backend, driver, home, self._shared
+            ),
+            elsewhere=self._elsewhere(source, checkpoint, home),
+            chat_template=checkpoint.chat_template,
+            constraints=constraints,
+            peers=None if self._shared is None else self._shared.peers(driver, store),
+            states=NamedStates(
+                *(driver, signing.identity, fixed, config.max_states),
+                partial(state_in, identity=signing.identity, config=checkpoint.config),
+            ),
+        )
+        return Version(source, service, home)
+
+    def _elsewhere(
+        self, source: ModelSource, checkpoint: Checkpoint, home: Home | None
+    ) -> Elsewhere | None:
+        if self._shared is not None:
+            return self._shared.owner_elsewhere(source.name, checkpoint.digest)
+        return None if home is None else home.owner_elsewhere
+
+    def refreshed(self, version: Version, source: ModelSource, checkpoint: Checkpoint) -> Version:
+        """``version`` with what may change without its weights."""
+        service = replace(version.service, chat_template=checkpoint.chat_template)
+        return Version(source, service, version.home)
+
+
+def build_models(
+    config: ServerConfig, tracer: Tracer = OFF, shared: Shared | None = None
+) -> tuple[Models, ModelBuilder]:
+    """Every model that the configuration names. Raises as `ModelBuilder` does.
+
+    ``shared`` opens the stores where ``config.is_shared``.
+    """
+    # It would start threads at the first text, and never work again where memory is short then.
+    set_environment({"TOKENIZERS_PARALLELISM": "false"})
+    assert (shared is not None) == config.is_shared, config.store and "a shared store"
+    builder = ModelBuilder(config, tracer, shared)
+    versions: list[Version] = []
+    for source in config.model:
+        taken = {v.home.path: v.service.model.digest for v in versions if v.home}
+        versions.append(builder.build(source, builder.read(source), taken, Metrics()))
+    return Models(versions, config.continue_on_start), builder
+
+
+def load_model(source: str | None, tokenizer: Path | None = None) -> Checkpoint:
+    """The checkpoint that ``source`` names, or the default. Raises what loading raises."""
+    return load_checkpoint(source or DEFAULT_MODEL, tokenizer=tokenizer)
+
+
+def _fixed_states(
+    config: ServerConfig, model: str, identity: Identity, checkpoint: Checkpoint
+) -> dict[str, NamedState]:
+    """What ``--state`` names for a model. Raises `ModelBroken`."""
+    found = {}
+    for name, path in config.states_of(model).items():
+        try:
+            found[name] = read_state(path, identity, checkpoint.config)
+        except OSError as error:
+            raise ModelBroken(f"--state {name}: {path}: {error.strerror}") from None
+        except StoreError as error:
+            raise ModelBroken(f"--state {name}: {path}: {error.message}") from error
+    return found
+
+
+def _limits(
+    checkpoint: Checkpoint, config: ServerConfig, store: Store, constraints: Constraints
+) -> EngineConfig:
+    state_bytes = StateLayout.of(checkpoint.config).num_bytes
+    return EngineConfig(
+        new_id=lambda: f"sess_{config.session_tag}{secrets.token_hex(16)}",
+        max_waiting=config.max_waiting,
+        max_asleep=config.sleep_memory // state_bytes,
+        session_ttl_s=config.session_ttl_s,
+        can_evict=store.durable,
+        save_interval=config.save_interval_tokens,
+        max_detached_tokens=config.max_detached_tokens,
+        max_prefixes=config.prefix_cache // state_bytes,
+        max_evicted_prefixes=64 if config.prefix_disk else 0,
+        matchers=constraints.matcher,
+    )
+
+
+def _num_sessions(checkpoint: Checkpoint, config: ServerConfig) -> int:
+    """Slots of the pool. Raises `ModelBroken` where the memory has room for none."""
+    try:
+        state_bytes = StateLayout.of(checkpoint.config).num_bytes
+    except ConfigError as error:
+        raise ModelBroken(str(error)) from error
+    memory = config.state_memory or DEFAULT_STATE_MEMORY_BYTES
+    num_sessions = config.max_sessions or memory // state_bytes
+    if num_sessions < 1:
+        raise ModelBroken(f"--state-memory: one session takes {state_bytes} bytes")
+    return num_sessions
+
+
+def _model_info(
+    source: ModelSource, checkpoint: Checkpoint, backend: Backend, num_sessions: int
+) -> ModelInfo:
+    layout = StateLayout.of(checkpoint.config)
+    return ModelInfo(
+        name=source.name,
+        digest=checkpoint.digest,
+        attention=checkpoint.config.attention,
+        dtype=backend.dtype,
+        parameters=num_parameters(checkpoint.config),
+        vocab_size=backend.config.vocab_size,
+        state_bytes_per_session=layout.num_bytes,
+        kv_cache_bytes_per_token=kv_cache_bytes_per_token(checkpoint.config),
+        max_sessions=num_sessions,
+        state=state_tensors(layout),
+        created_s=int(time.time()),
+        bos_token_id=checkpoint.config.bos_token_id,
+        hidden_size=checkpoint.config.hidden_size,
+    )

@@ -1,0 +1,99 @@
+"""What every route needs of one model, put together once for each version of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from model.chat_template import ChatTemplate
+from model.tokenizer import Tokenizer
+from server.chat.renderer import Renderer
+from server.config.settings import ServerConfig
+from server.constraints.compiler import Constraints
+from server.models.info import ModelInfo
+from server.models.large_answers import LargeAnswers
+from server.runtime.async_engine import Driver
+from server.sessions.loading import Elsewhere
+from server.sessions.named_states import NamedStates
+from server.sessions.ownership import Peers
+from server.sessions.prefix_tier import PrefixTier
+from server.sessions.sessions import Sessions
+from server.sessions.transfer import Porter, Signing
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request may ask for."""
+
+    max_prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Service:
+    """The parts behind the routes, of one version of one model.
+
+    ``reasoning`` is the setting of that name.
+    """
+
+    driver: Driver
+    sessions: Sessions
+    porter: Porter
+    limits: RequestLimits
+    model: ModelInfo
+    tokenizer: Tokenizer
+    states: NamedStates
+    outbox_events: int
+    max_socket_requests: int
+    max_message_bytes: int
+    large_answers: LargeAnswers
+    chat_template: ChatTemplate = field(default_factory=ChatTemplate)
+    renderer: Renderer = field(default_factory=Renderer)
+    constraints: Constraints | None = None
+    reasoning: str | None = None
+
+    async def close(self) -> None:
+        """After the driver has stopped: writes what is outstanding, ends what helps."""
+        await asyncio.to_thread(self.sessions.close)
+        self.large_answers.close()
+        await self.renderer.close()
+        if self.constraints is not None:
+            await self.constraints.close()
+
+
+def make_service(
+    driver: Driver,
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    config: ServerConfig,
+    signing: Signing,
+    prefixes: PrefixTier | None = None,
+    elsewhere: Elsewhere | None = None,
+    chat_template: ChatTemplate | None = None,
+    constraints: Constraints | None = None,
+    peers: Peers | None = None,
+    states: NamedStates | None = None,
+) -> Service:
+    """The service around ``driver``.
+
+    ``elsewhere`` knows the sessions of other versions, ``peers`` are other replicas.
+    """
+    if states is None:
+        states = NamedStates(driver, signing.identity, {}, config.max_states)
+    sessions = Sessions(driver, prefixes, elsewhere, peers, states)
+    return Service(
+        driver=driver,
+        sessions=sessions,
+        porter=Porter(sessions, signing.identity, signing.key, config.trust_unsigned_state),
+        limits=RequestLimits(config.max_prompt_tokens, config.max_tokens_limit),
+        model=model,
+        tokenizer=tokenizer,
+        outbox_events=config.outbox_events,
+        max_socket_requests=config.max_socket_requests,
+        max_message_bytes=config.max_message_bytes,
+        large_answers=LargeAnswers(config.max_answer_bytes),
+        chat_template=chat_template or ChatTemplate(),
+        constraints=constraints,
+        reasoning=config.reasoning,
+        states=states,
+    )

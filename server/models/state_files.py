@@ -1,0 +1,78 @@
+"""A file with a state that sessions can begin with: one of ours, or one tuned elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from model.architectures.config import Config
+from model.foreign.tuned_states import read_tuned_state
+from model.state import StateLayout
+from model.weights import CheckpointError
+from server.engine.checks import check_tokens
+from server.engine.value import StateBlock
+from server.errors import InvalidRequest
+from server.store.base import Identity
+from server.store.errors import ImportRefused
+from server.store.named_state import NamedState, about_of, import_state, tuned_state
+from server.store.portable import MAX_ABOUT_BYTES
+
+
+def max_file_bytes(state_bytes: int) -> int:
+    """No file of a state of so many bytes is larger: a tuned one may have 64-bit numbers."""
+    return 2 * state_bytes + MAX_ABOUT_BYTES
+
+
+def read_state(path: Path, identity: Identity, config: Config) -> NamedState:
+    """The state in the file at ``path``.
+
+    A file of ours must belong to ``identity``, a tuned state must have the shapes of ``config``.
+    Raises `ImportRefused`, `SnapshotMismatch` where a file of ours belongs to something else,
+    and `OSError`.
+    """
+    if path.stat().st_size > max_file_bytes(identity.state_bytes):
+        raise ImportRefused("the file is too large to be a state of this model")
+    data = path.read_bytes()
+    if about_of(data) is None:
+        return _tuned(path, config)
+    return _ours(data, identity, config)
+
+
+def state_in(data: bytes, identity: Identity, config: Config) -> NamedState:
+    """The same of the bytes of a file. Raises `ImportRefused` and `SnapshotMismatch`."""
+    if len(data) > max_file_bytes(identity.state_bytes):
+        raise ImportRefused("the file is too large to be a state of this model")
+    if about_of(data) is not None:
+        return _ours(data, identity, config)
+    with TemporaryDirectory() as folder:  # tensors are read from a file
+        path = Path(folder) / "file"
+        path.write_bytes(data)
+        return _tuned(path, config)
+
+
+def _tuned(path: Path, config: Config) -> NamedState:
+    try:
+        return tuned_state(StateBlock(read_tuned_state(path, config)))
+    except CheckpointError as error:
+        raise ImportRefused(str(error).replace(str(path), path.name)) from error
+
+
+def _ours(data: bytes, identity: Identity, config: Config) -> NamedState:
+    state = import_state(data, identity)
+    _check(state, config)
+    return state
+
+
+def _check(state: NamedState, config: Config) -> None:
+    """Raises `ImportRefused` for what no engine of this model could have made."""
+    try:
+        check_tokens(state.value.known, config.vocab_size, "file")
+    except InvalidRequest as error:
+        raise ImportRefused(error.message) from error
+    block = state.value.state
+    assert block is not None, state
+    layers = StateLayout.of(config).views(block.data[None])
+    if not all(np.isfinite(tensor).all() for layer in layers for tensor in layer.values()):
+        raise ImportRefused("the file's state is not finite")

@@ -1,0 +1,197 @@
+"""Where kept sessions are stored, and what vouches for their states, by the configuration.
+
+Each model has its store, in a place of its own: that given as a path alone has
+`ServerConfig.store` itself, and one with a name the folder ``models/NAME`` in it. The
+first version has that place; any other gets ``versions/DIGEST`` in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import apsw
+
+from model.checkpoint import Checkpoint
+from model.state import StateLayout
+from server.config.settings import ModelSource, ServerConfig
+from server.errors import EngineError
+from server.models.backend import Backend
+from server.runtime.async_engine import Driver
+from server.sessions.loading import Elsewhere
+from server.sessions.ownership import Peers
+from server.sessions.prefix_tier import PrefixTier
+from server.sessions.transfer import Signing
+from server.store.base import Identity, Store
+from server.store.files import DiskFiles
+from server.store.memory_store import MemoryStore
+from server.store.saving import Limits
+from server.store.sqlite.check import identity_of as identity_in
+from server.store.sqlite.check import open_for_reading
+from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.lock import Waiting
+from server.store.sqlite.prefix_files import PrefixFiles
+from server.store.sqlite.signing import signing_key
+from server.store.sqlite.store import open_store
+
+#: The value of ``store`` that stores nothing beyond the process.
+MEMORY = "memory"
+
+VERSIONS, MODELS = "versions", "models"
+
+
+class Shared(Protocol):
+    """Opens stores that other replicas have as well: see `server.cluster.cluster`."""
+
+    def open_store(self, name: str, identity: Identity, limits: Limits) -> Store: ...
+    def signing_key(self, store: Store) -> bytes: ...
+    def peers(self, driver: Driver, store: Store) -> Peers: ...
+    def open_prefixes(
+        self, name: str, identity: Identity, driver: Driver, bos_token_id: int
+    ) -> PrefixTier: ...
+    def owner_elsewhere(self, name: str, digest: str) -> Elsewhere: ...
+
+
+class VersionInUse(EngineError):
+    """The store of this very version is still open: it has been replaced and has not ended."""
+
+    code = "model_in_use"
+
+    def __init__(self) -> None:
+        super().__init__("this version of the model still ends what it runs; try again later")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The folders of one version: ``base`` is the model's, ``path`` this version's."""
+
+    base: Path
+    path: Path
+
+    def owner_elsewhere(self, session: str) -> str | None:
+        """Whose ``session`` is in the store of another version. Blocks."""
+        for path in self._others():
+            try:
+                connection = open_for_reading(path)
+                try:
+                    query = "SELECT owner FROM session WHERE id = ?"
+                    for (owner,) in connection.execute(query, (session,)):
+                        return str(owner)
+                finally:
+                    connection.close(True)
+            except apsw.Error:  # it is no store, or of another format: nothing can be said of it
+                continue
+        return None
+
+    def _others(self) -> Iterator[Path]:
+        for path in (self.base, *sorted(self.base.glob(f"{VERSIONS}/*"))):
+            if path != self.path and (path / FILE_NAME).is_file():
+                yield path
+
+
+def home_of(
+    config: ServerConfig, source: ModelSource, digest: str, taken: Mapping[Path, str]
+) -> Home | None:
+    """Where the version with ``digest`` keeps its sessions; None: in memory.
+
+    ``taken`` are the folders that this process has open, and the digests of whose they
+    are. Raises `VersionInUse` where its own is among them.
+    """
+    if config.store in (None, MEMORY) or config.is_shared:
+        return None
+    root = Path(str(config.store)).expanduser()
+    base = root / MODELS / source.name if source.is_named else root
+    own = base / VERSIONS / digest[:16]
+    if not own.is_dir() and (taken.get(base) or _digest_in(base)) in (None, digest):
+        own = base
+    if own in taken:
+        raise VersionInUse
+    return Home(base, own)
+
+
+def open_storage(
+    config: ServerConfig,
+    name: str,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    home: Home | None,
+    shared: Shared | None,
+) -> tuple[Store, Signing]:
+    """The store at ``home``, made if it is not there, a shared one, or one in memory.
+
+    Raises `StoreError`, and `OSError` where the folder cannot be had.
+    """
+    identity = identity_of(checkpoint, backend)
+    key = config.signing_key.encode() if config.signing_key else None
+    limits = Limits(
+        retention_s=config.retention_s,
+        max_log_tokens=config.max_log_tokens,
+        max_bytes=config.store_size,
+    )
+    if shared is not None:
+        joined = shared.open_store(name, identity, limits)
+        return joined, Signing(identity, key or shared.signing_key(joined))
+    if home is None:
+        store = MemoryStore(
+            max_state_bytes=config.store_memory, max_log_tokens=config.max_log_tokens
+        )
+        return store, Signing(identity, key or secrets.token_bytes(32))
+    waiting = Waiting(lease_s=config.store_lease_s)
+    opened = open_store(home.path, identity, config.durability, limits=limits, waiting=waiting)
+    return opened, Signing(identity, key or signing_key(home.path))
+
+
+def open_prefixes(
+    config: ServerConfig,
+    name: str,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    driver: Driver,
+    home: Home | None,
+    shared: Shared | None,
+) -> PrefixTier | None:
+    """The prefix cache's second tier, in the store, where the configuration gives it room."""
+    if not config.prefix_disk:
+        return None
+    identity = identity_of(checkpoint, backend)
+    if shared is not None:
+        return shared.open_prefixes(name, identity, driver, checkpoint.config.bos_token_id)
+    if home is None:
+        return None
+    files = PrefixFiles(home.path / "prefixes", DiskFiles(), identity, config.prefix_disk)
+    return PrefixTier(driver, files, checkpoint.config.bos_token_id)
+
+
+def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
+    """What a state must have been made by for its session to go on, to the bit."""
+    layout = StateLayout.of(checkpoint.config)
+    return Identity(
+        model=checkpoint.digest,
+        tokenizer=checkpoint.tokenizer.digest,
+        backend=backend.name,
+        dtype=backend.dtype,
+        state_bytes=layout.num_bytes,
+        layout=hashlib.sha256(repr(layout).encode()).hexdigest(),
+    )
+
+
+def _digest_in(path: Path) -> str | None:
+    """The model whose states the store at ``path`` has got last; None where it has none."""
+    if not (path / FILE_NAME).is_file():
+        return None
+    try:
+        connection = open_for_reading(path)
+        try:
+            for (fields,) in connection.execute(
+                "SELECT fields FROM identity ORDER BY key DESC LIMIT 1"
+            ):
+                return identity_in(str(fields)).model
+        finally:
+            connection.close(True)
+    except apsw.Error:
+        pass
+    return None

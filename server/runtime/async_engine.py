@@ -1,0 +1,439 @@
+"""One thread owns the engine: commands go in, events come out, in batches of one step.
+
+The event loop posts commands to a bounded mailbox and is woken once per step for
+all that the step made, or once for several steps where it is behind. Between the
+two, `server.runtime.store_thread` makes safe what must be. The engine never waits for a client:
+what a reader does not take parks, and one that leaves a kept session is detached
+from it. The engine does wait for the event loop and the disk, when these are
+`MAX_UNDELIVERED` steps behind: a slow server is not a reason to cut off its readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from server.engine.prefix_cache import Evicted
+from server.engine.types import EngineStats, Event, Request, SessionInfo
+from server.engine.value import SessionValue
+from server.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
+from server.observability.metrics import Metrics
+from server.observability.tracing import OFF, Tracer
+from server.runtime.engine_thread import Clock, Command, EngineLike, EngineThread, Step
+from server.runtime.request_registry import Readers, Sink
+from server.runtime.store_thread import Journal
+from server.runtime.tenant import Tenant
+from server.store.base import Store
+from server.store.errors import Fenced, StoreFull
+
+STALL_S = 5.0
+#: Sessions whose states are copied before the store has written them.
+RETIRED_AT_ONCE = 32
+
+R = TypeVar("R")
+
+
+class Draining(EngineError):
+    """The server is about to stop and takes no new work."""
+
+    code = "draining"
+
+    def __init__(self) -> None:
+        super().__init__("the server is draining; try another one")
+
+
+class Driver:
+    """Asynchronous access to an engine. All methods belong to one event loop.
+
+    Call `start` before and `stop` after use. ``died`` is set when the engine's or
+    the store's thread ended by an error; it never recovers.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        clock: Clock,
+        metrics: Metrics,
+        store: Store,
+        tracer: Tracer = OFF,
+    ) -> None:
+        self.metrics = metrics
+        #: By owner; one that is not in it has no limits.
+        self.tenants: Mapping[str, Tenant] = {}
+        self.died = asyncio.Event()
+        self.durable = store.durable
+        self.on_evicted_prefixes: Callable[[list[Evicted]], None] = lambda evicted: None
+        self._tracer = tracer
+        self._clock = clock
+        self._steps: deque[Step] = deque()
+        self._awaits_delivery = False
+        self._last_stats = engine.stats()
+        self._journal = Journal(store, clock, self._pass_on, self._forget_kept, self._call_die)
+        self._thread = EngineThread(engine, clock, self._journal.add, self._call_die)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = Readers(metrics)
+        self._held: dict[Sink, set[str]] = {}
+        self._calls: set[asyncio.Future[Any]] = set()
+        #: Why new work is refused, where it is.
+        self._refusal: Callable[[], EngineError] | None = None
+        self._retirement: Callable[[], EngineError] | None = None
+        self._users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._journal.start()
+        self._thread.start()
+
+    async def stop(self, timeout_s: float = STALL_S) -> bool:
+        """Ends the threads after what they are at; False if they did not end in time."""
+        self._thread.close()
+        ended = await asyncio.to_thread(self._thread.join, timeout_s)
+        closed = await asyncio.to_thread(self._journal.close, timeout_s)
+        self._fail_all(InternalFailure("the server has stopped"))
+        return closed and ended
+
+    # Work
+
+    async def submit(self, request: Request, sink: Sink, start: SessionValue | None = None) -> None:
+        """Starts a request; its events go to ``sink``. Raises `EngineError`.
+
+        A new session begins as ``start`` says, and else empty.
+        The caller calls `release` with the sink when nobody reads it any more.
+        """
+        if request.keep or request.session is not None:
+            self.check_store()
+        tenant = self.tenants.get(request.owner)
+        if tenant is not None:
+            tenant.check_tokens()
+        ids = request.ids
+        if any(id in self._readers for id in ids):
+            raise InvalidRequest("request_id: is in use by a live request", "request_id")
+
+        def begin(engine: EngineLike, now: float) -> None:
+            self.check_running(engine, request.owner, len(ids))
+            engine.submit(request, now, start)
+
+        for id in ids:
+            span = self._tracer.generation(request, id)
+            self._readers.add(id, sink, self._clock(), span)
+        try:
+            await self.call(begin, ids, work=True)
+        except EngineError as error:
+            for id in ids:
+                self._readers.refuse(id, error)
+            raise
+
+    def check_running(self, engine: EngineLike, owner: str, num_more: int) -> None:
+        """In the engine's thread: raises `EngineError` where the owner may not run so many more."""
+        if num_more and (tenant := self.tenants.get(owner)) is not None:
+            tenant.check_room("max_running", engine.num_running(owner) + num_more)
+
+    def cancel(self, request_id: str) -> None:
+        """Asks for the end of a request; its `Finished` event comes through the sink."""
+        self._tell(lambda engine, now: engine.cancel(request_id))
+
+    def release(self, sink: Sink) -> None:
+        """The reader of ``sink`` is gone: its requests end, but those of kept sessions go on."""
+        self._held.pop(sink, None)
+        for request_id in self._readers.requests(sink):
+            self.detach(request_id)
+
+    def detach(self, request_id: str) -> None:
+        """Nobody reads the request any more."""
+        self._readers.leave(request_id)
+        for held in self._held.values():
+            held.discard(request_id)
+        self._tell(lambda engine, now: engine.detach(request_id))
+
+    def hold(self, sink: Sink) -> None:
+        """Parks the requests of a reader that does not keep up, until `go_on`."""
+        held = self._held.setdefault(sink, set())
+        new = [id for id in self._readers.keeping_up(sink) if id not in held]
+        held.update(new)
+        for request_id in new:
+            self._tell(lambda engine, now, id=request_id: engine.park(id))  # type: ignore[misc]
+
+    def go_on(self, sink: Sink) -> None:
+        """The reader has caught up."""
+        for request_id in self._held.pop(sink, ()):
+            self._unpark(request_id)
+
+    def _unpark(self, request_id: str) -> None:
+        self._tell(lambda engine, now: engine.unpark(request_id))
+
+    async def attach(
+        self, session: str, owner: str, request_id: str, sink: Sink, take_over: bool
+    ) -> SessionInfo:
+        """Makes ``sink`` the reader of what the session runs, which is parked: see the engine.
+
+        The reader is behind until `caught_up`.
+        """
+
+        def add_reader(info: SessionInfo) -> None:
+            if info.busy:
+                self._readers.add(request_id, sink, self._clock(), behind=True)
+
+        def attach(engine: EngineLike, now: float) -> SessionInfo:
+            self.check_running(engine, owner, engine.num_starting(session, owner))
+            return engine.attach(session, owner, request_id, take_over)
+
+        try:
+            return await self.call(attach, arrived=add_reader, work=True)
+        except asyncio.CancelledError:  # the client has left, and `release` knew nothing of it yet
+            self.detach(request_id)
+            raise
+
+    def caught_up(self, request_id: str) -> None:
+        """The reader of an attached request has all that it had missed: the request goes on."""
+        found = self._readers.caught_up(request_id)
+        if found is None:
+            return
+        sink, held_back = found
+        batches: dict[Sink, list[Event]] = {}
+        self._readers.sort(held_back, self._clock(), batches)
+        self._put(batches)
+        if sink in self._held:
+            self._held[sink].add(request_id)
+        else:
+            self._unpark(request_id)
+
+    async def stats(self) -> EngineStats:
+        """The engine's counts; the last known ones where it does not answer any more."""
+        if self.healthy:
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(STALL_S):
+                    self._last_stats = await self.call(lambda engine, now: engine.stats())
+        return self._last_stats
+
+    async def call(
+        self,
+        call: Callable[[EngineLike, float], R],
+        request_ids: tuple[str, ...] = (),
+        arrived: Callable[[R], None] | None = None,
+        work: bool = False,
+        urgent: bool = False,
+    ) -> R:
+        """Runs ``call`` in the engine's thread; what it has changed is safe when it returns.
+
+        ``work`` is refused while the server drains; what is ``urgent`` is taken also where
+        too many commands wait.
+        """
+        if work and self._refusal is not None:
+            raise self._refusal()
+        if self.died.is_set():
+            raise self._end()
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        if not self._thread.post(Command(call, future, request_ids, arrived), urgent=urgent):
+            raise QueueFull("too many commands wait for the engine")
+        self._calls.add(future)
+        try:
+            return await future
+        finally:
+            self._calls.discard(future)
+
+    @property
+    def store_works(self) -> bool:
+        """Whether kept sessions can go on."""
+        return self._journal.error is None
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever the engine is told to forget all that it has of kept sessions."""
+        return self._journal.generation
+
+    async def settled(self) -> None:
+        """Returns when all that was asked of the engine before is safe, or has failed."""
+        with contextlib.suppress(EngineError):  # it has died
+            await self.call(lambda engine, now: None, urgent=True)
+
+    async def ask_store(self, ask: Callable[[Store], R], *, always: bool = False) -> R:
+        """An answer of the store, after all that has been done before. Raises `EngineError`.
+
+        A full store still answers: what it has can be read, and room can be made. One
+        that has failed is asked only where it ``always`` must hear of it.
+        """
+        if not always and not isinstance(self._journal.error, StoreFull):
+            self.check_store()
+        return await asyncio.wrap_future(self._journal.ask(ask))
+
+    def check_store(self) -> None:
+        """Raises why kept sessions cannot go on, if they cannot."""
+        if self._journal.error is not None:
+            raise self._journal.error
+
+    def epoch_name(self, epoch: int) -> str:
+        """What a client calls an epoch: one of another store is never the same."""
+        return f"{self._journal.store_id}-{epoch}"
+
+    def _tell(self, call: Callable[[EngineLike, float], object]) -> None:
+        """A command that gives something back: it is never refused."""
+        self._thread.post(Command(call, None), urgent=True)
+
+    # Life
+
+    @property
+    def healthy(self) -> bool:
+        """Whether both threads live and neither has been at one thing for `STALL_S`."""
+        now = self._clock()
+        stalled = any(
+            since is not None and now - since > STALL_S
+            for since in (self._thread.working_since, self._journal.working_since)
+        )
+        return self._thread.alive and not self.died.is_set() and not stalled
+
+    @property
+    def ready(self) -> bool:
+        return self.healthy and self._refusal is None and self.store_works
+
+    @property
+    def takes_sockets(self) -> bool:
+        """Whether a new socket is of use, be it for what nobody keeps."""
+        return self.healthy and self._refusal is None
+
+    def begin_drain(self) -> None:
+        """Refuses new work from here on; what runs goes on."""
+        self._refusal = Draining
+
+    def begin_retirement(self, refusal: Callable[[], EngineError]) -> None:
+        """Lets sessions rest as they are: see `check_retirement`.
+
+        What runs goes on and may still be read again, and requests of those who use the
+        driver by now are still taken.
+        """
+        self._retirement = refusal
+
+    def check_retirement(self) -> None:
+        """Raises what refuses new work on a session, where sessions go on no more."""
+        if self._retirement is not None:
+            raise self._retirement()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Held by those who may still ask for work."""
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
+    async def finished(self) -> None:
+        """Returns when nobody uses it, and nothing runs any more, whether it is read or not."""
+        ends = (self._unused, self._readers.idle, self._idle)
+        while not all(end.is_set() for end in ends):
+            for end in ends:
+                await end.wait()
+
+    async def retire(self) -> None:
+        """Saves all kept sessions, and tells the readers of those that run where they stand."""
+        with contextlib.suppress(EngineError):
+            while await self.call(lambda engine, now: engine.retire(RETIRED_AT_ONCE)):
+                pass
+
+    async def let_go(self, max_sessions: int) -> int:
+        """Saves so many kept sessions as `retire` does all; returns how many there were."""
+
+        def let_go(engine: EngineLike, now: float) -> int:
+            return engine.retire(0) - engine.retire(min(max_sessions - moved, RETIRED_AT_ONCE))
+
+        moved = 0
+        while moved < max_sessions and (number := await self.call(let_go)):
+            moved += number
+        return moved
+
+    async def drained(self) -> None:
+        """Returns when no request has a reader."""
+        await self._readers.idle.wait()
+
+    def cancel_all(self) -> None:
+        for request_id in self._readers.requests():
+            self.cancel(request_id)
+
+    # The event loop's side
+
+    def _deliver(self) -> None:
+        """Runs in the event loop, for all steps that wait: each reader gets its events at once."""
+        self._awaits_delivery = False  # before the look at the steps: see `_pass_on`
+        steps = [self._steps.popleft() for _ in range(len(self._steps))]
+        if not steps:
+            return
+        self._thread.delivered(len(steps))
+        (self._idle.set if steps[-1].is_idle else self._idle.clear)()
+        batches: dict[Sink, list[Event]] = {}
+        for step in steps:
+            if step.lost:
+                step.lose()
+            for command in step.commands:
+                self._answer(command)
+            self._readers.sort(step.events, step.done_s, batches)
+            for owner, num_tokens in step.usage.items():
+                if (tenant := self.tenants.get(owner)) is not None:
+                    tenant.spend(num_tokens)
+            if step.prefixes:
+                self.on_evicted_prefixes(step.prefixes)
+        self._put(batches)
+
+    def _put(self, batches: dict[Sink, list[Event]]) -> None:
+        for sink, events in batches.items():
+            if not sink.put(events):
+                self.release(sink)
+
+    def _answer(self, command: Command) -> None:
+        if command.error is not None:
+            for request_id in command.request_ids:
+                self._readers.refuse(request_id, command.error)
+        elif command.arrived is not None and command.future and not command.future.cancelled():
+            command.arrived(command.result)
+        if command.future is None or command.future.done():
+            return
+        if command.error is not None:
+            command.future.set_exception(command.error)
+        else:
+            command.future.set_result(command.result)
+
+    def _call_die(self) -> None:
+        """From a thread that cannot go on."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            self._loop.call_soon_threadsafe(self._die)
+
+    def _die(self) -> None:
+        self.died.set()
+        self._thread.close()
+        self._idle.set()
+        self._fail_all(self._end())
+
+    def _end(self) -> EngineError:
+        """Why nothing goes on: another process has what this one had, or it is broken."""
+        error = self._journal.error
+        return error if isinstance(error, Fenced) else InternalFailure("the engine has stopped")
+
+    def _fail_all(self, error: EngineError) -> None:
+        for future in list(self._calls):
+            if not future.done():
+                future.set_exception(error)
+        self._readers.fail_all(error)
+
+    # The journal's thread, or the engine's where nothing has to be logged
+
+    def _pass_on(self, step: Step) -> None:
+        assert self._loop is not None
+        self._steps.append(step)
+        if not self._awaits_delivery:  # else the delivery that is due finds this step too
+            self._awaits_delivery = True
+            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _forget_kept(self, generation: int, error: EngineError, session: str | None = None) -> None:
+        command = Command(lambda engine, now: engine.discard_kept(error, session), None)
+        command.generation = generation
+        self._thread.post(command, urgent=True)

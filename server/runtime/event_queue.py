@@ -1,0 +1,115 @@
+"""Between the driver and one reader: a bounded queue that reports overflow instead of waiting.
+
+One reader may own several requests (a WebSocket does), so that one wake-up of
+its sender takes all that a step made for it. Mostly it need not even wake up:
+see `Outbox.take`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from server.errors import EngineError
+
+T = TypeVar("T")
+
+#: What can be on its way when a reader is told to rest: of 128 requests, of 32 steps.
+ON_THEIR_WAY = 4096
+
+
+class ReaderTooSlow(EngineError):
+    """The client did not read its events before the outbox was full."""
+
+    code = "reader_too_slow"
+
+    def __init__(self) -> None:
+        super().__init__("the client reads too slowly; its requests were cancelled")
+
+
+class Outbox(Generic[T]):
+    """Items for one reader, in order. Lives in the event loop; not thread safe.
+
+    ``pressed`` is called with True for each `put` that leaves it half full or
+    more, and with False once the reader has taken all of that. As what is on its
+    way then comes all the same, there is room for ``spare`` items more. ``broken`` is
+    done, with the error as its result, once the outbox overflowed all the same,
+    or failed: what waited is dropped, `put` has no effect and `take` raises. A
+    reader that may hang in a send watches it.
+    """
+
+    def __init__(
+        self, max_items: int, pressed: Callable[[bool], None] | None = None, spare: int = 0
+    ) -> None:
+        self._max_items, self._spare = max_items, spare
+        self._pressed = pressed or (lambda full: None)
+        self._is_pressed = False
+        self._items: deque[T] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._taken: asyncio.Future[None] | None = None
+        self._shortcut: Callable[[Sequence[T]], bool] | None = None
+        self.broken: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+
+    def put(self, items: Sequence[T]) -> bool:
+        """Adds items; False where these very items made the outbox overflow."""
+        if self.broken.done():
+            return True
+        if self._shortcut is not None and self._shortcut(items):
+            return True
+        if len(self._items) + len(items) > self._max_items + self._spare:
+            self.fail(ReaderTooSlow())
+            return False
+        self._items.extend(items)
+        self._wake()
+        if len(self._items) * 2 >= self._max_items:
+            self._is_pressed = True
+            self._pressed(True)
+        return True
+
+    async def emptied(self) -> None:
+        """Returns when the reader has taken all that was put, or never will."""
+        while self._items and not self.broken.done():
+            if self._taken is None:
+                self._taken = asyncio.get_running_loop().create_future()
+            watched: set[asyncio.Future[Any]] = {self._taken, self.broken}
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+
+    def fail(self, error: EngineError) -> None:
+        """Drops what waits and lets the reader see ``error``. The first failure counts."""
+        if self.broken.done():
+            return
+        self.broken.set_result(error)
+        self._items.clear()
+        self._wake()
+
+    async def take(self, shortcut: Callable[[Sequence[T]], bool] | None = None) -> list[T]:
+        """All waiting items, at least one; raises the `EngineError` of a broken outbox.
+
+        As long as it waits, `put` offers its items to ``shortcut``. Where that
+        returns True it has dealt with them, and the reader sleeps on.
+        """
+        while not self._items:
+            if self.broken.done():
+                raise self.broken.result()
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._shortcut = shortcut
+            try:
+                await self._waiter
+            finally:
+                self._waiter = self._shortcut = None
+        items = list(self._items)
+        self._items.clear()
+        if self._taken is not None:
+            self._taken.set_result(None)
+            self._taken = None
+        if self._is_pressed:
+            self._is_pressed = False
+            self._pressed(False)
+        return items
+
+    def _wake(self) -> None:
+        self._shortcut = None  # what comes now must not overtake what waits
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,141 @@
+"""The prefix cache's second tier between the event loop and the engine.
+
+What the engine puts out is written by a thread of its own. A prompt whose beginning is
+there waits for its own state to be read, and nobody else does. A tier that replicas
+share gets new states as well, and no request waits for it beyond a short time: it may
+hang, and what it has can be computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from server.engine.prefix_cache import FIRST_POWER, Evicted, Hit
+from server.engine.types import Request
+from server.engine.value import SessionValue
+from server.runtime.async_engine import Driver
+
+logger = logging.getLogger("everstream.prefixes")
+
+#: New states that wait for a shared tier; of more the oldest are not shared.
+MAX_UNWRITTEN = 64
+
+
+class Prefixes(Protocol):
+    """Where states go: `PrefixFiles` of a folder, `SharedPrefixes` of several replicas."""
+
+    def put(self, evicted: Sequence[Evicted]) -> None:
+        """Keeps these. Raises `OSError`."""
+
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+        """The longest beginning of ``tokens`` that is here and not in memory.
+
+        See `server.engine.prefix_cache.keys` for ``origin``.
+        """
+
+
+class PrefixTier:
+    """Belongs to the event loop. ``bos_token_id`` begins a text in an empty session.
+
+    A request waits for ``timeout_s`` at most, and one that comes while another's state is
+    overdue does not wait at all. ``shared``: what is new goes there at once. ``at_end`` is
+    the last thing that the tier's thread does.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        prefixes: Prefixes,
+        bos_token_id: int,
+        *,
+        shared: bool = False,
+        timeout_s: float | None = None,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._driver, self._prefixes = driver, prefixes
+        self._bos_token_id = bos_token_id
+        self._shared, self._timeout_s, self._at_end = shared, timeout_s, at_end
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefixes")
+        self._unwritten: deque[Evicted] = deque(maxlen=MAX_UNWRITTEN if shared else None)
+        self._fetching: set[asyncio.Task[None]] = set()
+        self._overdue: asyncio.Task[None] | None = None
+        self._closing = False
+        driver.on_evicted_prefixes = self._put
+
+    async def fetch(self, request: Request, start: SessionValue | None = None) -> None:
+        """Brings the beginning of the request's prompt back to the engine, if it is there.
+
+        ``start`` is the named state that its session begins with.
+        """
+        if request.session is not None or len(request.tokens) < FIRST_POWER or request.score:
+            return
+        if self._overdue is not None and not self._overdue.done():
+            return
+        text = (*self._before(request, start), *request.tokens)
+        origin = "" if start is None or start.origin is None else start.origin.digest
+        loop = asyncio.get_running_loop()
+        asked = (request.owner, text, origin)
+        finding = loop.run_in_executor(self._thread, self._prefixes.find, *asked)
+        fetching = loop.create_task(self._fetch(*asked, finding))
+        self._fetching.add(fetching)
+        fetching.add_done_callback(self._fetched)
+        done, _ = await asyncio.wait({fetching}, timeout=self._timeout_s)
+        if not done:
+            self._overdue = fetching
+        elif not fetching.cancelled():
+            fetching.result()
+
+    def close(self) -> None:
+        """Writes what is outstanding."""
+        self._closing = True
+        self._thread.submit(self._write)
+        self._thread.submit(self._at_end)
+        self._thread.shutdown()
+
+    def _before(self, request: Request, start: SessionValue | None) -> tuple[int, ...]:
+        """What the session's state has not seen before the request's own tokens."""
+        if start is not None:
+            return () if start.pending is None else (start.pending,)
+        return (self._bos_token_id,) if request.start else ()
+
+    async def _fetch(
+        self,
+        owner: str,
+        text: tuple[int, ...],
+        origin: str,
+        finding: asyncio.Future[Hit | None],
+    ) -> None:
+        hit = await finding
+        if hit is not None:
+            beginning, block = text[: hit.num_tokens], hit.block
+            await self._driver.call(
+                lambda engine, now: engine.insert_prefix(owner, beginning, block, origin)
+            )
+
+    def _fetched(self, fetching: asyncio.Task[None]) -> None:
+        """Whoever still waits for it sees its error; for others it is none."""
+        self._fetching.discard(fetching)
+        if not fetching.cancelled() and (error := fetching.exception()) is not None:
+            logger.debug("a prompt's state came to nothing: %s", error)
+
+    def _put(self, evicted: Sequence[Evicted]) -> None:
+        wanted = [entry for entry in evicted if self._shared or not entry.kept]
+        if wanted:
+            self._unwritten.extend(wanted)
+            self._thread.submit(self._write)
+
+    def _write(self) -> None:
+        """One after the other, and each prompt that waits for its state comes in between."""
+        while self._unwritten:
+            try:
+                self._prefixes.put([self._unwritten.popleft()])
+            except OSError as error:
+                logger.warning("a prompt's state was not kept: %s", error)
+            if self._fetching and not self._closing:
+                self._thread.submit(self._write)
+                return

@@ -1,0 +1,1 @@
+"""The store that replicas share: PostgreSQL, with states in the database or in objects."""

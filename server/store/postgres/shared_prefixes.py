@@ -1,0 +1,223 @@
+"""Prompts' states that all replicas share: what one has put, another finds.
+
+A table says which states there are, and whose; the states themselves are `Objects`.
+Nothing here is needed: what is lost is computed again, and a store that does not answer
+has nothing until it has rested.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import NamedTuple, TypeVar
+
+import orjson
+import psycopg
+
+from server.engine.prefix_cache import Evicted, Hit, keys
+from server.store.base import Identity
+from server.store.errors import SnapshotBroken, SnapshotMismatch, StoreError
+from server.store.object_storage.objects import Connection, Objects
+from server.store.postgres.prefix_table import FOLDER, Found, Place, PrefixTable
+from server.store.state_file import decode_state, encode_state, labels
+
+logger = logging.getLogger(__name__)
+
+#: Objects that one sweep deletes: S3 takes a thousand at once.
+MAX_SWEPT = 100
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class SharedLimits:
+    """``max_bytes`` of states over all replicas; those unused for longest go first.
+
+    What saves fewer than ``min_tokens`` is read again sooner than it is fetched. A use
+    is noted once in ``rarely_s``. A store that fails is left alone for ``rest_s``, and
+    an object that has no row after ``grace_s`` is deleted. What memory was given is
+    asked for again after ``kept_s``, though it may still have it.
+    """
+
+    max_bytes: int
+    min_tokens: int = 128
+    rarely_s: float = 60.0
+    rest_s: float = 5.0
+    grace_s: float = 600.0
+    kept_s: float = 600.0
+
+
+class _Link(NamedTuple):
+    """What a connection gives access to, as long as it lives."""
+
+    table: PrefixTable
+    objects: Objects
+
+
+class SharedPrefixes:
+    """As `server.store.sqlite.prefix_files.PrefixFiles`, for all replicas of a model.
+
+    For one thread at a time. ``connect`` makes a connection that commits by itself and
+    whose waits end; ``objects`` what has the states, perhaps over that connection.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        schema: str,
+        objects: Callable[[Connection], Objects],
+        identity: Identity,
+        limits: SharedLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_hits = 0
+        self._connect, self._schema, self._objects = connect, schema, objects
+        self._identity, self._limits, self._clock = identity, limits, clock
+        self._space = _digest(orjson.dumps(labels(identity)))
+        self._link: _Link | None = None
+        self._rests_until_s = clock()
+        #: What memory was given or has put here, and when: no reason to fetch it.
+        self._kept: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """States of this model that all replicas have; 0 where the store does not answer."""
+        return self._ask(self._count, 0)
+
+    def put(self, evicted: Sequence[Evicted]) -> None:
+        """Writes states, each once for all replicas."""
+        for entry in evicted:
+            if entry.num_tokens >= self._limits.min_tokens and self._is_news(entry):
+                self._ask(partial(self._put, entry), None)
+
+    def find(self, owner: str, tokens: Sequence[int], origin: str = "") -> Hit | None:
+        """The state of the longest beginning of ``tokens`` that is here and is not all of them.
+
+        None as well where memory has that one already.
+        """
+        if len(tokens) <= self._limits.min_tokens:
+            return None
+        return self._ask(partial(self._find, owner, tokens, origin), None)
+
+    def sweep(self) -> None:
+        """Deletes prompts' states without a row, whoever put them. `put` does it as well."""
+        self._ask(self._sweep, None)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            link.objects.close()
+            with suppress(psycopg.Error):
+                link.table.connection.close()
+
+    def _ask(self, ask: Callable[[_Link], R], otherwise: R) -> R:
+        """What the store says, or, where it fails, ``otherwise``."""
+        if self._clock() < self._rests_until_s:
+            return otherwise
+        try:
+            if self._link is None:
+                connection = self._connect()
+                table = PrefixTable(connection, self._schema)
+                self._link = _Link(table, self._objects(connection))
+            return ask(self._link)
+        except (psycopg.Error, StoreError, OSError) as error:
+            line = str(error).strip().partition("\n")[0]
+            logger.warning("the shared prefix cache is left alone for a while: %s", line)
+            self.close()
+            self._rests_until_s = self._clock() + self._limits.rest_s
+            return otherwise
+
+    # What memory has
+
+    def _is_news(self, entry: Evicted) -> bool:
+        """Also notes whether memory keeps it: no, if it comes from here and is new to memory."""
+        was_kept = self._is_kept(entry.key)
+        self._kept.pop(entry.key, None)
+        if entry.kept:
+            self._keep(entry.key)
+        return not (entry.kept and was_kept)
+
+    def _is_kept(self, key: bytes) -> bool:
+        since_s = self._kept.get(key)
+        return since_s is not None and self._clock() - since_s <= self._limits.kept_s
+
+    def _keep(self, key: bytes) -> None:
+        self._kept[key] = self._clock()
+        self._kept.move_to_end(key)
+        while not self._is_kept(next(iter(self._kept))):
+            self._kept.popitem(last=False)
+
+    # With the store
+
+    def _count(self, link: _Link) -> int:
+        with link.table.transaction():
+            return link.table.count(self._space)
+
+    def _find(self, owner: str, tokens: Sequence[int], origin: str, link: _Link) -> Hit | None:
+        ours = self._space, _digest(owner.encode())
+        with link.table.transaction():
+            lengths = link.table.lengths(*ours, self._limits.min_tokens, len(tokens))
+            if not lengths:
+                return None
+            found_keys = keys(owner, tokens[: lengths[-1]], lengths, origin)
+            known = [key.hex() for key in found_keys]
+            while (found := link.table.longest(*ours, known)) is not None:
+                key = bytes.fromhex(found.place.key)
+                if self._is_kept(key):
+                    return None
+                hit = self._read(found, link)
+                if hit is not None:
+                    link.table.use(found.place, self._limits.rarely_s)
+                    self._keep(key)
+                    self.num_hits += 1
+                    return hit
+                link.table.remove(found)
+        return None
+
+    def _read(self, found: Found, link: _Link) -> Hit | None:
+        try:
+            data = link.objects.get(found.name)
+            block = decode_state(data, self._identity, found.num_tokens)
+        except (SnapshotBroken, SnapshotMismatch) as error:
+            logger.warning("a cached prompt's state cannot be used: %s", error)
+            return None
+        return Hit(found.num_tokens, block)
+
+    def _put(self, entry: Evicted, link: _Link) -> None:
+        table, objects = link
+        place = Place(self._space, _digest(entry.owner.encode()), entry.key.hex())
+        with table.transaction():
+            if table.is_here(place):
+                return
+        found = Found(place, entry.num_tokens, f"{FOLDER}{secrets.token_hex(16)}")
+        parts = encode_state(entry.block, self._identity, entry.num_tokens)
+        num_bytes = sum(memoryview(part).nbytes for part in parts)
+        with table.transaction(synced=True):
+            table.announce(found.name, self._limits.grace_s)
+        with table.transaction(synced=True):
+            objects.put(found.name, parts)
+        is_made = False
+        with suppress(psycopg.errors.UniqueViolation), table.transaction():
+            is_made = table.add(found, num_bytes, self._limits.max_bytes)
+        if not is_made:  # another replica has been quicker with it, or a sweep
+            with table.transaction():
+                table.give_up(found.name)
+        self._sweep(link)
+
+    def _sweep(self, link: _Link) -> None:
+        """A crash in between leaves the names; what is not there can be deleted again."""
+        with link.table.transaction():
+            names = link.table.take_due(MAX_SWEPT)
+            if names:
+                link.objects.delete(names)
+                link.table.forget(names)
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,446 @@
+"""The store of many replicas: one PostgreSQL, in which each session belongs to one of them.
+
+The journal's thread owns it, as it does an embedded store.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+
+import psycopg
+
+from server.engine.value import Deleted, Entry, Record, Saved
+from server.errors import SessionNotFound
+from server.store import reading
+from server.store.base import Events, Found, Keyed, Loaded, Numbered
+from server.store.clock import StoreClock
+from server.store.errors import HeldElsewhere, RecordRefused, StoreError, StoreFull
+from server.store.files import Chunk
+from server.store.heads import Head
+from server.store.postgres.database import ERRORS, REFUSALS, Database, failure
+from server.store.postgres.key_claims import KeyClaims
+from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, twice
+from server.store.postgres.log import SharedLog
+from server.store.postgres.presence import Presence, channel_name
+from server.store.postgres.upkeep import RARELY_S, ROUND_S, SharedUpkeep
+from server.store.saving import Limits
+from server.store.sifting import Recovery
+from server.store.unsaved import Unsaved
+
+logger = logging.getLogger(__name__)
+
+#: Sessions that are written and let go in one transaction, after the engine has forgotten all.
+RELEASED_AT_ONCE = 32
+#: What may wait in memory for its place in the store.
+MAX_UNSAVED_BYTES = 64 << 20
+#: Logs of a dead replica's sessions that go to the tables in one round trip.
+STORED_AT_ONCE = 256
+#: Where there is more, each commit brings so many values to the store.
+SAVED_AT_ONCE = 64
+
+#: A replica that was stopped in the middle of a pipeline is waited for without a limit by
+#: the database itself. Between two statements none of ours takes so long; to take over what
+#: a dead one had, with many of them, another replica may.
+STUCK_S = 5
+_END_STUCK = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND granted AND classid = hashtext(current_schema())::oid
+        AND objid = ?::int::oid AND state_change < clock_timestamp() - make_interval(secs => ?)
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+OVER = "the session store has all the bytes that it may have"
+
+
+class PostgresStore:
+    """See `server.store.base.Store` for what it does of that.
+
+    A session that another replica has is `HeldElsewhere`.
+    """
+
+    durable = True
+
+    def __init__(self, place: SharedPlace, limits: Limits | None = None) -> None:
+        self._schema, self._limits = place.schema, limits or Limits()
+        self._clock = StoreClock()
+        self._link = Link(place, self._clock, self._note_forgotten)
+        self._touched: set[int] = set()
+        self._is_over = False
+        self._round_s = self._rarely_s = -math.inf
+        self._has_garbage = self._forgets = False
+        self._forgotten: set[str] = set()
+        self._claims = KeyClaims()
+        try:
+            with self._link.connected():
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def store_id(self) -> str:
+        return self._link.store_id
+
+    @property
+    def presence(self) -> Presence | None:
+        return self._link.presence
+
+    @property
+    def key(self) -> int:
+        """This replica's, at present."""
+        return 0 if self.presence is None else self.presence.key
+
+    def listen(
+        self,
+        hear: Callable[[str], None],
+        bury: Callable[[int], None],
+        left: Callable[[int], None] = lambda key: None,
+    ) -> None:
+        """Who is told what others ask, which are dead and which have left: in another thread."""
+        self._link.listen(Listeners(hear, bury, left))
+
+    # What a store does
+
+    @twice
+    def commit(self, records: Sequence[Record]) -> None:
+        """See `server.store.base.Store.commit`."""
+        with self._link.connected() as connection:
+            if self._is_over and not all(isinstance(entry, Deleted) for _, entry in records):
+                raise StoreFull(OVER)
+            log = connection.log
+            log.now_s = self._clock.now_s
+            try:
+                steps = log.append(records)
+            except REFUSALS as error:  # nothing has changed: the connection is good
+                raise RecordRefused(error) from None
+            try:
+                log.settle(steps, self._clock.now_s)
+                left = {head for head, entry, _ in steps if is_leaving(entry)}
+                if left := {head for head in left if log.heads.get(head.id) is head}:
+                    self._upkeep(connection).release(list(left))
+                if connection.unsaved.num_bytes > MAX_UNSAVED_BYTES:
+                    self._upkeep(connection).save(SAVED_AT_ONCE)
+            except REFUSALS as error:
+                logger.error("the shared store is read anew: %s", failure(error).message)
+                self._link.sift()
+            except (psycopg.Error, StoreError) as error:
+                # The commit is in the database, and what follows from it is found there again.
+                logger.warning("the shared store is read anew: %s", failure(error).message)
+                self._link.abandon()
+
+    @twice
+    def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+        """See `server.store.base.Store.load`; all of a session is for its holder alone.
+
+        Nobody's is this replica's from then on. Raises `HeldElsewhere`.
+        """
+        with self._link.connected() as connection:
+            self._forgotten.discard(session)
+            head = _held(connection, session, owner)
+            if head is None:
+                return self._taken(connection, session, owner, at)
+            self._touched.add(head.key)
+            with _holding(connection):
+                return reading.loaded(connection, head, at)
+
+    @twice
+    def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
+        """See `server.store.base.Store.read`; whoever has the session."""
+        with self._link.connected() as connection:
+            head = _held(connection, session, owner)
+            if head is not None:
+                self._touched.add(head.key)
+                with _holding(connection):
+                    return reading.events(connection, head, after_seq, max_events)
+            with connection.database.reading():
+                holder, head = _away(connection, session, owner)
+                rest = connection.log.entries_away(holder, head)
+                return reading.events(connection, head, after_seq, max_events, rest)
+
+    @twice
+    def discard(self, session: str, owner: str) -> None:
+        """See `server.store.base.Store.discard`."""
+        with self._link.connected() as connection, connection.database.transaction():
+            head = connection.log.take(session, owner)
+            if head is None:
+                raise SessionNotFound
+            connection.log.delete(head, self._clock.now_s)
+
+    @twice
+    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
+        """See `server.store.base.Store.entries`; whoever has the session."""
+        with self._link.connected() as connection:
+            head = _held(connection, session, owner)
+            if head is not None:
+                self._touched.add(head.key)
+                with _holding(connection):
+                    return reading.entries(connection, head, place, max_entries)
+            with connection.database.reading():
+                holder, head = _away(connection, session, owner)
+                rest = connection.log.entries_away(holder, head)
+                return reading.entries(connection, head, place, max_entries, rest)
+
+    @twice
+    def find_key(self, owner: str, key: str) -> Keyed | None:
+        """See `server.store.base.Store.find_key`."""
+        with self._link.connected() as connection, connection.database.reading():
+            return connection.tables.find_key(owner, key)
+
+    @twice
+    def list(self, owner: str | None, after: str | None, limit: int) -> Found:
+        """See `server.store.base.Store.list`; what others hold may be some tokens further."""
+        with self._link.connected() as connection, connection.database.reading():
+            return reading.listed(connection, owner, after, limit)
+
+    @twice
+    def unfinished(self) -> Sequence[tuple[str, str]]:
+        """See `server.store.base.Store.unfinished`; those that no other replica has."""
+        query = "SELECT id, owner FROM session WHERE running IS NOT NULL AND holder IS NULL"
+        with self._link.connected() as connection, connection.database.reading():
+            owners = dict(connection.database.execute(query).fetchall())
+            heads = connection.log.heads.values()
+            owners |= {head.id: head.owner for head in heads if head.running is not None}
+            return sorted(owners.items())
+
+    @twice
+    def stored_bytes(self, owner: str) -> int:
+        """See `server.store.base.Store.stored_bytes`."""
+        with self._link.connected() as connection, connection.database.reading():
+            return connection.tables.stored_bytes(owner)
+
+    @twice
+    def named_states(self) -> dict[str, str]:
+        """See `server.store.base.Store.named_states`; those of all replicas."""
+        with self._link.connected() as connection, connection.database.reading():
+            query = "SELECT name, digest FROM named_state"
+            return dict(connection.database.execute(query).fetchall())
+
+    @twice
+    def read_named(self, name: str) -> bytes | None:
+        """See `server.store.base.Store.read_named`."""
+        with self._link.connected() as connection, connection.database.reading():
+            query = "SELECT data FROM named_state WHERE name = ?"
+            rows = connection.database.execute(query, (name,)).fetchall()
+            return bytes(rows[0][0]) if rows else None
+
+    @twice
+    def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
+        """See `server.store.base.Store.put_named`."""
+        query = (
+            "INSERT INTO named_state VALUES (?, ?, ?) ON CONFLICT (name) "
+            "DO UPDATE SET digest = excluded.digest, data = excluded.data"
+        )
+        with self._link.connected() as connection, connection.database.transaction():
+            connection.database.execute(query, (name, digest, b"".join(parts)))
+
+    @twice
+    def drop_named(self, name: str) -> bool:
+        """See `server.store.base.Store.drop_named`."""
+        query = "DELETE FROM named_state WHERE name = ? RETURNING name"
+        with self._link.connected() as connection, connection.database.transaction():
+            return bool(connection.database.execute(query, (name,)).fetchall())
+
+    @twice
+    def maintain(self, now_s: float) -> bool:
+        """See `server.store.base.Store.maintain`."""
+        self._clock.advance(now_s)
+        with self._link.connected() as connection:
+            connection.database.check_fence()
+            upkeep = self._upkeep(connection)
+            held = {head.key for head in connection.log.heads.values()}
+            has_more = upkeep.run(self._touched & held)
+            self._touched = set()
+            if now_s - self._round_s >= ROUND_S:
+                self._round_s = now_s
+                upkeep.expire()
+            if now_s - self._rarely_s >= RARELY_S:
+                self._rarely_s, self._has_garbage = now_s, True
+                self._is_over = upkeep.measure()
+            self._has_garbage = self._has_garbage and upkeep.take_out_garbage()
+            self._let_go_of_forgotten(connection)
+            self._claims.give_back(connection.database)
+        if self._is_over:
+            raise StoreFull(OVER)
+        return has_more
+
+    def close(self) -> None:
+        """See `server.store.base.Store.close`. Everybody may have what this replica had."""
+        connection = self._link.connection
+        if connection is not None:
+            try:
+                self._upkeep(connection).release([*connection.log.heads.values()])
+                _leave(connection.database)
+            except (*ERRORS, StoreError) as error:
+                logger.warning("the session store could not be left cleanly: %s", error)
+        self._link.close()
+
+    def forget(self) -> None:
+        """See `server.store.base.Store.forget`: others may have what was the engine's."""
+        self._forgets = True
+        if self._link.connection is not None:
+            self._note_forgotten(self._link.connection)
+
+    def _note_forgotten(self, connection: SharedConnection) -> None:
+        if self._forgets:
+            self._forgotten |= connection.log.heads.keys()
+            self._forgets = False
+
+    def _let_go_of_forgotten(self, connection: SharedConnection) -> None:
+        """Some of them, so that no commit waits for all."""
+        some = [*islice(self._forgotten, RELEASED_AT_ONCE)]
+        heads = [head for id in some if (head := connection.log.head(id)) is not None]
+        if heads:
+            self._upkeep(connection).release(heads)
+        self._forgotten.difference_update(some)
+
+    # What only a shared store does
+
+    @twice
+    def release(self, session: str) -> None:
+        """Lets a session go that the engine does not have, so that another replica may take it."""
+        with self._link.connected() as connection:
+            head = connection.log.head(session)
+            if head is not None:
+                self._upkeep(connection).release([head])
+
+    @twice
+    def tell(self, key: int, message: str) -> None:
+        """What another replica shall hear."""
+        with self._link.connected() as connection, connection.database.transaction(synced=False):
+            name = channel_name(self._schema, key)
+            connection.database.execute("SELECT pg_notify(?, ?)", (name, message))
+
+    @twice
+    def bury(self, key: int) -> bool:
+        """Makes everything that a dead replica held nobody's; whether it was still there.
+
+        From then on it can neither write nor connect, should it wake.
+        """
+        with self._link.connected() as connection:
+            try:
+                return self._bury(connection, key, sifts=False)
+            except REFUSALS as error:
+                logger.error("a journal is read session by session: %s", failure(error).message)
+            return self._bury(connection, key, sifts=True)
+
+    def _bury(self, connection: SharedConnection, key: int, sifts: bool) -> bool:
+        database = connection.database
+        with database.transaction(pipelined=not sifts):  # to sift it has parts that fail
+            # Not waited for: it is asked again at once, and others wait for this thread.
+            lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
+            if not database.execute(lock, (key,)).fetchall()[0][0]:
+                database.execute(_END_STUCK, (key, STUCK_S))
+                return False
+            gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
+            if not gone.fetchall():
+                return False
+            log = self._buried(connection, key, sifts)
+            heads = [*log.heads.values()]
+            log.let_go(heads)
+            database.execute("DELETE FROM journal WHERE replica = ?", (key,))
+        logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
+        return True
+
+    def _buried(self, connection: SharedConnection, key: int, sifts: bool) -> SharedLog:
+        """What a dead replica has held, after all of its journal is in the tables."""
+        database, now_s = connection.database, self._clock.now_s
+
+        def new_log() -> SharedLog:
+            return SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
+
+        def recover(log: SharedLog) -> None:
+            log.recover(None, (), now_s)
+            tails = [h for h in log.heads.values() if h.tail]
+            for start in range(0, len(tails), STORED_AT_ONCE):
+                log.store_tails(tails[start : start + STORED_AT_ONCE], log.last_row, now_s)
+                database.execute("SELECT 1").fetchall()  # a pipeline must not take too long
+
+        if sifts:
+            return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=True)
+        log = new_log()
+        recover(log)
+        return log
+
+    @twice
+    def claim_key(self, owner: str, key: str) -> bool:
+        """Whether this replica may begin what comes under ``key``: no other is about to."""
+        with self._link.connected() as connection:
+            return self._claims.claim(connection.database, owner, key)
+
+    @twice
+    def give_back_key(self, owner: str, key: str) -> None:
+        """After `claim_key`, when what came under it is in the log, or will never be.
+
+        What cannot be given back now is by `maintain`.
+        """
+        self._claims.note_return(owner, key)
+        with self._link.connected() as connection:
+            self._claims.give_back(connection.database)
+
+    @twice
+    def signing_key(self) -> bytes:
+        """Made with the store, and the same for all replicas."""
+        with self._link.connected() as connection, connection.database.whole():
+            database = connection.database
+            database.execute(
+                "INSERT INTO meta VALUES ('signing_key', ?) ON CONFLICT DO NOTHING",
+                (secrets.token_hex(32),),
+            )
+            return bytes.fromhex(str(database.meta("signing_key")))
+
+    def _upkeep(self, connection: SharedConnection) -> SharedUpkeep:
+        return SharedUpkeep(connection, self._clock, self._limits)
+
+    def _taken(
+        self, connection: SharedConnection, session: str, owner: str, at: int | None
+    ) -> Loaded:
+        """A session that was nobody's, unless it cannot be loaded: then it stays so."""
+        try:
+            # The engine goes on with it before the next commit: that it is ours must last.
+            with connection.database.transaction():
+                while (head := connection.log.take(session, owner)) is None:
+                    holder, _ = _away(connection, session, owner)
+                    if holder is not None:
+                        raise HeldElsewhere(holder)
+                self._touched.add(head.key)
+                return reading.loaded(connection, head, at)
+        except BaseException:
+            connection.log.heads.pop(session, None)
+            raise
+
+
+def is_leaving(entry: Entry) -> bool:
+    """Whether the engine has let the session go."""
+    return isinstance(entry, Saved) and entry.evicted
+
+
+def _held(connection: SharedConnection, session: str, owner: str) -> Head | None:
+    """The session, where this replica holds it. Raises `SessionNotFound` for another owner's."""
+    head = connection.log.head(session)
+    if head is not None and head.owner != owner:
+        raise SessionNotFound
+    return head
+
+
+def _away(connection: SharedConnection, session: str, owner: str) -> tuple[int | None, Head]:
+    """Who holds a session that this replica does not, and how its tables are."""
+    found = connection.log.away(session)
+    if found is None or found[1].owner != owner:
+        raise SessionNotFound
+    return found
+
+
+def _holding(connection: SharedConnection) -> AbstractContextManager[None]:
+    """A transaction in which what this replica believes to hold is its own."""
+    return connection.database.transaction(synced=False)
+
+
+def _leave(database: Database) -> None:
+    with database.transaction():
+        for table, column in (("journal", "replica"), ("replica", "key")):
+            database.execute(f"DELETE FROM {table} WHERE {column} = ?", (database.me,))  # noqa: S608

@@ -1,0 +1,209 @@
+"""Whether a store is whole: its database, the states of its snapshots, and its logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import apsw
+
+from server.engine.types import Finished, TokenEvent
+from server.engine.value import Entry
+from server.store.base import Identity
+from server.store.codec import Malformed, decode_json, decode_value, running_after, unpack_entry
+from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch, StoreError
+from server.store.heads import COLUMNS, Head
+from server.store.log_rows import COUNTED, Line, unpack_row
+from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.migrations import MIGRATIONS, format_of, migrate
+from server.store.sqlite.named_files import broken_named
+from server.store.sqlite.signing import FILE_NAME as KEY_NAME
+from server.store.sqlite.signing import is_key
+from server.store.sqlite.state_files import DIR_NAME
+from server.store.state_file import decode_state
+from server.store.sums import is_altered
+from server.store.tables import KEYS, SEGMENTS, Segment, is_key_altered
+
+Execute = Callable[..., Any]
+
+
+def open_for_reading(path: Path) -> apsw.Connection:
+    """The database of the store at ``path``, which may be in use. Raises errors of SQLite's."""
+    connection = apsw.Connection(str(path / FILE_NAME), flags=apsw.SQLITE_OPEN_READONLY)
+    connection.set_busy_timeout(5000)
+    return connection
+
+
+def identity_of(fields: str) -> Identity:
+    """The identity in a row of the database."""
+    strings = decode_json(fields)
+    return Identity(**{**strings, "state_bytes": int(strings["state_bytes"])})
+
+
+def problems(path: Path) -> Iterator[str]:
+    """A line for each thing that is wrong with the store at ``path``; nothing is changed."""
+    connection = open_for_reading(path)
+    try:
+        connection.execute("BEGIN")  # all of it as it is at one moment
+        if format_of(connection) == len(MIGRATIONS):
+            yield from _problems(connection.execute, path)
+        else:
+            yield from _problems_migrated(connection, path)
+    except StoreError as error:
+        yield error.message
+    finally:
+        connection.close(True)
+    for file, why in broken_named(path):
+        yield f"the named state {file.stem}: {why}"
+    if (path / KEY_NAME).exists() and not is_key(path):
+        yield (
+            f"{KEY_NAME} is not a key: the server does not start with it. Put it back, or remove "
+            "it; without it, what was exported before has no valid signature"
+        )
+
+
+def _problems_migrated(connection: apsw.Connection, path: Path) -> Iterator[str]:
+    """Those of a store of an older format, in a copy that is brought to this one."""
+    with TemporaryDirectory() as work:
+        copy = apsw.Connection(str(Path(work) / FILE_NAME))
+        try:
+            with copy.backup("main", connection, "main") as backup:
+                backup.step()
+            migrate(copy)
+            yield from _problems(copy.execute, path)
+        finally:
+            copy.close(True)
+
+
+def _problems(execute: Execute, path: Path) -> Iterator[str]:
+    for (line,) in execute("PRAGMA integrity_check"):
+        if line != "ok":
+            yield f"{FILE_NAME}: {line}"
+    yield from _broken_states(execute, path / DIR_NAME)
+    heads: dict[int, Head] = {}
+    for row in execute(f"SELECT {COLUMNS} FROM session").fetchall():  # noqa: S608
+        head = Head.read(row)
+        if head.broken is not None:
+            yield f"session {head.id}: {head.broken}"
+        yield from _broken_log(execute, head)
+        heads[head.key] = head
+    yield from _broken_journal(execute, heads)
+    yield from _broken_keys(execute)
+    yield from _nobody_s(execute)
+
+
+def _broken_keys(execute: Execute) -> Iterator[str]:
+    for row in execute(KEYS):
+        if is_key_altered(row):
+            yield f"session {row[3]}: the record of an idempotency key was altered"
+
+
+def _nobody_s(execute: Execute) -> Iterator[str]:
+    """What is left of sessions that are gone."""
+    for table in ("snapshot", "segment"):
+        query = f"SELECT COUNT(*) FROM {table} WHERE session NOT IN (SELECT key FROM session)"  # noqa: S608
+        (count,) = execute(query).fetchone()
+        if count:
+            yield f"{count} rows of {table} belong to no session"
+
+
+def _broken_states(execute: Execute, folder: Path) -> Iterator[str]:
+    query = (
+        "SELECT session.id, fields, snapshot.sum, session, place, snapshot.length, value, file "
+        "FROM snapshot LEFT JOIN identity ON identity.key = snapshot.identity "
+        "LEFT JOIN session ON session.key = snapshot.session"
+    )
+    seen: set[str] = set()
+    for id, fields, stored, *columns in execute(query):
+        *_, value, file = columns
+        if fields is None or is_altered(stored, *columns, fields):
+            yield f"session {id}: the row of snapshot {file} was altered"
+            continue
+        try:
+            position = decode_value(value).position
+            if file is not None and file not in seen:
+                seen.add(file)
+                decode_state((folder / file).read_bytes(), identity_of(fields), position)
+        except (Malformed, OSError, SnapshotBroken, SnapshotMismatch) as error:
+            yield f"session {id}: snapshot {file}: {error}"
+
+
+def _broken_log(execute: Execute, head: Head) -> Iterator[str]:
+    """From event ``log_seq`` on, without gaps, up to ``num_stored`` entries and event ``seq``."""
+    id, seq, place = head.id, head.log_seq, None
+    for row in execute(SEGMENTS + "ORDER BY first", (head.key,)):
+        segment = Segment(*row)
+        if place not in (None, segment.first):
+            yield f"session {id}: its log has a gap before entry {segment.first}"
+        place = segment.end
+        try:
+            entries = segment.entries(head.key)
+        except SessionBroken:
+            yield f"session {id}: its log cannot be read from entry {segment.first} on"
+            return
+        if len(entries) != segment.end - segment.first:
+            yield (
+                f"session {id}: its log has {len(entries)} entries "
+                f"from {segment.first} to {segment.end}"
+            )
+        for entry in entries:
+            if not _follows(entry, seq):
+                yield f"session {id}: its log has a gap after event {seq}"
+            seq = _seq_after(entry, seq)
+    if place is None and seq == head.seq:
+        return  # a snapshot has it all
+    if place != head.num_stored:
+        yield f"session {id}: its log has {place or 0} of {head.num_stored} entries"
+    elif seq != head.seq:
+        yield f"session {id}: its log ends at event {seq} of {head.seq}"
+
+
+def _broken_journal(execute: Execute, heads: dict[int, Head]) -> Iterator[str]:
+    """``heads`` are the sessions by key."""
+    previous: int | None = None
+    for number, data, keys in execute("SELECT id, data, keys FROM journal ORDER BY id"):
+        if previous is not None and number != previous + 1:
+            yield f"rows {previous + 1} to {number - 1} of the journal are missing"
+        previous = number
+        row = unpack_row(data, keys)
+        if not row.is_whole or (keys is not None and row.keys is None):
+            yield f"row {number} of the journal was altered"
+        for key in row.keys - Counter(line.key for line in row.lines) if row.keys else ():
+            id = heads[key].id if key in heads else f"number {key}"
+            yield f"session {id}: its entry in row {number} of the journal was altered"
+        for line in row.lines:
+            if line.key in heads:
+                head = heads[line.key]
+                if head.broken is None and number > head.journal:
+                    yield from _broken_line(line, head, number)
+
+
+def _broken_line(line: Line, head: Head, number: int) -> Iterator[str]:
+    """Brings ``head`` forward as far as this needs: the events, the request and the count."""
+    try:
+        entry = unpack_entry(line.entry, head.running)
+        is_good = line.is_entry(head.num_stored)
+    except (Malformed, TypeError):
+        is_good = False
+    if not is_good:
+        yield f"session {head.id}: its entry in row {number} of the journal was altered"
+        head.broken = "its log goes on after what was altered"
+        return
+    if not _follows(entry, head.seq):
+        yield f"session {head.id}: the journal has a gap after event {head.seq}"
+    head.seq, head.running = _seq_after(entry, head.seq), running_after(entry, head.running)
+    head.num_stored += isinstance(entry, COUNTED)
+
+
+def _seq_after(entry: Entry, seq: int) -> int:
+    return entry.seq if isinstance(entry, TokenEvent | Finished) else seq
+
+
+def _follows(entry: Entry, seq: int) -> bool:
+    """Whether ``entry`` can come after event ``seq``."""
+    if isinstance(entry, TokenEvent):
+        return entry.seq == seq + 1
+    return not isinstance(entry, Finished) or entry.seq in (seq, seq + 1)

@@ -1,0 +1,143 @@
+"""The SQLite database of a store: how it is opened, and what its failures mean.
+
+In WAL mode. A transaction that must outlast a power cut is synced; one that can
+be done over from the journal is not, and becomes durable with the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from server.store.codec import UNSTORABLE
+from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
+from server.store.files import NO_ROOM, make_private
+from server.store.sqlite.migrations import migrate
+from server.store.sqlite.reserve import FULL
+
+FILE_NAME = "sessions.sqlite3"
+
+
+class Database:
+    """One connection, with the fence that its owner holds."""
+
+    def __init__(self, path: Path, vfs: str | None, is_full: bool) -> None:
+        self.num_wal_pages = 0
+        self.fence = 0
+        for file in (path / FILE_NAME, *path.glob(f"{FILE_NAME}-*")):
+            make_private(file)  # SQLite gives its other files the rights of the first
+        self._connection = connection = apsw.Connection(str(path / FILE_NAME), vfs=vfs)
+        self.execute = connection.execute
+        self._sync = "FULL" if is_full else "NORMAL"
+        try:
+            connection.set_busy_timeout(5000)
+            connection.pragma("auto_vacuum", "INCREMENTAL")
+            if connection.pragma("journal_mode", "WAL") != "wal":
+                raise StoreFailed("the file system of the session store has no shared memory")
+            connection.pragma("temp_store", "MEMORY")
+            connection.pragma("synchronous", self._sync)
+            connection.pragma("journal_size_limit", 64 << 20)
+            connection.set_wal_hook(self._note_wal)
+            migrate(connection)
+        except BaseException:
+            self.abandon()
+            raise
+
+    @contextmanager
+    def transaction(self, synced: bool = True) -> Iterator[None]:
+        """All of it or nothing. Raises `Fenced` where another process has raised the fence."""
+        is_lazy = self._sync == "FULL" and not synced
+        if is_lazy:
+            self.execute("PRAGMA synchronous = NORMAL")
+        try:
+            self.execute("BEGIN IMMEDIATE")
+            self.check_fence()
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self.execute("ROLLBACK")
+            raise
+        finally:
+            if is_lazy:
+                self.execute("PRAGMA synchronous = FULL")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A part of a transaction of the caller's: all of it or nothing."""
+        self.execute("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            if self._connection.in_transaction:
+                self.execute("ROLLBACK TO part")
+                self.execute("RELEASE part")
+            raise
+        self.execute("RELEASE part")
+
+    def check_fence(self) -> None:
+        """Raises `Fenced`."""
+        if self.fence and self.meta("fence") != self.fence:
+            raise Fenced("another process has taken this store over")
+
+    def meta(self, name: str) -> Any:
+        """A value that the store remembers, or None."""
+        for (value,) in self.execute("SELECT value FROM meta WHERE name = ?", (name,)):
+            return value
+        return None
+
+    def set_meta(self, name: str, value: object) -> None:
+        """Has the store remember ``value``."""
+        self.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def checkpoint(self, truncate: bool = False) -> None:
+        """Brings the write-ahead log into the database file."""
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
+        with suppress(apsw.BusyError):  # somebody reads what is in the log: it stays a while
+            self._connection.wal_checkpoint(mode=mode)
+        self.num_wal_pages = 0
+
+    def vacuum(self, num_pages: int) -> None:
+        """Gives free pages back to the file system."""
+        self.execute(f"PRAGMA incremental_vacuum({num_pages:d})").fetchall()
+
+    def pragma(self, name: str) -> Any:
+        """The value of a setting or counter of SQLite's."""
+        return self._connection.pragma(name)
+
+    def close(self) -> None:
+        """After the last transaction; SQLite brings its log into the database."""
+        self._connection.close()
+
+    def abandon(self) -> None:
+        """After a failure: nothing is tried again with what this connection knows."""
+        with suppress(apsw.Error):  # it may be closed already
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._connection.close(True)
+
+    def _note_wal(self, _: apsw.Connection, __: str, num_pages: int) -> int:
+        self.num_wal_pages = num_pages
+        return apsw.SQLITE_OK
+
+
+#: What the statements were about is at fault, and not the database: others are done.
+REFUSALS = (*UNSTORABLE, apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)
+#: All that can go wrong on a connection.
+ERRORS = (apsw.Error, OSError, *REFUSALS)
+
+
+def failure(error: Exception) -> StoreError:
+    """What an error of SQLite or of the file system means."""
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, REFUSALS):
+        return RecordRefused(error)
+    if isinstance(error, apsw.FullError) or getattr(error, "errno", None) in NO_ROOM:
+        return StoreFull(FULL)
+    if isinstance(error, apsw.BusyError):
+        return StoreFailed("the session store failed: another process has locked its database")
+    return StoreFailed("the session store failed", detail=str(error))

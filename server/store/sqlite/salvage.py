@@ -1,0 +1,276 @@
+"""A new store of what can be read of a damaged one, and what was lost of it.
+
+A session whose log is whole is as it was. One that misses a part is kept up to the last
+event that leads on from one of its snapshots. The new store has another id, so that
+clients are told to reset: none has a cursor into a history that may be shorter now.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from server.engine.types import Finished, TokenEvent
+from server.engine.value import Accepted, Entry, Opened, Rewound, SessionValue
+from server.store.codec import Malformed, decode_value, running_after
+from server.store.errors import SessionBroken, StoreError, StoreFailed
+from server.store.files import DiskFiles
+from server.store.heads import COLUMNS, Head
+from server.store.history import length_after
+from server.store.saving import Limits
+from server.store.sqlite.check import identity_of
+from server.store.sqlite.connection import Place
+from server.store.sqlite.damaged import Damaged, Row
+from server.store.sqlite.database import Database
+from server.store.sqlite.lock import Waiting
+from server.store.sqlite.named_files import DIR_NAME as NAMED_DIR
+from server.store.sqlite.named_files import broken_named, files_in
+from server.store.sqlite.signing import copy_key
+from server.store.sqlite.state_files import DIR_NAME, OWNER_NAME
+from server.store.sqlite.store import SqliteStore
+from server.store.stamping import add_sums
+from server.store.state_file import decode_state
+from server.store.sums import is_altered, sealed
+from server.store.tables import KEYS, SEGMENTS, Segment, Tables, is_key_altered
+
+#: In the order in which they are written.
+TABLES = ("identity", "session", "segment", "snapshot", "request_key", "journal")
+
+
+Segments = list[tuple[Segment, list[Entry]]]
+
+
+class Reach(NamedTuple):
+    """What a log leads to from a snapshot: where it ends, and the session there."""
+
+    end: int
+    epoch: int
+    length: int
+    seq: int
+    running: str | None
+
+
+def salvage(path: Path, new: Path) -> Iterator[str]:
+    """Makes the store ``new`` of what is left of that at ``path``, which does not change.
+
+    Yields a line for each thing that was lost. Raises `apsw.Error`, `OSError` and
+    `StoreError`.
+    """
+    new.mkdir(mode=0o700, parents=True)
+    (new / DIR_NAME).mkdir(mode=0o700)
+    with TemporaryDirectory(dir=new) as work:
+        damaged = Damaged(path, Path(work))
+        try:
+            found = {table: damaged.rows(table) for table in (*TABLES, "meta")}
+        finally:
+            damaged.close()
+    if not found["session"]:
+        raise StoreFailed("it has no session that can be read")
+    yield from _copy_states(path, new, found)
+    yield from _copy_named(path, new)
+    if not copy_key(path, new):
+        yield "signing.key cannot be read: what was exported before has no valid signature"
+    yield from _drop_altered_keys(found)
+    _write(new, found)
+    if found["identity"]:
+        identity = identity_of(found["identity"][-1]["fields"])
+        place = Place(new, identity, True, DiskFiles(), None)
+        SqliteStore(place, Limits(), Waiting()).close()  # the journal becomes part of the logs
+    yield from _cut(new)
+
+
+def _drop_altered_keys(found: dict[str, list[Row]]) -> Iterator[str]:
+    columns = KEYS.removeprefix("SELECT ").partition(" FROM")[0].split(", ")
+    kept = []
+    for row in found["request_key"]:
+        if is_key_altered([row.get(name) for name in columns]):
+            yield f"session {row['session_id']}: the record of an idempotency key was altered"
+        else:
+            kept.append(row)
+    found["request_key"] = kept
+
+
+def _copy_states(path: Path, new: Path, found: dict[str, list[Row]]) -> Iterator[str]:
+    """Snapshots whose states are whole; the others are dropped."""
+    identities = {row["key"]: row["fields"] for row in found["identity"]}
+    ids = {row["key"]: row["id"] for row in found["session"]}
+    kept: list[Row] = []
+    for row in found["snapshot"]:
+        fields, file = identities.get(row["identity"]), row["file"]
+        try:
+            value = _value(row, fields)
+            if file is not None:
+                data = (path / DIR_NAME / file).read_bytes()
+                decode_state(data, identity_of(str(fields)), value.position)
+                (new / DIR_NAME / file).parent.mkdir(mode=0o700, exist_ok=True)
+                shutil.copyfile(path / DIR_NAME / file, new / DIR_NAME / file)
+            kept.append(row)
+        except (Malformed, OSError, StoreError) as error:
+            yield f"session {ids.get(row['session'])}: a snapshot: {error}"
+    found["snapshot"] = kept
+
+
+def _copy_named(path: Path, new: Path) -> Iterator[str]:
+    """Named states that are whole."""
+    broken = dict(broken_named(path))
+    for file in files_in(path):
+        if file in broken:
+            yield f"the named state {file.stem}: {broken[file]}"
+            continue
+        (new / NAMED_DIR).mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(file, new / NAMED_DIR / file.name)
+
+
+def _value(row: Row, fields: str | None) -> SessionValue:
+    """Raises `Malformed`."""
+    columns = (row["session"], row["place"], row["length"], row["value"], row["file"])
+    if fields is None or is_altered(row.get("sum"), *columns, fields):
+        raise Malformed("its row was altered")
+    return decode_value(row["value"])
+
+
+def _write(new: Path, found: dict[str, list[Row]]) -> None:
+    """The rows into a new database."""
+    database = Database(new, None, True)
+    store_id = secrets.token_hex(8)
+    with database.transaction():
+        for name, value in (("store_id", store_id), ("fence", 0)):
+            database.set_meta(name, value)
+        for row in found["meta"]:
+            if row["name"] == "clock_s":
+                database.set_meta("clock_s", row["value"])
+        for table in TABLES:
+            for row in found[table]:
+                _insert(database, table, row)
+        if all("sum" not in row for row in found["session"]):
+            add_sums(database.execute)
+        _pass_numbers(database, found)
+    database.close()
+    DiskFiles().write(new / DIR_NAME / OWNER_NAME, [store_id.encode()])
+
+
+def _pass_numbers(database: Database, found: dict[str, list[Row]]) -> None:
+    """No number of a lost row is given once more, to a session or in the journal."""
+    heads = map(Head.read, database.execute(f"SELECT {COLUMNS} FROM session").fetchall())  # noqa: S608
+    rows = [*(row["id"] for row in found["journal"])]
+    last = max([*rows, *(head.journal for head in heads if head.broken is None)], default=0)
+    empty = (last + 1, b"[]", sealed("[]"))
+    database.execute("INSERT INTO journal VALUES (?, ?, ?)", empty)
+    keys = (row["session"] for table in ("segment", "request_key") for row in found[table])
+    query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'session'"
+    database.execute(query, (max(keys, default=0),))
+
+
+def _insert(database: Database, table: str, row: Row) -> None:
+    names = ", ".join(f'"{name}"' for name in row)
+    places = ", ".join("?" * len(row))
+    query = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({places})"  # noqa: S608
+    database.execute(query, tuple(row.values()))
+
+
+def _cut(new: Path) -> Iterator[str]:
+    """Each session to what leads on from one of its snapshots without a gap."""
+    database = Database(new, None, True)
+    execute, tables = database.execute, Tables(database)
+    with database.transaction():
+        ((last_row,),) = execute("SELECT max(id) FROM journal").fetchall()
+        assert isinstance(last_row, int), last_row
+        for row in execute(f"SELECT {COLUMNS} FROM session").fetchall():  # noqa: S608
+            head = Head.read(row)
+            segments = _segments(execute, head)
+            reach = _reach(execute, head, segments)
+            if reach is None:
+                yield f"session {head.id}: lost: no snapshot of it can be read"
+                tables.delete_session(head.key, float(database.meta("clock_s") or 0.0))
+                continue
+            if head.broken is not None or reach.seq < head.seq:
+                yield f"session {head.id}: kept up to event {reach.seq} of {head.seq}"
+            first, log_seq = _beginning(reach, segments)
+            if log_seq > head.log_seq:
+                yield f"session {head.id}: its events up to {log_seq} cannot be read again"
+            _shorten(execute, head, reach, first, max(log_seq, head.log_seq), last_row)
+        _drop_the_rest(execute)
+    database.checkpoint(truncate=True)
+    database.close()
+
+
+def _segments(execute: Any, head: Head) -> Segments:
+    """Those that can be read."""
+    found: Segments = []
+    for row in execute(SEGMENTS + "ORDER BY first", (head.key,)).fetchall():
+        segment = Segment(*row)
+        try:
+            found.append((segment, segment.entries(head.key)))
+        except SessionBroken:
+            execute(
+                "DELETE FROM segment WHERE session = ? AND first = ?", (head.key, segment.first)
+            )
+    return found
+
+
+def _reach(execute: Any, head: Head, segments: Segments) -> Reach | None:
+    """The furthest that any snapshot leads to."""
+    query = "SELECT place, value FROM snapshot WHERE session = ? ORDER BY key"
+    found = [
+        _folded(place, decode_value(value), segments)
+        for place, value in execute(query, (head.key,)).fetchall()
+    ]
+    return max(found, key=lambda reach: reach.end, default=None)
+
+
+def _folded(place: int, value: SessionValue, segments: Segments) -> Reach:
+    reach = Reach(place, value.epoch, value.length, value.seq, running_after(Opened(value), None))
+    for segment, entries in segments:
+        if segment.first <= reach.end < segment.end:
+            for entry in entries[reach.end - segment.first :]:
+                reach = _after(reach, entry)
+    return reach
+
+
+def _after(reach: Reach, entry: Entry) -> Reach:
+    epoch, seq = reach.epoch, reach.seq
+    if isinstance(entry, Rewound):
+        epoch, seq = entry.value.epoch, entry.value.seq
+    elif isinstance(entry, Accepted | TokenEvent | Finished):
+        seq = entry.seq
+    length, running = length_after(entry, reach.length), running_after(entry, reach.running)
+    return Reach(reach.end + 1, epoch, length, seq, running)
+
+
+def _beginning(reach: Reach, segments: Segments) -> tuple[int, int]:
+    """The first entry that leads to ``reach`` without a gap, and the event before it."""
+    first, log_seq = reach.end, reach.seq
+    for segment, entries in reversed(segments):
+        if segment.first < first <= segment.end:
+            first = segment.first
+            seqs = [entry.seq for entry in entries if isinstance(entry, TokenEvent | Finished)]
+            log_seq = min(seqs, default=log_seq + 1) - 1
+    return first, log_seq
+
+
+def _shorten(
+    execute: Any, head: Head, reach: Reach, first: int, log_seq: int, last_row: int
+) -> None:
+    """The session has the entries from ``first`` to ``reach``."""
+    head.epoch, head.length, head.seq, head.running = reach[1:]
+    head.num_stored, head.journal = reach.end, last_row
+    where = "session = ? AND (first < ? OR first >= ?)"
+    execute(f"DELETE FROM segment WHERE {where}", (head.key, first, reach.end))  # noqa: S608
+    where = "session = ? AND (place < ? OR place > ?)"
+    execute(f"DELETE FROM snapshot WHERE {where}", (head.key, first, reach.end))  # noqa: S608
+    execute(
+        "UPDATE session SET epoch = ?, length = ?, seq = ?, running = ?, num_entries = ?, "
+        "log_seq = ?, journal = ?, broken = NULL, sum = ? WHERE key = ?",
+        (*reach[1:], reach.end, log_seq, last_row, head.sum, head.key),
+    )
+
+
+def _drop_the_rest(execute: Any) -> None:
+    """What belongs to no session, and the journal, whose rows are in the logs."""
+    for table in ("segment", "snapshot"):
+        execute(f"DELETE FROM {table} WHERE session NOT IN (SELECT key FROM session)")  # noqa: S608
+    execute("DELETE FROM journal WHERE id < (SELECT max(id) FROM journal)")

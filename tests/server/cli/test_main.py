@@ -1,0 +1,150 @@
+"""The command line as a user meets it, on a tiny checkpoint in a folder."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from model.bundled_models import DEFAULT_NAME, bundled_models
+from model.checkpoint import save_checkpoint
+from server.cli.main import _invite, app
+from server.config.settings import ServerConfig
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    checkpoint = tiny_checkpoint()
+    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    return folder
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def test_generate_streams_text_and_sums_up(folder: Path) -> None:
+    result = run("generate", "Once", "--model", folder, "--seed", 3, "--max-tokens", 20)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Once")
+    assert re.search(r"\d+ tokens, \d+ tokens/s, [\d,]+ bytes of state, seed 3", result.stderr)
+    again = run("generate", "Once", "--model", folder, "--seed", 3, "--max-tokens", 20)
+    assert again.stdout == result.stdout
+
+
+def test_generate_with_the_bundled_model_writes_words() -> None:
+    result = run("generate", "Once upon a time", "--max-tokens", 60, "--seed", 1)
+    assert result.exit_code == 0, result.output
+    words = re.findall(r"[a-z]+", result.stdout)
+    common = {"the", "and", "a", "to", "of", "was", "he", "she", "it", "in", "that", "his", "her"}
+    assert len(common.intersection(words)) >= 3
+
+
+def test_inspect_shows_state_beside_cache(folder: Path) -> None:
+    result = run("inspect", folder)
+    assert result.exit_code == 0, result.output
+    # 2 layers of S [2, 16, 16] and conv [3, 96] in float32; K and V in 16 bits
+    assert f"{2 * (2 * 16 * 16 + 3 * 96) * 4 / 1024:.4g} KiB" in result.stdout
+    assert f"{2 * 2 * 2 * 16 * 2 * 1_000_000 / 2**20:.4g} MiB" in result.stdout
+    assert "1,000,000" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "x", "--model"], ["inspect"], ["serve", "--model"]]
+)
+def test_model_that_is_none_is_a_message(command: list[str], tmp_path: Path) -> None:
+    result = run(*command, tmp_path)
+    assert result.exit_code == 2
+    assert "has no config.json" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_model_with_a_growing_cache_cannot_be_served(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("softmax")
+    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
+    result = run("serve", "--model", tmp_path)
+    assert result.exit_code == 2
+    assert "no constant state" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("--port", "70000", "--port"),
+        ("--max-sessions", "0", "--max-sessions"),
+        ("--state-memory", "lots", "--state-memory"),
+        ("--session-ttl", "-1", "--session-ttl"),
+        ("--dtype", "int3", "--dtype"),
+        ("--allow-origin", "nonsense", "--allow-origin"),
+    ],
+)
+def test_bad_setting_is_named(option: str, value: str, named: str) -> None:
+    result = run("serve", option, value)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_bad_sampling_is_named() -> None:
+    result = run("generate", "x", "--temperature", "-1")
+    assert result.exit_code == 2
+    assert "temperature" in result.stderr
+
+
+def test_serve_prints_a_line_that_works_and_ends_on_sigterm(folder: Path) -> None:
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--threads", "1"]
+    process = subprocess.Popen(
+        [*command, "--model", str(folder), "--api-key", "secret-key"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        line = next(line for line in lines if "curl" in line)
+        found = re.search(r"(http://\S+)/v1/completions", line)
+        assert found, line
+        transport = httpx.HTTPTransport(retries=20)
+        with httpx.Client(base_url=found[1], transport=transport, timeout=30) as client:
+            assert client.get("/ready").status_code == 200
+            body = {"prompt": "Once", "max_tokens": 5, "seed": 1}
+            assert client.post("/v1/completions", json=body).status_code == 401
+            key = {"Authorization": "Bearer secret-key"}
+            answer = client.post("/v1/completions", json=body, headers=key)
+            assert answer.json()["usage"]["completion_tokens"] == 5
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+        assert "secret-key" not in errors
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("fd00::1", "http://[fd00::1]:8000"),
+        ("example.org", "http://example.org:8000"),
+    ],
+)
+def test_greeting_names_an_address_that_can_be_opened(
+    host: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _invite(ServerConfig(host=host), 8000)
+    printed = capsys.readouterr().out
+    assert f"Open {url}/ or paste:" in printed
+    assert all(name in printed for name in bundled_models() if name != DEFAULT_NAME)
+    assert f"curl -N {url}/v1/completions" in printed

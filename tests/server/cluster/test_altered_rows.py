@@ -1,0 +1,128 @@
+"""Rows of a shared store that were altered: they cost their session, and no replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from server.errors import EngineError
+from server.store.errors import SessionBroken
+from server.store.postgres.store import PostgresStore
+from tests.server.cluster.stores import shared_place
+from tests.server.store.records import Writer, block, text_after
+
+Join = Callable[[], PostgresStore]
+
+#: What is altered, and the session that it costs; None: it costs none.
+ALTERED = {
+    "a token in the journal": (
+        """UPDATE journal SET data = decode(replace(encode(data, 'hex'),
+        encode(',107,', 'hex'), encode(',207,', 'hex')), 'hex')""",
+        "one",
+    ),
+    "a line without its end": (
+        """UPDATE journal SET data = substr(data, 1, length(data) - 9)
+        WHERE id = (SELECT max(id) FROM journal)""",
+        "two",
+    ),
+    "the keys of the lines": ("UPDATE journal SET keys = overlay(keys placing 'x' from 3)", None),
+    "a row of the journal": (
+        "DELETE FROM journal WHERE id = (SELECT max(id) - 1 FROM journal)",
+        "one",
+    ),
+    "a segment": ("UPDATE segment SET data = overlay(data placing '\\x37'::bytea from 14)", "idle"),
+    "a session": (
+        """ALTER TABLE session DISABLE TRIGGER session_sum;
+        UPDATE session SET length = length + 1 WHERE id = 'idle'""",
+        "idle",
+    ),
+    "a snapshot": ("UPDATE snapshot SET place = 1 WHERE value LIKE '%two%'", "two"),
+    "an identity": ("UPDATE identity SET fields = replace(fields, 'model-1', 'model-2')", None),
+}
+
+
+@pytest.fixture
+def join(database_url: str) -> Iterator[Join]:
+    """Another replica on the database of this test."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(PostgresStore(shared_place(database_url))))
+
+
+def filled(store: PostgresStore) -> dict[str, Writer]:
+    """Two sessions that run, with the ends of their logs in the journal, and one that does not."""
+    one, two, idle = (Writer(id) for id in ("one", "two", "idle"))
+    store.commit([one.opened(), two.opened(block(3), (1, 2, 3)), idle.opened()])
+    store.commit([*idle.turn(9)])
+    store.commit([one.accepted(tokens=tuple(range(1, 8))), two.accepted()])
+    store.commit([one.token(), one.token()])
+    store.commit([one.token(), two.token()])
+    return {writer.id: writer for writer in (one, two, idle)}
+
+
+def refused(store: PostgresStore, writers: dict[str, Writer]) -> set[str]:
+    """The sessions that are refused; the others are as they were written."""
+    found: set[str] = set()
+    for id, writer in writers.items():
+        try:
+            loaded = store.load(id, "ann")
+        except EngineError as error:
+            found.add(f"{id} {error.code}")
+            continue
+        length = loaded.value.length
+        assert text_after(length, loaded.entries)[length:] == writer.text[length:]
+        events = store.read(id, "ann", writer.value.seq - 1, 10)
+        assert [event.seq for event in events] == [writer.value.seq]
+    return found
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_an_altered_row_costs_its_session_at_most(join: Join, database_url: str, what: str) -> None:
+    one, other = join(), join()
+    writers = filled(one)
+    run(database_url, ALTERED[what][0])
+    one._link.abandon()
+    assert other.bury(one.key)
+    cost = ALTERED[what][1]
+    assert {each.partition(" ")[0] for each in refused(other, writers)} == ({cost} - {None})
+    writer = Writer("new")
+    other.commit([writer.opened(), *writer.turn(2)])
+    assert refused(other, {"new": writer}) == set()
+
+
+def test_a_reader_elsewhere_is_not_told_what_was_altered(join: Join, database_url: str) -> None:
+    one, other = join(), join()
+    writers = filled(one)
+    run(database_url, ALTERED["a token in the journal"][0])
+    with pytest.raises(SessionBroken):
+        other.read("one", "ann", 0, 10)
+    assert [event.seq for event in other.read("two", "ann", 0, 10)] == [1]
+    assert writers["two"].value.seq == 1
+
+
+def test_rows_of_an_older_version_are_taken_as_they_are(join: Join, database_url: str) -> None:
+    """A replica that does not know of checksums writes beside one that does."""
+    one, other = join(), join()
+    writers = filled(one)
+    run(database_url, "UPDATE journal SET keys = NULL")
+    run(database_url, "UPDATE segment SET sum = NULL")
+    run(database_url, "UPDATE session SET seq = seq, used_s = used_s + 1")
+    ((kept,),) = run(database_url, "SELECT count(sum) FROM session")
+    assert kept == 3
+    run(database_url, "UPDATE session SET journal = journal - 1 WHERE id = 'idle'")
+    ((kept,),) = run(database_url, "SELECT count(sum) FROM session")
+    assert kept == 2
+    run(database_url, "UPDATE session SET journal = journal + 1 WHERE id = 'idle'")
+    one._link.abandon()
+    assert other.bury(one.key)
+    assert refused(other, writers) == set()
+
+
+def run(url: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET search_path TO everstream_test")
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []

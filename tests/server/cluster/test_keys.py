@@ -1,0 +1,117 @@
+"""Work under an idempotency key is done once, whoever leaves and whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+import pytest
+
+from server.engine.types import Event
+from server.runtime.event_queue import Outbox
+from server.sessions.ownership import KeyInUse
+from server.store.errors import StoreFailed
+from server.store.postgres.link import REST_S
+from server.store.postgres.store import PostgresStore
+from tests.postgres import Postgres
+from tests.server.cluster.stores import fake_place
+from tests.server.cluster.test_moves import Replica, replicas
+from tests.server.driving import request
+
+
+def work(request_id: str = "r") -> Any:
+    return request(request_id, 5, keep=True, key="k")
+
+
+async def leave(submitting: asyncio.Task[Any], at: Replica, outbox: Outbox[Event]) -> None:
+    """As a client of HTTP does whose patience is over."""
+    submitting.cancel()
+    with suppress(asyncio.CancelledError):
+        await submitting
+    at.driver.release(outbox)
+
+
+@pytest.mark.parametrize("again_at", [0, 1], ids=["the same replica", "another"])
+async def test_client_that_leaves_while_the_engine_is_busy(
+    database_url: str, again_at: int
+) -> None:
+    async with replicas(database_url) as both:
+        one, again = both[0], both[again_at]
+        step = threading.Event()
+        busy = asyncio.create_task(one.driver.call(lambda engine, now: step.wait(30)))
+        outbox: Outbox[Event] = Outbox(10**6)
+        posted = one.driver.call
+        waits = asyncio.Event()
+
+        async def call(*args: Any, **more: Any) -> Any:
+            waits.set()
+            return await posted(*args, **more)
+
+        one.driver.call = call  # type: ignore[method-assign]
+        submitting = asyncio.create_task(one.sessions.submit_once(work(), outbox))
+        await waits.wait()
+        leaving = asyncio.create_task(leave(submitting, one, outbox))
+        await asyncio.wait([leaving], timeout=0.5)  # it must not end before the engine knows
+        with pytest.raises(KeyInUse):
+            await again.sessions.submit_once(work("again"), Outbox(10**6))
+        step.set()
+        await asyncio.gather(busy, leaving)
+        found = await again.sessions.submit_once(work("again"), Outbox(10**6))
+        assert found is not None
+        assert found.request_id == "r"
+        assert len(await again.sessions.listed("me", None, 10)) == 1
+
+
+async def test_client_that_leaves_while_the_key_is_claimed(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        claims, may_claim = asyncio.Event(), threading.Event()
+        loop, claim = asyncio.get_running_loop(), one.store.claim_key
+
+        def slow_claim(owner: str, key: str) -> bool:
+            loop.call_soon_threadsafe(claims.set)
+            may_claim.wait(30)
+            return claim(owner, key)
+
+        one.store.claim_key = slow_claim  # type: ignore[method-assign]
+        outbox: Outbox[Event] = Outbox(10**6)
+        submitting = asyncio.create_task(one.sessions.submit_once(work(), outbox))
+        await claims.wait()
+        leaving = asyncio.create_task(leave(submitting, one, outbox))
+        may_claim.set()
+        await leaving
+        assert await other.sessions.submit_once(work(), Outbox(10**6)) is None
+
+
+async def test_commit_that_fails_does_not_keep_the_key(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        commit = one.store.commit
+
+        def fail(records: Any) -> None:
+            one.store.commit = commit  # type: ignore[method-assign]
+            raise StoreFailed("away for a moment")
+
+        one.store.commit = fail  # type: ignore[method-assign]
+        with pytest.raises(StoreFailed):
+            await one.sessions.submit_once(work(), Outbox(10**6))
+        assert await other.sessions.submit_once(work(), Outbox(10**6)) is None
+
+
+def test_key_that_could_not_be_given_back_is_not_while_it_is_used_again(
+    database_url: str, postgres: Postgres
+) -> None:
+    with ExitStack() as stack:
+        one, other = (
+            stack.enter_context(closing(PostgresStore(fake_place(database_url)))) for _ in range(2)
+        )
+        assert one.claim_key("ann", "k")
+        postgres.stop()
+        with pytest.raises(StoreFailed):
+            one.give_back_key("ann", "k")
+        postgres.start()
+        time.sleep(REST_S)  # for so long it does not try
+        assert one.claim_key("ann", "k")
+        one.maintain(1.0)
+        assert not other.claim_key("ann", "k")

@@ -1,0 +1,253 @@
+"""Sessions that move between replicas, each with an engine, a driver and a store of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from server.cluster.ownership import Peers
+from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
+from server.errors import SessionAttached, SessionNotFound
+from server.runtime.async_engine import Driver
+from server.runtime.event_queue import Outbox
+from server.sessions.ownership import KeyInUse
+from server.sessions.sessions import Cursor, Sessions
+from server.store.errors import HeldElsewhere
+from server.store.postgres.store import PostgresStore
+from tests.fakes import STORY, FakeEngine
+from tests.server.cluster.stores import fake_place
+from tests.server.driving import collect, driving, request
+
+
+@dataclass
+class Replica:
+    driver: Driver
+    sessions: Sessions
+    store: PostgresStore
+    engine: FakeEngine
+
+
+@asynccontextmanager
+async def replica(url: str) -> AsyncIterator[Replica]:
+    store = PostgresStore(fake_place(url))
+    engine = FakeEngine(can_evict=True, new_id=lambda: f"sess_{secrets.token_hex(16)}")
+    async with driving(engine, store=store) as driver:
+        sessions = Sessions(driver, peers=Peers(driver, store))
+        await sessions.start()
+        yield Replica(driver, sessions, store, engine)
+
+
+@asynccontextmanager
+async def replicas(url: str, number: int = 2) -> AsyncIterator[list[Replica]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(replica(url)) for _ in range(number)]
+
+
+async def tokens(outbox: Outbox[Event], number: int) -> list[TokenEvent]:
+    found: list[TokenEvent] = []
+    while len(found) < number:
+        found += [event for event in await outbox.take() if isinstance(event, TokenEvent)]
+    return found
+
+
+async def last(outbox: Outbox[Event]) -> Event:
+    while True:
+        for event in await outbox.take():
+            if isinstance(event, Finished | Failed | Migrated):
+                return event
+
+
+async def begin(at: Replica, **more: object) -> tuple[str, Outbox[Event]]:
+    """A kept session that generates for a long time, after its first tokens."""
+    outbox: Outbox[Event] = Outbox(10**6)
+    work = request("r", 100_000, keep=True, **more)
+    await at.sessions.submit(work, outbox)
+    await tokens(outbox, 3)
+    (session,) = [one.id for one in await at.sessions.listed("me", None, 10)]
+    return session, outbox
+
+
+async def resume(at: Replica, session: str, seq: int, take_over: bool = False) -> list[Event]:
+    """All that is read after ``seq``, until some tokens of what runs have come too."""
+    outbox: Outbox[Event] = Outbox(10**6)
+    resumed = await at.sessions.resume(session, "me", Cursor(seq), "again", outbox, take_over)
+    events: list[Event] = []
+    async for page in at.sessions.missed("me", resumed, "again"):
+        events += page
+    if resumed.info.busy:
+        at.driver.caught_up("again")
+        events += await tokens(outbox, 5)
+    at.driver.release(outbox)
+    return events
+
+
+def seqs(events: list[Event]) -> list[int]:
+    return [event.seq for event in events if isinstance(event, TokenEvent)]
+
+
+async def test_a_session_at_rest_moves_without_a_question(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        outbox: Outbox[Event] = Outbox(10**6)
+        await one.sessions.submit(request("r", 5, keep=True), outbox)
+        end = (await collect(outbox))[-1]
+        assert isinstance(end, Finished)
+        info = await other.sessions.info(end.session, "me")
+        assert info.seq == end.seq
+        with pytest.raises(SessionNotFound):
+            await one.driver.call(lambda e, now: e.session_info(end.session, "me", now))
+
+
+async def test_a_stream_that_was_left_goes_on_at_another_replica(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        one.driver.release(outbox)
+        events = await resume(other, session, 0)
+        assert seqs(events) == list(range(1, len(events) + 1))
+        text = "".join(event.text for event in events if isinstance(event, TokenEvent))
+        assert text.strip("\ufffd") in STORY.decode() * 50
+
+
+async def test_a_stream_with_a_reader_stays(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        with pytest.raises(SessionAttached):
+            await resume(other, session, 0)
+        await tokens(outbox, 3)
+
+
+async def test_taking_over_cuts_the_reader_off(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        events = await resume(other, session, 0, take_over=True)
+        assert seqs(events) == list(range(1, len(events) + 1))
+        end = await last(outbox)
+        assert isinstance(end, Failed)
+        assert isinstance(end.error, SessionAttached)
+
+
+async def test_only_one_of_two_gets_it(database_url: str) -> None:
+    async with replicas(database_url, 3) as (one, *others):
+        session, outbox = await begin(one)
+        one.driver.release(outbox)
+        sinks = [Outbox[Event](10**6) for _ in others]
+        resumes = [
+            at.sessions.resume(session, "me", Cursor(0), "again", sink, False)
+            for at, sink in zip(others, sinks, strict=True)
+        ]
+        found = await asyncio.gather(*resumes, return_exceptions=True)
+        lost = [each for each in found if isinstance(each, BaseException)]
+        assert len(lost) == 1
+        assert isinstance(lost[0], SessionAttached)
+
+
+async def test_what_is_asked_about_a_stream_leaves_it_alone(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        info = await other.sessions.info(session, "me")
+        assert info.busy
+        assert info.seq >= 3
+        await tokens(outbox, 3)
+
+
+async def test_cancel_moves_the_stream_and_ends_it(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        await other.sessions.cancel(session, "me")
+        assert isinstance(await last(outbox), Migrated)
+        async with asyncio.timeout(10):
+            while (await other.sessions.info(session, "me")).busy:
+                pass
+
+
+async def test_delete_reaches_a_session_of_another_replica(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        await other.sessions.delete(session, "me")
+        assert isinstance(await last(outbox), Migrated)
+        for at in (one, other):
+            with pytest.raises(SessionNotFound):
+                await at.sessions.info(session, "me")
+
+
+async def test_another_s_session_is_not_found_anywhere(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        with pytest.raises(SessionNotFound):
+            await other.sessions.info(session, "she")
+        with pytest.raises(SessionNotFound):
+            await other.sessions.delete(session, "she")
+        await tokens(outbox, 3)
+
+
+async def test_a_drained_replica_s_streams_go_on_elsewhere(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        await one.driver.retire()
+        end = await last(outbox)
+        assert isinstance(end, Migrated)
+        events = await resume(other, session, 0)
+        assert seqs(events) == list(range(1, len(events) + 1))
+        assert len(events) > end.seq
+
+
+async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(database_url: str) -> None:
+    """Its engine goes on, but the lock that shows its life is gone, as after a kill."""
+    async with replicas(database_url) as (one, other):
+        session, _ = await begin(one)
+        assert one.store.presence is not None
+        one.store.presence.close()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    events = await resume(other, session, 0)
+                    break
+                except (HeldElsewhere, SessionAttached):
+                    continue
+        assert seqs(events) == list(range(1, len(events) + 1))
+        async with asyncio.timeout(10):
+            await one.driver.died.wait()
+
+
+async def test_a_replica_that_does_not_answer_is_an_error_and_no_wait_for_ever(
+    database_url: str,
+) -> None:
+    async with replicas(database_url) as (one, other):
+        session, outbox = await begin(one)
+        one.store.listen(lambda message: None, lambda key: None)
+        with pytest.raises(HeldElsewhere):
+            await other.sessions.cancel(session, "me")
+        await tokens(outbox, 3)
+
+
+async def test_fork_and_rewind_take_a_session_at_rest(database_url: str) -> None:
+    async with replicas(database_url) as (one, other):
+        outbox: Outbox[Event] = Outbox(10**6)
+        await one.sessions.submit(request("r", 20, keep=True), outbox)
+        end = (await collect(outbox))[-1]
+        assert isinstance(end, Finished)
+        (copy,) = await other.sessions.fork(end.session, "me", 1, 10)
+        assert copy.position == 10
+        info = await one.sessions.rewind(end.session, "me", 5)
+        assert info.position == 5
+        assert info.epoch == 1
+
+
+async def test_the_same_key_at_two_replicas_is_one_request(database_url: str) -> None:
+    async with replicas(database_url) as both:
+        sinks = [Outbox[Event](10**6) for _ in both]
+        begun = await asyncio.gather(
+            *(
+                at.sessions.submit_once(request(f"r{i}", 5, keep=True, key="k"), sinks[i])
+                for i, at in enumerate(both)
+            ),
+            return_exceptions=True,
+        )
+        first = [each for each in begun if each is None]
+        assert len(first) == 1
+        assert all(each is None or isinstance(each, KeyInUse) or each.session for each in begun)
+        assert len(await both[0].sessions.listed("me", None, 10)) == 1

@@ -1,0 +1,84 @@
+"""States in a table of a real PostgreSQL, within the caller's transactions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from server.store.errors import SnapshotBroken, StoreFailed
+from server.store.object_storage.objects import Connection, TableObjects
+from server.store.postgres.database import connect
+
+TABLE = """
+    CREATE TABLE object (name text PRIMARY KEY, data bytea NOT NULL);
+    ALTER TABLE object ALTER COLUMN data SET STORAGE EXTERNAL;
+"""
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[Connection]:
+    with connect(database_url) as made:
+        made.execute(TABLE)
+        yield made
+
+
+def names(connection: Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM object")}
+
+
+def test_what_was_put_is_got(connection: Connection) -> None:
+    objects = TableObjects(connection)
+    state = os.urandom(5_000_000)
+    objects.put("a", [state[:1], memoryview(state)[1:]])
+    assert objects.get("a") == state
+    objects.put("a", [b"\0\xff", b""])
+    assert objects.get("a") == b"\0\xff"
+    objects.put("empty", [])
+    assert objects.get("empty") == b""
+
+
+def test_missing_object_is_a_broken_state(connection: Connection) -> None:
+    with pytest.raises(SnapshotBroken):
+        TableObjects(connection).get("a")
+
+
+def test_deleted_objects_are_gone_and_others_stay(connection: Connection) -> None:
+    objects = TableObjects(connection)
+    for name in "abc":
+        objects.put(name, [name.encode()])
+    objects.delete([])
+    objects.delete(["a", "never", "c"])
+    assert names(connection) == {"b"}
+
+
+def test_it_counts_only_if_the_transaction_does(connection: Connection) -> None:
+    objects = TableObjects(connection)
+    objects.put("old", [b"1"])
+    with connection.transaction(force_rollback=True):
+        objects.put("new", [b"2"])
+        objects.delete(["old"])
+        assert names(connection) == {"new"}
+    assert names(connection) == {"old"}
+    with connection.transaction():
+        objects.put("new", [b"2"])
+    assert names(connection) == {"old", "new"}
+
+
+def test_lost_connection_is_a_failed_store(connection: Connection, database_url: str) -> None:
+    objects = TableObjects(connection)
+    with psycopg.connect(database_url, autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+    with pytest.raises(StoreFailed):
+        objects.put("a", [b"1"])
+    with pytest.raises(StoreFailed):
+        objects.get("a")
+    with pytest.raises(StoreFailed):
+        objects.delete(["a"])
+
+
+def test_closing_leaves_the_callers_connection(connection: Connection) -> None:
+    TableObjects(connection).close()
+    assert names(connection) == set()

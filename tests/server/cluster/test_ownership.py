@@ -1,0 +1,431 @@
+"""Whose a session is: two replicas on one database, and never two that write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+
+import psycopg
+import pytest
+
+from server.engine.types import TokenEvent
+from server.errors import SessionNotFound
+from server.runtime.async_engine import STALL_S
+from server.store.errors import Fenced, HeldElsewhere, StoreFailed, StoreLost
+from server.store.postgres import store as postgres_store
+from server.store.postgres.store import PostgresStore
+from tests.postgres import Postgres
+from tests.server.cluster.stores import shared_place
+from tests.server.store.records import Writer, block, in_ticks, text_after
+
+Join = Callable[[], PostgresStore]
+
+
+@pytest.fixture
+def join(database_url: str) -> Iterator[Join]:
+    """Another replica on the database of this test."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(PostgresStore(shared_place(database_url))))
+
+
+def has_all(store: PostgresStore, writer: Writer) -> None:
+    """``store`` may have the session, and it is what was written."""
+    loaded = store.load(writer.id, writer.value.owner)
+    length = loaded.value.length
+    assert text_after(length, loaded.entries)[length:] == writer.text[length:]
+    assert length <= len(writer.text)
+
+
+def test_each_replica_has_a_key_of_its_own(join: Join) -> None:
+    one, other = join(), join()
+    assert one.store_id == other.store_id
+    assert one.key != other.key
+
+
+def test_what_one_has_the_other_cannot_load(join: Join) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    one.commit([writer.opened(), *writer.turn(3)])
+    with pytest.raises(HeldElsewhere) as held:
+        other.load("s1", "ann")
+    assert held.value.holder == one.key
+
+
+def test_an_unknown_session_and_a_foreign_one_are_the_same(join: Join) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    one.commit([writer.opened()])
+    for session, owner in (("s1", "bob"), ("s2", "ann")):
+        with pytest.raises(SessionNotFound):
+            other.load(session, owner)
+        with pytest.raises(SessionNotFound):
+            other.read(session, owner, 0, 10)
+
+
+def test_what_another_has_can_be_read_to_its_last_token(join: Join) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    in_ticks(one, [writer.opened(), *writer.turn(300), *writer.turn(300)])
+    one.maintain(0.0)
+    tokens = [entry for entry in writer.entries if hasattr(entry, "seq") and entry.seq > 290]
+    read = other.read("s1", "ann", 290, 1000)
+    assert [event.seq for event in read] == list(range(291, writer.value.seq + 1))
+    assert read == [entry for entry in tokens if entry in read]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 300, 1500])
+def test_a_session_goes_on_where_it_was_let_go(join: Join, num_tokens: int) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    in_ticks(one, [writer.opened(), *writer.turn(num_tokens)])
+    one.commit([writer.accepted(), *writer.tokens(2), writer.saved(evicted=True)])
+    loaded = other.load("s1", "ann")
+    assert loaded.entries == []
+    assert loaded.value.state is not None
+    assert loaded.value.state.data.tolist() == block(writer.value.position).data.tolist()
+    other.commit([*writer.tokens(2)])
+    has_all(other, writer)
+    with pytest.raises(HeldElsewhere):
+        one.load("s1", "ann")
+
+
+def test_whoever_let_a_session_go_cannot_write_to_it(join: Join) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    one.commit([writer.opened(), writer.saved(evicted=True)])
+    other.load("s1", "ann")
+    with pytest.raises(StoreLost):
+        one.commit([writer.accepted()])
+
+
+def test_a_journal_entry_of_another_s_session_is_refused_by_the_database(join: Join) -> None:
+    """Should a replica ever be wrong about what it holds."""
+    one, other = join(), join()
+    writer = Writer()
+    one.commit([writer.opened(), *writer.turn(3)])
+    connection = one._link.connection
+    assert connection is not None
+    with connection.database.transaction():
+        connection.database.execute("UPDATE session SET holder = ?", (other.key,))
+    with pytest.raises(StoreLost):
+        one.commit([writer.accepted()])
+
+
+def test_release_lets_another_have_it(join: Join) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    in_ticks(one, [writer.opened(), *writer.turn(5)])
+    one.release("s1")
+    has_all(other, writer)
+
+
+def test_a_session_that_came_and_went_is_taken_back(join: Join) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    in_ticks(one, [writer.opened(), *writer.turn(400)])
+    for holder, next_one in ((one, other), (other, one), (one, other), (other, one)):
+        holder.release("s1")
+        has_all(next_one, writer)
+        in_ticks(next_one, writer.turn(100))
+    has_all(one, writer)
+
+
+class TestBurial:
+    def test_what_a_dead_replica_had_is_nobody_s(self, join: Join) -> None:
+        one, other = join(), join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(700), writer.accepted(), *writer.tokens(3)])
+        assert other.bury(one.key)
+        assert other.unfinished() == [("s1", "ann")]
+        has_all(other, writer)
+
+    def test_it_can_neither_write_nor_go_on(self, join: Join) -> None:
+        one, other = join(), join()
+        writer = Writer()
+        one.commit([writer.opened()])
+        other.bury(one.key)
+        with pytest.raises(Fenced):
+            one.commit([writer.accepted()])
+        with pytest.raises(Fenced):
+            one.maintain(0.0)
+        assert other.load("s1", "ann").value.length == 0
+
+    @pytest.mark.parametrize("by_itself", [True, False])
+    def test_a_session_that_is_not_settled_is_found_again(
+        self, join: Join, by_itself: bool
+    ) -> None:
+        """The replica ends, or its connection, after a commit and before what follows from it."""
+        one, other = join(), join()
+        writer = Writer()
+        assert one._link.connection is not None
+        one._link.connection.log.append([writer.opened(block(2), (1, 2)), *writer.turn(2)])
+        if by_itself:
+            one._link.abandon()
+            has_all(one, writer)
+        else:
+            other.bury(one.key)
+            has_all(other, writer)
+
+    def test_one_that_stopped_within_a_transaction_holds_nobody_up(self, join: Join) -> None:
+        one, other = join(), join()
+        writer, another = Writer(), Writer("s2")
+        in_ticks(one, [writer.opened(), *writer.turn(2)])
+        assert one._link.connection is not None
+        database = one._link.connection.database
+        transaction = database.transaction()
+        transaction.__enter__()
+        assert database.execute("SELECT 1").fetchall() == [(1,)]
+        while not other.bury(one.key):
+            in_ticks(other, [another.opened(), another.deleted()])
+        with pytest.raises(psycopg.Error):
+            transaction.__exit__(None, None, None)
+        has_all(other, writer)
+
+    def test_one_that_stopped_within_a_pipeline_holds_nobody_up(self, join: Join) -> None:
+        """The database has no limit of time for a transaction that waits for a Sync."""
+        one, other = join(), join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(2)])
+        assert one._link.connection is not None
+        database = one._link.connection.database
+        transaction = database.transaction()
+        transaction.__enter__()
+        assert database.connection.execute("SELECT 1").fetchall() == [(1,)]
+        while not other.bury(one.key):
+            other.maintain(0.0)
+        with pytest.raises(psycopg.Error):
+            transaction.__exit__(None, None, None)
+        has_all(other, writer)
+
+    def test_who_takes_long_to_bury_it_is_not_held_for_stuck(
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two watch each replica: they would end each other's attempts for ever."""
+        monkeypatch.setattr(postgres_store, "STUCK_S", 2)
+        one, other, third = join(), join(), join()
+        assert other._link.connection is not None
+        database = other._link.connection.database
+        with database.transaction(pipelined=False):
+            lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()), ?::int)"
+            database.execute(lock, (one.key,))
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                database.execute("SELECT pg_sleep(0.05)")
+                assert not third.bury(one.key)
+        assert third.bury(one.key)
+
+    def test_the_second_to_bury_it_finds_nothing_to_do(self, join: Join) -> None:
+        one, other, third = join(), join(), join()
+        assert other.bury(one.key)
+        assert not third.bury(one.key)
+
+    def test_what_it_had_let_go_stays_with_who_took_it(self, join: Join) -> None:
+        """Its journal still has the session's first entries, numbered as only it understands."""
+        one, other, third = join(), join(), join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(10)])
+        one.release("s1")
+        other.load("s1", "ann")
+        in_ticks(other, writer.turn(10))
+        assert third.bury(one.key)
+        in_ticks(other, writer.turn(10))
+        has_all(other, writer)
+
+    def test_what_it_had_taken_keeps_what_came_after(self, join: Join) -> None:
+        """Its rows are numbered from the beginning again, below those of the one before it."""
+        one, other = join(), join()
+        writer, noise = Writer(), Writer("s2")
+        in_ticks(one, [noise.opened(), *noise.turn(50)])
+        in_ticks(one, [writer.opened(), *writer.turn(10)])
+        one.release("s1")
+        third = join()
+        third.load("s1", "ann")
+        in_ticks(third, writer.turn(10))
+        assert other.bury(third.key)
+        has_all(other, writer)
+
+    def test_a_deleted_session_does_not_come_back(self, join: Join) -> None:
+        one, other = join(), join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(3)])
+        one.release("s1")
+        other.load("s1", "ann")
+        other.commit([writer.deleted()])
+        other.bury(one.key)
+        with pytest.raises(SessionNotFound):
+            other.load("s1", "ann")
+
+    def test_a_key_that_it_had_begun_is_found(self, join: Join) -> None:
+        one, other = join(), join()
+        writer = Writer()
+        one.commit([writer.opened(), writer.accepted(key="k"), *writer.tokens(2)])
+        other.bury(one.key)
+        found = other.find_key("ann", "k")
+        assert found is not None
+        assert (found.session, found.finished) == ("s1", None)
+
+
+def test_a_replica_that_leaves_leaves_everything(join: Join) -> None:
+    one, other = join(), join()
+    writer = Writer()
+    in_ticks(one, [writer.opened(), *writer.turn(5), writer.saved(), writer.accepted()])
+    one.close()
+    has_all(other, writer)
+    assert not other.bury(one.key)
+
+
+def test_a_state_that_two_sessions_share_outlives_one_of_them(join: Join) -> None:
+    one, other = join(), join()
+    state, writer, fork = block(5), Writer("s1"), Writer("s2")
+    one.commit([writer.opened(state, (1, 2, 3, 4, 5)), fork.opened(state, (1, 2, 3, 4, 5))])
+    one.release("s1")
+    one.release("s2")
+    other.load("s1", "ann")
+    other.commit([writer.deleted()])
+    loaded = other.load("s2", "ann")
+    assert loaded.value.state is not None
+    assert loaded.value.state.data.tolist() == state.data.tolist()
+
+
+class TestKeys:
+    def test_one_replica_at_a_time_may_begin(self, join: Join) -> None:
+        one, other = join(), join()
+        assert one.claim_key("ann", "k")
+        assert not other.claim_key("ann", "k")
+        assert other.claim_key("bob", "k")
+        one.give_back_key("ann", "k")
+        assert other.claim_key("ann", "k")
+
+    def test_only_the_one_that_has_it_gives_it_back(self, join: Join) -> None:
+        one, other = join(), join()
+        one.claim_key("ann", "k")
+        other.give_back_key("ann", "k")
+        assert not other.claim_key("ann", "k")
+
+    def test_a_dead_one_s_is_free(self, join: Join) -> None:
+        one, other = join(), join()
+        one.claim_key("ann", "k")
+        other.bury(one.key)
+        assert other.claim_key("ann", "k")
+
+
+class TestDatabase:
+    def test_a_crash_loses_nothing_that_was_committed(self, join: Join, postgres: Postgres) -> None:
+        one = join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(300), writer.accepted(), writer.token()])
+        postgres.kill()
+        postgres.start()
+        in_ticks(one, [*writer.tokens(300)])
+        has_all(one, writer)
+
+    def test_a_lost_connection_is_made_again(self, join: Join, postgres: Postgres) -> None:
+        one, other = join(), join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(3)])
+        postgres.psql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        )
+        in_ticks(one, writer.turn(3))
+        has_all(one, writer)
+        with pytest.raises(HeldElsewhere):
+            other.load("s1", "ann")
+
+    def test_a_commit_of_which_nobody_heard_is_made_undone(self, join: Join) -> None:
+        """The connection goes after the database has committed and before it says so."""
+        one = join()
+        writer = Writer()
+        records = [writer.opened(block(3), (1, 2, 3)), *writer.turn(2)]
+        assert one._link.connection is not None
+        log = one._link.connection.log
+        known = log.last_row, log.next_key
+        log.append(records)
+        log.last_row, log.next_key = known
+        one._link.abandon()
+        one.commit(records)
+        has_all(one, writer)
+        assert len(one.list(None, None, 10)) == 1
+
+    def test_a_database_that_has_lost_commits_ends_its_replica(self, join: Join) -> None:
+        """A standby that was promoted too early: nothing is built on a gap."""
+        one = join()
+        writer = Writer()
+        in_ticks(one, [writer.opened(), *writer.turn(4)])
+        assert one._link.connection is not None
+        last = one._link.connection.log.last_row
+        one._link.connection.database.execute("DELETE FROM journal WHERE id = ?", (last,))
+        one._link.abandon()
+        with pytest.raises(Fenced):
+            one.commit([writer.accepted()])
+
+    def test_what_the_engine_has_forgotten_is_let_go(self, join: Join) -> None:
+        one, other = join(), join()
+        writer, used = Writer(), Writer("s2")
+        one.commit([writer.opened(), *writer.turn(2), used.opened()])
+        one.forget()
+        one.load("s2", "ann")
+        one.maintain(0.0)
+        has_all(other, writer)
+        with pytest.raises(HeldElsewhere):
+            other.load("s2", "ann")
+
+    def test_a_database_that_hangs_is_given_up_in_time_to_live(
+        self, join: Join, postgres: Postgres
+    ) -> None:
+        """Below what makes the server look dead, however many wait."""
+        one = join()
+        writer = Writer()
+        one.commit([writer.opened()])
+        postgres.pause()
+        began = time.monotonic()
+        try:
+            for _ in range(5):
+                with pytest.raises(StoreFailed):
+                    one.commit([writer.accepted()])
+            took_s = time.monotonic() - began
+        finally:
+            postgres.go_on()
+        assert took_s < STALL_S
+        with suppress(StoreFailed):
+            one.maintain(0.0)
+
+    def test_what_an_older_connection_still_sends_is_refused(self, join: Join) -> None:
+        one = join()
+        writer = Writer()
+        one.commit([writer.opened()])
+        assert one._link.connection is not None
+        old = one._link.connection.database
+        row = (old.me, old.link, 77, b"[]", "{}", True)
+        one._link.abandon()
+        one.maintain(0.0)
+        assert one._link.connection is not None
+        assert one._link.connection.database.call("append_journal", row) == 1
+
+    def test_an_emptied_database_is_another_store(self, join: Join, postgres: Postgres) -> None:
+        one = join()
+        writer = Writer()
+        one.commit([writer.opened(), *writer.turn(2)])
+        before, key = one.store_id, one.key
+        assert one._link.connection is not None
+        one._link.connection.database.run('DROP SCHEMA "everstream_test" CASCADE')
+        with pytest.raises(Exception, match="shared store"):
+            one.commit([writer.accepted()])
+        one.maintain(0.0)
+        assert one.store_id != before
+        assert one.key != 0
+        with pytest.raises(StoreLost):
+            one.commit([writer.accepted()])
+        assert key
+
+
+def test_tokens_of_many_sessions_are_one_row(join: Join) -> None:
+    one = join()
+    writers = [Writer(f"s{number}") for number in range(64)]
+    one.commit([writer.opened() for writer in writers])
+    one.commit([writer.accepted() for writer in writers])
+    assert one._link.connection is not None
+    row = one._link.connection.log.last_row
+    one.commit([writer.token() for writer in writers])
+    assert one._link.connection.log.last_row == row + 1
+    assert all(isinstance(w.entries[-1], TokenEvent) for w in writers)

@@ -1,0 +1,105 @@
+"""Two replicas with real engines, and one prefix cache between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from server.engine.types import EngineStats, Event
+from server.observability.metrics import Metrics
+from server.runtime.async_engine import Driver
+from server.runtime.event_queue import Outbox
+from server.sessions.prefix_tier import PrefixTier
+from server.store.base import Identity
+from server.store.memory_store import MemoryStore
+from server.store.object_storage.objects import TableObjects
+from server.store.postgres.database import Database, connect
+from server.store.postgres.migrations import migrate
+from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
+from tests.server.driving import collect
+from tests.tiny import request, solo, tiny_checkpoint, tiny_engine, tokens_of
+
+SCHEMA = "everstream_test"
+PROMPT = tuple(10 + n % 200 for n in range(300))
+
+
+class Replica:
+    def __init__(self, driver: Driver, tier: PrefixTier) -> None:
+        self._driver, self._tier = driver, tier
+
+    async def generate(self, request_id: str, owner: str) -> list[int]:
+        asked = request(request_id, PROMPT, owner=owner)
+        await self._tier.fetch(asked)
+        outbox: Outbox[Event] = Outbox(100)
+        await self._driver.submit(asked, outbox)
+        return tokens_of(await collect(outbox))
+
+    async def stats(self) -> EngineStats:
+        await self._driver.stats()
+        return await self._driver.stats()
+
+
+@pytest.fixture
+def new_prefixes(database_url: str) -> Callable[[], SharedPrefixes]:
+    database = Database(database_url, SCHEMA, is_full=False)
+    migrate(database)
+    database.close()
+    state_bytes = tiny_engine().stats().state_bytes_per_session
+    return partial(
+        SharedPrefixes,
+        lambda: connect(database_url),
+        SCHEMA,
+        TableObjects,
+        Identity("tiny", "tokenizer", "torch", "float32", state_bytes, "layout"),
+        SharedLimits(max_bytes=10**9, min_tokens=128),
+        time.monotonic,
+    )
+
+
+@asynccontextmanager
+async def replica(prefixes: SharedPrefixes) -> AsyncIterator[Replica]:
+    """When it is left, all that it had to share is there."""
+    engine = tiny_engine(max_prefixes=64, max_evicted_prefixes=64)
+    driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
+    await driver.start()
+    bos = tiny_checkpoint().config.bos_token_id
+    tier = PrefixTier(driver, prefixes, bos, shared=True, at_end=prefixes.close)
+    yield Replica(driver, tier)
+    assert await driver.stop()
+    tier.close()
+
+
+async def test_one_replica_goes_on_from_what_another_has_read(
+    new_prefixes: Callable[[], SharedPrefixes],
+) -> None:
+    expected = tokens_of(solo(tiny_engine(), request("r", PROMPT)))
+    async with replica(new_prefixes()) as one:
+        assert await one.generate("a", "me") == expected
+        assert (await one.stats()).prefix_hits_total == 0
+    shared = new_prefixes()
+    async with replica(shared) as other:
+        assert await other.generate("b", "me") == expected  # to the bit
+        stats = await other.stats()
+        assert shared.num_hits == stats.prefix_hits_total == 1
+        assert stats.prefix_saved_tokens_total == 256
+        assert await other.generate("c", "me") == expected
+        assert shared.num_hits == 1  # memory has it
+        assert (await other.stats()).prefix_hits_total == 2
+
+
+async def test_one_tenant_finds_nothing_of_another_at_any_replica(
+    new_prefixes: Callable[[], SharedPrefixes],
+) -> None:
+    async with replica(new_prefixes()) as one:
+        await one.generate("a", "me")
+    shared = new_prefixes()
+    async with replica(shared) as other:
+        await other.generate("b", "you")
+        stats = await other.stats()
+        assert stats.prefix_hits_total == stats.prefix_saved_tokens_total == shared.num_hits == 0
+        await other.generate("c", "me")
+        assert shared.num_hits == (await other.stats()).prefix_hits_total == 1

@@ -1,0 +1,182 @@
+"""How the process ends: drained on a signal with 0, with 1 when the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from server.http.server import bind
+from tests.fakes import FakeEngine
+from tests.server.api.talk import settled
+from tests.server.harness import Gate, receive, receive_until, running, send
+
+
+@contextmanager
+def process(**environment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The fake server as its own process, and its port."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.fake_server", "--port", "0", "--step-ms", "2"],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            yield child, int(child.stdout.readline().split()[1])
+        finally:
+            child.kill()
+
+
+def until_closed(client: ClientConnection) -> Iterator[Any]:
+    with suppress(ConnectionClosed):
+        while True:
+            yield json.loads(client.recv(timeout=10))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_lets_a_running_stream_end_then_1012_and_exit_0(number: signal.Signals) -> None:
+    with process() as (child, port), connect(f"ws://127.0.0.1:{port}/v1/stream") as client:
+        message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": 100}
+        client.send(json.dumps(message))
+        client.recv(timeout=10)
+        child.send_signal(number)
+        messages = list(until_closed(client))
+        assert [event["type"] for event in messages] == [*["token"] * 100, "finished"]
+        assert messages[-1]["finish_reason"] == "length"
+        assert client.close_code == 1012
+        assert child.wait(10) == 0
+
+
+def test_death_of_the_engine_ends_the_process_with_1() -> None:
+    with process() as (child, port):
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        assert httpx.post(url, json={"prompt": "<crash>"}).status_code == 500
+        assert child.wait(10) == 1
+
+
+def test_keys_and_prompts_are_not_in_the_log() -> None:
+    with process(EVERSTREAM_API_KEYS="secret-key") as (child, port):
+        headers = {"authorization": "Bearer secret-key"}
+        url = f"http://127.0.0.1:{port}"
+        for prompt in ("secret-prompt", "secret-prompt <fail>"):
+            httpx.post(f"{url}/v1/completions", json={"prompt": prompt}, headers=headers)
+        httpx.post(f"{url}/v1/completions", json={"prompt": ["secret-prompt"]}, headers=headers)
+        with connect(f"ws://127.0.0.1:{port}/v1/stream", additional_headers=headers) as client:
+            client.send("secret-prompt")
+            client.recv(timeout=10)
+        child.terminate()
+        assert child.stderr is not None
+        log = child.stderr.read()
+    assert "draining" in log
+    assert "secret" not in log
+
+
+def test_accepted_connections_inherit_what_the_listener_was_given() -> None:
+    with (
+        bind("127.0.0.1", 0, user_timeout_ms=1234) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1234
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 1 << 18
+
+
+async def test_drain_timeout_cancels_what_still_runs() -> None:
+    async with running(drain_timeout_s=0.05) as server, server.socket() as client:
+        await send(client, type="generate", request_id="a", prompt="hi", max_tokens=10**6)
+        await receive_until(client, "token")
+        server.server.stop()
+        finished = (await receive_until(client, "finished"))[-1]
+        assert finished["finish_reason"] == "cancelled"
+        await client.wait_closed()
+        assert client.close_code == 1012
+        await server.done
+        assert server.server.exit_code == 0
+
+
+async def test_sse_stream_ends_in_order_during_a_drain() -> None:
+    gate = Gate()
+    async with running(FakeEngine(before_step=gate)) as server:
+        answer = asyncio.create_task(server.generate(prompt="hi", max_tokens=50, stream=True))
+        await gate.reached()
+        server.server.stop()
+        await asyncio.wait([server.done], timeout=0)
+        gate.open()
+        assert (await answer).text.endswith("data: [DONE]\n\n")
+        await server.done
+        assert server.server.exit_code == 0
+
+
+async def test_idle_socket_gets_1012_at_once() -> None:
+    async with running(drain_timeout_s=60) as server, server.socket() as client:
+        await send(client, type="create", request_id="a")
+        await receive(client)
+        server.server.stop()
+        await client.wait_closed()
+        assert client.close_code == 1012
+
+
+async def test_socket_that_comes_during_a_drain_gets_1012() -> None:
+    gate = Gate()
+    async with running(FakeEngine(before_step=gate)) as server:
+        work = asyncio.create_task(server.generate(prompt="hi", max_tokens=1))
+        await gate.reached()
+        server.runtime.async_engine.begin_drain()
+        async with server.socket() as client:
+            await client.wait_closed()
+            assert client.close_code == 1012
+        gate.open()
+        assert (await work).status_code == 200
+
+
+async def test_second_signal_does_not_wait() -> None:
+    async with running(drain_timeout_s=600) as server, server.socket() as client:
+        await send(client, type="generate", request_id="a", prompt="hi", max_tokens=10**6)
+        await receive_until(client, "token")
+        server.server.stop()
+        server.server.stop()
+        finished = (await receive_until(client, "finished"))[-1]
+        assert finished["finish_reason"] == "cancelled"
+        await client.wait_closed()
+        assert client.close_code == 1012
+        await server.done
+        assert server.server.exit_code == 0
+
+
+async def test_storm_of_disconnects_leaves_nothing_behind() -> None:
+    async with running(FakeEngine(max_sessions=64)) as server:
+
+        async def visit(number: int) -> None:
+            async with server.socket() as client:
+                for name in ("a", "b"):
+                    await send(
+                        client, type="generate", request_id=name, prompt="hi", max_tokens=10**5
+                    )
+                for _ in range(number % 7):
+                    await client.recv()
+                if number % 2:
+                    await send(client, type="cancel", request_id="a")
+                if number % 3 == 0:
+                    client.transport.abort()
+
+        for start in range(0, 60, 20):
+            await asyncio.gather(*(visit(start + number) for number in range(20)))
+        async with asyncio.timeout(20):
+            await server.runtime.async_engine.drained()
+        stats = await settled(server)
+        assert (stats.held_slots, stats.num_running) == (0, 0)

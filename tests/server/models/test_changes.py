@@ -1,0 +1,522 @@
+"""Models come, change and go while the server runs, and nobody's stream is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from model.checkpoint import save_checkpoint
+from server.errors import SessionNotFound
+from tests.server.harness import receive, receive_until, send
+from tests.server.served import ENDLESS, Served, served, write_model
+from tests.tiny import tiny_checkpoint
+
+LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.9, "seed": 7}
+
+
+@asynccontextmanager
+async def serving(folder: Path, **settings: Any) -> AsyncIterator[Served]:
+    """The model in ``folder/a``, and a folder to load others from."""
+    write_model(folder / "a")
+    settings = {"store": str(folder / "store"), "model_dir": folder, **settings}
+    async with served(str(folder / "a"), **settings) as server:
+        yield server
+
+
+async def post(server: Served, path: str, /, **body: Any) -> httpx.Response:
+    return await server.http.post(f"/v1/admin/models{path}", json=body)
+
+
+async def reload(server: Served, **body: Any) -> dict[str, Any]:
+    answer = await post(server, "/a/reload", **body)
+    assert answer.status_code == 200, answer.text
+    reloaded: dict[str, Any] = answer.json()
+    return reloaded
+
+
+async def statuses(server: Served) -> list[tuple[str, str]]:
+    data = (await server.http.get("/v1/admin/models")).json()["data"]
+    return [(version["name"], version["status"]) for version in data]
+
+
+def engines() -> list[str]:
+    """The threads of engines and stores. Those of the loop's own pool come as they like."""
+    names = sorted(thread.name for thread in threading.enumerate())
+    return [name for name in names if name in ("engine", "journal")]
+
+
+# Loading and unloading
+
+
+async def test_loaded_model_is_served_beside_the_others(tmp_path: Path) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path) as server:
+        before = await server.text()
+        answer = await post(server, "", name="second", path="b")
+        assert (answer.status_code, answer.json()["id"]) == (200, "second")
+        assert await server.text(model="second") != before
+        assert await server.text() == before
+        assert await statuses(server) == [("a", "serving"), ("second", "serving")]
+
+
+async def test_server_is_healthy_while_a_model_ends(tmp_path: Path) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path) as server:
+        await post(server, "", name="second", path="b")
+        ending = asyncio.create_task(server.models.registry.stop_version(server.version("second")))
+        while not ending.done():
+            assert server.models.registry.healthy
+            assert server.models.registry.takes_sockets
+            await asyncio.sleep(0)
+
+
+async def test_unloaded_model_ends_its_streams_and_gives_its_threads_and_memory_back(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path) as server, server.socket() as socket:
+        threads = engines()
+        await post(server, "", name="second", path="b")
+        expected = await server.text("Once", model="second", **LONG)
+        pool = await server.version("second").driver.call(
+            lambda engine, now: weakref.ref(engine._pool)  # type: ignore[attr-defined]
+        )
+        body = {"type": "generate", "request_id": "r", "prompt": "Once", "model": "second"}
+        await send(socket, **body, **LONG)
+        await receive_until(socket, "token")
+        gone = await server.http.delete("/v1/admin/models/second")
+        assert gone.json() == {"id": "second", "object": "model", "deleted": True}
+        assert (await server.complete(model="second"))["error"]["code"] == "model_not_found"
+        await send(socket, **{**body, "request_id": "late"})
+        events = await receive_until(socket, "finished")
+        refused = [event for event in events if event["type"] == "error"]
+        assert [error["error"]["code"] for error in refused] == ["model_not_found"]
+        assert len([e for e in events if e["type"] == "token"]) >= LONG["max_tokens"] - 1
+        assert expected.endswith("".join(e.get("text", "") for e in events))
+        await server.retired()
+        assert await statuses(server) == [("a", "serving")]
+        assert pool() is None
+        assert engines() == threads
+
+
+async def test_kept_sessions_of_an_unloaded_model_are_there_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path) as server:
+        await post(server, "", name="second", path="b")
+        session = (await server.complete(model="second", keep=True))["session"]
+        await server.http.delete("/v1/admin/models/second")
+        await server.retired()
+        assert (await server.http.get(f"/v1/sessions/{session}")).status_code == 404
+        await post(server, "", name="second", path="b")
+        found = (await server.http.get(f"/v1/sessions/{session}")).json()
+        assert found["position"] > 20
+
+
+async def test_stream_that_does_not_end_is_ended_after_the_timeout_and_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path, retire_timeout_s=0.0) as server, server.socket() as socket:
+        await post(server, "", name="second", path="b")
+        common = {"type": "generate", "prompt": "Once", "model": "second", **ENDLESS}
+        await send(socket, request_id="kept", keep=True, **common)
+        await send(socket, request_id="other", **common)
+        started = await receive(socket)
+        await receive_until(socket, "token")
+        await server.http.delete("/v1/admin/models/second")
+        ends: dict[str, dict[str, Any]] = {}
+        while len(ends) < 2:
+            event = await receive(socket)
+            if event["type"] in ("migrate", "finished"):
+                ends[event["request_id"]] = event
+        assert ends["kept"]["type"] == "migrate"
+        assert ends["other"]["finish_reason"] == "cancelled"
+        await server.retired()
+        await post(server, "", name="second", path="b")
+        session = started["session"] if started["request_id"] == "kept" else ends["kept"]["session"]
+        await send(
+            socket, type="resume", request_id="again", session=session, last_seq=ends["kept"]["seq"]
+        )
+        assert (await receive(socket))["type"] == "resumed"
+        assert (await receive(socket))["seq"] == ends["kept"]["seq"] + 1
+
+
+async def test_last_model_cannot_be_unloaded(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        answer = await server.http.delete("/v1/admin/models/a")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "last_model")
+        assert await server.text()
+
+
+async def test_default_is_the_next_where_the_first_was_unloaded(tmp_path: Path) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path) as server:
+        await post(server, "", name="second", path="b")
+        await server.http.delete("/v1/admin/models/a")
+        assert await server.text() == await server.text(model="second")
+
+
+def broken(folder: Path, name: str) -> None:
+    """A folder that holds no model, in one of the ways in which that can be."""
+    if name == "empty":
+        folder.mkdir()
+        return
+    write_model(folder, attention="softmax" if name == "growing" else "gated")
+    if name == "truncated":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif name == "no json":
+        (folder / "config.json").write_text("{")
+    elif name == "other shapes":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 48}))
+    elif name == "no tokenizer":
+        (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "name", ["empty", "truncated", "no json", "other shapes", "no tokenizer", "growing"]
+)
+async def test_broken_checkpoint_is_a_clear_400_and_changes_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    broken(tmp_path / "b", name)
+    async with serving(tmp_path) as server:
+        before, threads = await server.text(), engines()
+        for path, body in (("", {"name": "second", "path": "b"}), ("/a/reload", {"path": "b"})):
+            answer = await post(server, path, **body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "model_broken"), error
+            assert error["message"]
+        assert await server.text() == before
+        assert await statuses(server) == [("a", "serving")]
+        assert engines() == threads
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc", "..", "../outside", "link", "b/../../outside", "nothing", "a\0b", "files"]
+)
+async def test_path_outside_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    outside = write_model(tmp_path / "outside")
+    (root / "link").symlink_to(outside)
+    (root / "files").mkdir()
+    for file in outside.iterdir():
+        (root / "files" / file.name).symlink_to(file)
+    async with serving(tmp_path, model_dir=root) as server:
+        answer = await post(server, "", name="second", path=path)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", "path")
+        assert await statuses(server) == [("a", "serving")]
+
+
+async def test_nothing_is_loaded_from_a_path_without_a_folder_for_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, model_dir=None) as server:
+        for path, body in (("", {"name": "second", "path": "a"}), ("/a/reload", {"path": "a"})):
+            answer = await post(server, path, **body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "loading_refused")
+        assert (await reload(server))["changed"] is False
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "x" * 65, "a b"])
+async def test_name_that_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+    async with serving(tmp_path) as server:
+        answer = await post(server, "", name=name, path="a")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "name")
+
+
+async def test_name_that_is_served_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        answer = await post(server, "", name="a", path="a")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_exists")
+
+
+async def test_admin_routes_want_an_admin_key(tmp_path: Path) -> None:
+    keys = {"api_keys": ("user",), "admin_keys": ("boss",)}
+    async with serving(tmp_path, **keys) as server:
+        for key, status in (("user", 403), ("boss", 200)):
+            server.http.headers["authorization"] = f"Bearer {key}"
+            assert (await server.http.get("/v1/admin/models")).status_code == status
+            assert (await post(server, "/a/reload")).status_code == status
+        server.http.headers["authorization"] = "Bearer user"
+        assert (await server.http.delete("/v1/admin/models/a")).status_code == 403
+        assert (await post(server, "", name="b", path="a")).status_code == 403
+
+
+async def test_one_change_at_a_time(tmp_path: Path) -> None:
+    write_model(tmp_path / "b", seed=1)
+    async with serving(tmp_path) as server:
+        answers = await asyncio.gather(
+            *(post(server, "", name=f"m{number}", path="b") for number in range(3))
+        )
+        codes = [answer.json().get("error", {}).get("code") for answer in answers]
+        assert codes.count(None) >= 1
+        assert set(codes) <= {None, "model_changing"}
+        assert len(await statuses(server)) == 1 + codes.count(None)
+
+
+# Reloading
+
+
+async def test_reload_sends_new_work_to_new_weights_and_old_streams_end_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as server, server.socket() as socket:
+        old = await server.text("Once", **LONG)
+        body = {"type": "generate", "prompt": "Once", **LONG}
+        for name in ("one", "kept"):
+            await send(socket, request_id=name, keep=name == "kept", **body)
+        seen = await receive_until(socket, "token")
+        write_model(tmp_path / "a", seed=1)
+        answer = await reload(server)
+        assert answer["changed"] is True
+        new = await server.text("Once", **LONG)
+        assert new != old
+        assert answer["model"]["everstream"]["digest"] == (server.version("a").service.model.digest)
+        await send(socket, request_id="new", **body)
+        while sum(event["type"] == "finished" for event in seen) < 3:
+            seen.append(await receive(socket))
+        texts = {
+            name: "".join(e.get("text", "") for e in seen if e["request_id"] == name)
+            for name in ("one", "kept", "new")
+        }
+        assert texts == {"one": old, "kept": old, "new": new}
+        await server.retired()
+        assert await statuses(server) == [("a", "serving")]
+
+
+async def test_old_version_is_freed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        threads = engines()
+        pool = await server.version("a").driver.call(
+            lambda engine, now: weakref.ref(engine._pool)  # type: ignore[attr-defined]
+        )
+        for seed in (1, 2, 3):
+            write_model(tmp_path / "a", seed)
+            await reload(server)
+            await server.retired()
+        assert pool() is None
+        assert engines() == threads
+
+
+async def test_running_session_can_be_read_again_after_a_reload(tmp_path: Path) -> None:
+    """Its client loses the connection, and comes back while the old version still runs it."""
+    async with serving(tmp_path) as server:
+        async with server.socket() as socket:
+            await send(socket, type="generate", request_id="r", prompt="Once", keep=True, **ENDLESS)
+            session = (await receive(socket))["session"]
+            await receive_until(socket, "token")
+            write_model(tmp_path / "a", seed=1)
+            await reload(server)
+        async with server.socket() as socket:
+            await send(socket, type="resume", request_id="r", session=session, last_seq=0)
+            assert (await receive(socket))["type"] == "resumed"
+            events = await receive_until(socket, "token")
+            assert events[-1]["seq"] == 1
+            await server.http.post(f"/v1/sessions/{session}/cancel")
+            await receive_until(socket, "finished")
+        await server.retired()
+
+
+async def test_session_of_other_weights_is_409_and_goes_on_when_they_come_back(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as server:
+        expected = await server.complete(keep=True)
+        kept = await server.complete(keep=True)
+        expected = await server.text(session=expected["session"])
+        session = kept["session"]
+        shutil.copytree(tmp_path / "a", tmp_path / "before")
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+        await server.retired()
+        again = await server.http.post(
+            "/v1/completions", json={"prompt": "x", "session": session, "max_tokens": 1}
+        )
+        fork = await server.http.post(f"/v1/sessions/{session}/fork")
+        info = await server.http.get(f"/v1/sessions/{session}")
+        for answer in (again, fork, info):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (409, "snapshot_mismatch")
+            assert "another version" in error["message"]
+        new = (await server.complete(keep=True))["session"]
+        await reload(server, path="before")
+        await server.retired()
+        assert await server.text(session=session) == expected
+        assert (await server.http.get(f"/v1/sessions/{new}")).status_code == 409
+
+
+async def test_session_of_an_old_version_answers_so_while_that_still_runs_others(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as server, server.socket() as socket:
+        idle = (await server.complete(keep=True))["session"]
+        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
+        await receive_until(socket, "token")
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+        answer = await server.complete(session=idle)
+        assert answer["error"]["code"] == "snapshot_mismatch"
+        assert await statuses(server) == [("a", "serving"), ("a", "retiring")]
+        assert await server.text()
+        await send(socket, type="cancel", request_id="r")
+        await receive_until(socket, "finished")
+        await server.retired()
+
+
+async def test_retiring_version_does_not_tell_others_of_its_sessions(tmp_path: Path) -> None:
+    """Its owner hears that it rests, and anybody else that there is none."""
+    async with serving(tmp_path) as server, server.socket() as socket:
+        idle = (await server.complete(keep=True))["session"]
+        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
+        await receive_until(socket, "token")
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+        assert (await server.complete(session=idle))["error"]["code"] == "snapshot_mismatch"
+        models = server.models.registry
+        for name in (None, "a"):
+            service = await models.holding(idle, "another", name)
+            with pytest.raises(SessionNotFound):
+                await service.sessions.info(idle, "another")
+            with pytest.raises(SessionNotFound):
+                await service.sessions.fork(idle, "another", 1, None)
+        await send(socket, type="cancel", request_id="r")
+        await receive_until(socket, "finished")
+        await server.retired()
+
+
+async def test_versions_find_their_sessions_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        old = (await server.complete(keep=True))["session"]
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+        new = (await server.complete(keep=True))["session"]
+        await server.retired()
+    for seed, found, elsewhere in ((0, old, new), (1, new, old)):
+        write_model(tmp_path / "a", seed)
+        async with served(str(tmp_path / "a"), store=str(tmp_path / "store")) as server:
+            assert (await server.http.get(f"/v1/sessions/{found}")).status_code == 200
+            assert (await server.http.get(f"/v1/sessions/{elsewhere}")).status_code == 409
+
+
+async def test_same_weights_keep_their_engine_and_sessions(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, server.socket() as socket:
+        driver = server.version("a").driver
+        session = (await server.complete(keep=True))["session"]
+        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
+        await receive_until(socket, "token")
+        (tmp_path / "a" / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+        assert (await reload(server))["changed"] is False
+        assert server.version("a").driver is driver
+        assert server.version("a").service.chat_template.source.endswith("!")
+        assert (await server.complete(session=session))["choices"]
+        await send(socket, type="cancel", request_id="r")
+        await receive_until(socket, "finished")
+
+
+async def test_reload_to_a_version_that_still_ends_is_refused_for_now(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, server.socket() as socket:
+        shutil.copytree(tmp_path / "a", tmp_path / "before")
+        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
+        await receive_until(socket, "token")
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+        answer = await post(server, "/a/reload", path="before")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_in_use")
+        await send(socket, type="cancel", request_id="r")
+        await receive_until(socket, "finished")
+        await server.retired()
+        assert (await reload(server, path="before"))["changed"] is True
+
+
+async def test_counters_do_not_go_back_at_a_reload(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        await server.text()
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+        await server.retired()
+        await server.text()
+        lines = (await server.http.get("/metrics")).text.splitlines()
+        assert 'everstream_tokens_total{kind="completion",model="a"} 40.0' in lines
+        assert 'everstream_requests_total{finish_reason="length",model="a"} 2.0' in lines
+        assert 'everstream_slots{model="a",state="total"} 8.0' in lines
+
+
+async def test_request_that_has_begun_before_a_reload_is_taken_after_it(tmp_path: Path) -> None:
+    """Its version waits for it, though it had nothing to do meanwhile."""
+    async with serving(tmp_path) as server:
+        expected = await server.text("Once", **LONG)
+        service = server.version("a").service
+        with service.driver.use():
+            write_model(tmp_path / "a", seed=1)
+            await reload(server)
+            assert await statuses(server) == [("a", "serving"), ("a", "retiring")]
+            async with server.socket() as socket:
+                await send(socket, type="generate", request_id="r", prompt="Once", **LONG)
+                await receive_until(socket, "finished")
+            assert server.models.registry.retiring
+        await server.retired()
+        assert await server.text("Once", **LONG) != expected
+
+
+async def test_server_stops_in_the_middle_of_a_retirement(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, server.socket() as socket:
+        await send(socket, type="generate", request_id="r", prompt="Once", keep=True, **ENDLESS)
+        await receive_until(socket, "token")
+        write_model(tmp_path / "a", seed=1)
+        await reload(server)
+    write_model(tmp_path / "a")
+    async with served(str(tmp_path / "a"), store=str(tmp_path / "store")) as server:
+        (session,) = (await server.http.get("/v1/sessions")).json()["data"]
+        assert session["busy"]
+
+
+async def test_bigger_checkpoint_takes_the_place_of_a_smaller_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        other = tiny_checkpoint("retnet", seed=3)
+        save_checkpoint(tmp_path / "a", other.model, other.tokenizer)
+        answer = await reload(server)
+        assert answer["model"]["everstream"]["attention"] == "retnet"
+        assert await server.text()
+
+
+async def test_session_on_an_old_version_does_not_exist_for_other_tenants(tmp_path: Path) -> None:
+    """Where its owner was told 409 or 200, others were told 409 as well."""
+    settings: dict[str, Any] = {"admin_keys": ("alice",), "api_keys": ("bob",)}
+    write_model(tmp_path / "a")
+    async with served(
+        str(tmp_path / "a"), store=str(tmp_path / "store"), model_dir=tmp_path, **settings
+    ) as server:
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in ("alice", "bob"))
+        async with server.socket(additional_headers=alice) as socket:
+            work = {"type": "generate", "request_id": "r", "prompt": "Once", "keep": True}
+            await send(socket, **work, **ENDLESS)
+            (started, *_) = await receive_until(socket, "token")
+            write_model(tmp_path / "a", seed=1)
+            reloaded = await server.http.post("/v1/admin/models/a/reload", headers=alice, json={})
+            assert reloaded.json()["changed"]
+            url = f"/v1/sessions/{started['session']}"
+            assert (await server.http.get(url, headers=alice)).status_code == 200
+            for method, rest in (("GET", ""), ("POST", "/fork"), ("DELETE", "")):
+                seen = []
+                for place in (url, f"/v1/sessions/sess_{1:032x}"):
+                    answer = await server.http.request(method, place + rest, headers=bob)
+                    seen.append((answer.status_code, answer.text))
+                assert seen[0] == seen[1], seen
+                assert seen[0][0] == 404
+            await send(socket, type="cancel", request_id="r")
+            await receive_until(socket, "finished")
+        await server.retired()

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import threading
+
+from server.runtime.command_queue import Mailbox
+
+
+def test_take_gives_all_items_in_order() -> None:
+    box: Mailbox[int] = Mailbox(4)
+    for item in (1, 2, 3):
+        assert box.post(item)
+    assert box.take(0) == [1, 2, 3]
+    assert box.take(0) == []
+
+
+def test_full_box_refuses_all_but_urgent_items() -> None:
+    box: Mailbox[str] = Mailbox(1)
+    assert box.post("first")
+    assert not box.post("second")
+    assert box.post("cancel", urgent=True)
+    assert box.take(None) == ["first", "cancel"]
+
+
+def test_closed_box_gives_what_it_holds_and_then_none() -> None:
+    box: Mailbox[int] = Mailbox(4)
+    box.post(1)
+    box.close()
+    assert not box.post(2, urgent=True)
+    assert box.take(None) == [1]
+    assert box.take(None) is None
+
+
+def test_post_wakes_a_sleeping_taker() -> None:
+    box: Mailbox[int] = Mailbox(4)
+    taken: list[list[int] | None] = []
+    taker = threading.Thread(target=lambda: taken.append(box.take(None)))
+    taker.start()
+    box.post(7)
+    taker.join(10)
+    assert taken == [[7]]
+
+
+def test_take_returns_after_its_timeout() -> None:
+    box: Mailbox[int] = Mailbox(4)
+    assert box.take(0.001) == []

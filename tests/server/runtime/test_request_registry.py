@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from server.engine.types import (
+    Event,
+    Failed,
+    Finished,
+    Migrated,
+    TokenEvent,
+    Usage,
+)
+from server.errors import InternalFailure, SessionAttached
+from server.observability.metrics import Metrics, Scrape, render
+from server.runtime.event_queue import Outbox
+from server.runtime.request_registry import Readers, Sink
+
+
+def token(request_id: str, seq: int = 1) -> TokenEvent:
+    return TokenEvent(request_id, seq, seq, 5, "a")
+
+
+def finished(request_id: str) -> Finished:
+    return Finished(request_id, None, 2, 2, "", "length", Usage(1, 1))
+
+
+async def test_events_are_sorted_by_reader_in_order() -> None:
+    readers, one, two = Readers(Metrics()), Outbox[Event](9), Outbox[Event](9)
+    for request_id, sink in (("a", one), ("b", two), ("c", one)):
+        readers.add(request_id, sink, 0.0)
+    batches: dict[Sink, list[Event]] = {}
+    readers.sort([token("a"), token("b"), token("c")], 1.0, batches)
+    readers.sort([finished("a"), token("b", 2), token("nobody")], 2.0, batches)
+    assert batches == {
+        one: [token("a"), token("c"), finished("a")],
+        two: [token("b"), token("b", 2)],
+    }
+
+
+async def test_finished_request_is_live_no_more() -> None:
+    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers.add("a", sink, 0.0)
+    readers.add("b", sink, 0.0)
+    readers.sort([finished("a")], 1.0, {})
+    assert "a" not in readers
+    assert readers.requests(sink) == readers.requests() == ["b"]
+    assert not readers.idle.is_set()
+    readers.forget("b")
+    assert readers.idle.is_set()
+
+
+async def test_requests_of_a_reader_are_its_own() -> None:
+    readers, one, two = Readers(Metrics()), Outbox[Event](9), Outbox[Event](9)
+    readers.add("a", one, 0.0)
+    readers.add("b", two, 0.0)
+    assert readers.requests(two) == ["b"]
+
+
+async def test_every_reader_sees_a_failure() -> None:
+    readers, one, two = Readers(Metrics()), Outbox[Event](9), Outbox[Event](9)
+    readers.add("a", one, 0.0)
+    readers.add("b", two, 0.0)
+    readers.fail_all(InternalFailure("the engine has stopped"))
+    assert one.broken.done()
+    assert two.broken.done()
+    assert readers.idle.is_set()
+
+
+async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
+    metrics = Metrics()
+    readers, sink = Readers(metrics), Outbox[Event](9)
+    for request_id in ("a", "b"):
+        readers.add(request_id, sink, 0.0)
+    readers.sort([token("a")], 0.5, {})
+    readers.sort([token("a", 2), token("b")], 1.0, {})
+    readers.sort([token("a", 3), token("b", 2)], 1.5, {})
+    text = render([Scrape("m", metrics, [])], 0).decode()
+    assert 'everstream_ttft_seconds_count{model="m"} 2.0\n' in text
+    assert 'everstream_ttft_seconds_sum{model="m"} 1.5\n' in text
+    assert 'everstream_inter_token_seconds_count{model="m"} 3.0\n' in text
+    assert 'everstream_inter_token_seconds_sum{model="m"} 1.5\n' in text
+
+
+async def test_events_of_a_reader_that_is_behind_are_held_back_in_order() -> None:
+    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers.add("a", sink, 0.0, behind=True)
+    readers.add("b", sink, 0.0)
+    batches: dict[Sink, list[Event]] = {}
+    readers.sort([token("a"), token("b"), finished("a")], 1.0, batches)
+    assert batches == {sink: [token("b")]}
+    assert "a" in readers
+    assert readers.keeping_up(sink) == ["b"]
+    assert readers.caught_up("a") == (sink, [token("a"), finished("a")])
+    assert readers.keeping_up(sink) == ["a", "b"]
+
+
+async def test_only_a_reader_that_is_behind_can_catch_up_and_once() -> None:
+    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers.add("a", sink, 0.0)
+    assert readers.caught_up("a") is None
+    assert readers.caught_up("nobody") is None
+    readers.add("b", sink, 0.0, behind=True)
+    assert readers.caught_up("b") == (sink, [])
+    assert readers.caught_up("b") is None
+
+
+async def test_failed_and_migrated_requests_are_live_no_more() -> None:
+    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers.add("a", sink, 0.0)
+    readers.add("b", sink, 0.0)
+    events: list[Event] = [Failed("a", SessionAttached()), Migrated("b", "s", 0, 4, 9)]
+    batches: dict[Sink, list[Event]] = {}
+    readers.sort(events, 1.0, batches)
+    assert batches == {sink: events}
+    assert readers.requests() == []
+    assert readers.idle.is_set()

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from server.engine.types import TokenEvent
+from server.engine.value import Opened, Record, SessionValue
+from server.errors import EngineError, SessionNotFound
+from server.runtime.store_thread import MAINTENANCE_S, SOON_S, Journal
+from server.store.base import Store
+from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull, StoreLost
+from server.store.memory_store import MemoryStore
+from tests.server.failing_store import FailingStore
+
+OPENED: Record = ("s", Opened(SessionValue("s", "me")))
+
+
+@dataclass
+class Step:
+    """What the journal knows of a step."""
+
+    records: list[Record] = field(default_factory=list)
+    generation: int = 0
+    lost: dict[str, EngineError] = field(default_factory=dict)
+
+
+def token(seq: int) -> Record:
+    return "s", TokenEvent("r", seq, seq, 65, "A")
+
+
+class Desk:
+    """A journal, and all that it says."""
+
+    def __init__(self, store: FailingStore) -> None:
+        self.store = store
+        self.clock = [0.0]
+        self.passed: list[Step] = []
+        self.threads: list[str] = []
+        self.forgotten: list[tuple[int, EngineError, str | None]] = []
+        self.died = threading.Event()
+        self.journal = Journal(
+            store, lambda: self.clock[0], self._pass_on, self._forget, self.died.set
+        )
+
+    def _pass_on(self, step: Step) -> None:
+        self.threads.append(threading.current_thread().name)
+        self.passed.append(step)
+
+    def _forget(self, generation: int, error: EngineError, session: str | None = None) -> None:
+        self.forgotten.append((generation, error, session))
+
+    def add(self, *records: Record, generation: int = 0) -> Step:
+        step = Step(list(records), generation)
+        self.journal.add(step)
+        return step
+
+    def done(self) -> None:
+        """Returns when all that was added has been worked on."""
+        self.journal.ask(lambda store: None).result(10)
+
+    def maintained(self, after_s: float = MAINTENANCE_S) -> None:
+        """Lets the store's upkeep come round: the second question comes after it."""
+        self.clock[0] += after_s
+        self.done()
+        self.done()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk(FailingStore())
+    desk.journal.start()
+    yield desk
+    desk.store.let_go()
+    assert desk.journal.close(10)
+    assert desk.store.is_closed
+
+
+def seqs(desk: Desk) -> list[int]:
+    return [event.seq for event in desk.store.read("s", "me", 0, 100)]
+
+
+def test_step_with_nothing_to_log_goes_on_at_once(desk: Desk) -> None:
+    step = desk.add()
+    assert desk.passed == [step]
+    assert desk.threads == [threading.current_thread().name]
+
+
+def test_step_goes_on_only_when_its_records_are_safe(desk: Desk) -> None:
+    desk.store.hold()
+    step = desk.add(OPENED)
+    assert desk.store.held.wait(10)
+    assert desk.passed == []
+    desk.store.let_go()
+    desk.done()
+    assert desk.passed == [step]
+    assert desk.store.num_committed == [1]
+
+
+def test_order_is_kept_also_by_steps_with_nothing_to_log(desk: Desk) -> None:
+    desk.store.hold()
+    steps = [desk.add(OPENED), desk.add(), desk.add(token(1)), desk.add(), desk.add(token(2))]
+    assert desk.store.held.wait(10)
+    assert desk.passed == []
+    desk.store.let_go()
+    desk.done()
+    assert [id(step) for step in desk.passed] == [id(step) for step in steps]
+    assert seqs(desk) == [1, 2]
+
+
+def test_store_with_more_to_do_is_called_again_soon(desk: Desk) -> None:
+    desk.store.has_more = True
+    desk.maintained(SOON_S)
+    assert desk.store.num_maintained == 0
+    desk.maintained()
+    desk.maintained(SOON_S)
+    assert desk.store.num_maintained == 2
+    desk.store.has_more = False
+    desk.maintained(SOON_S)
+    desk.maintained(SOON_S)
+    assert desk.store.num_maintained == 3
+
+
+def test_store_that_has_become_another_one_is_a_reason_to_forget(desk: Desk) -> None:
+    """Also where nobody has written since: what the engine has is no part of it."""
+    desk.add(OPENED)
+    desk.done()
+    desk.store.store_id = "another"
+    desk.done()
+    assert desk.journal.store_id == "another"
+    ((generation, error, _),) = desk.forgotten
+    assert generation == desk.journal.generation == 1
+    assert isinstance(error, StoreLost)
+    desk.add(token(1))
+    desk.add(("t", Opened(SessionValue("t", "me"))), generation=1)
+    desk.done()
+    assert [bool(step.lost) for step in desk.passed] == [False, True, False]
+
+
+def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:
+    desk.store.hold()
+    desk.add(OPENED)
+    assert desk.store.held.wait(10)
+    for seq in range(1, 6):
+        desk.add(token(seq))
+    desk.store.let_go()
+    desk.done()
+    assert desk.store.num_committed == [1, 5]
+
+
+def test_question_sees_all_that_was_added_before_it_and_nothing_after(desk: Desk) -> None:
+    desk.store.hold()
+    desk.add(OPENED, token(1))
+    assert desk.store.held.wait(10)
+    answer = desk.journal.ask(lambda store: store.read("s", "me", 0, 100))
+    desk.add(token(2))
+    desk.store.let_go()
+    assert [event.seq for event in answer.result(10)] == [1]
+    desk.done()
+    assert seqs(desk) == [1, 2]
+
+
+def test_error_of_a_question_is_its_answer_and_nobody_else_s(desk: Desk) -> None:
+    with pytest.raises(SessionNotFound):
+        desk.journal.ask(lambda store: store.read("nothing", "me", 0, 1)).result(10)
+    with pytest.raises(ZeroDivisionError):
+        desk.journal.ask(lambda store: 1 // 0).result(10)
+    desk.done()
+    assert desk.journal.error is None
+
+
+def test_question_that_nobody_waits_for_is_not_asked(desk: Desk) -> None:
+    asked: list[int] = []
+    desk.store.hold()
+    desk.add(OPENED)
+    assert desk.store.held.wait(10)
+    assert desk.journal.ask(lambda store: asked.append(1)).cancel()
+    desk.store.let_go()
+    desk.done()
+    assert asked == []
+
+
+def test_failed_commit_loses_its_steps_and_tells_the_engine_to_forget(desk: Desk) -> None:
+    desk.add(OPENED)
+    desk.done()
+    desk.store.error = StoreFull("no room")
+    lost, other = desk.add(token(1)), desk.add()
+    desk.done()
+    assert lost.lost == {"s": desk.store.error}
+    assert other.lost == {}
+    assert [step.lost for step in desk.passed] == [{}, {"s": desk.store.error}, {}]
+    assert desk.forgotten == [(1, desk.store.error, None)]
+    assert desk.journal.error is desk.store.error
+    assert not desk.died.is_set()
+
+
+def test_what_the_engine_made_before_it_forgot_is_lost_even_if_the_store_works_again(
+    desk: Desk,
+) -> None:
+    desk.add(OPENED)
+    desk.done()
+    error = desk.store.error = StoreFailed("a write failed")
+    desk.add(token(1))
+    desk.done()
+    desk.store.error = None
+    late, unkept = desk.add(token(2)), desk.add()
+    desk.done()
+    assert (late.lost, unkept.lost) == ({"s": error}, {})
+    assert seqs(desk) == []
+    new = desk.add(token(1), generation=1)
+    desk.done()
+    assert new.lost == {}
+    assert seqs(desk) == [1]
+
+
+def test_store_that_works_again_is_noticed_by_its_upkeep(desk: Desk) -> None:
+    desk.store.error = StoreFailed("a write failed")
+    desk.add(OPENED)
+    desk.maintained()
+    assert desk.journal.error is desk.store.error
+    desk.store.error = None
+    desk.maintained()
+    assert desk.journal.error is None
+    assert len(desk.forgotten) == 1
+
+
+def test_failing_upkeep_is_a_failure_too_and_is_counted_once(desk: Desk) -> None:
+    desk.store.error = StoreFailed("a sync failed")
+    desk.maintained()
+    desk.maintained()
+    assert desk.store.num_maintained == 2
+    assert desk.journal.error is desk.store.error
+    assert desk.forgotten == [(1, desk.store.error, None)]
+
+
+def test_upkeep_comes_once_a_second_and_not_with_every_commit(desk: Desk) -> None:
+    for _ in range(5):
+        desk.done()
+    assert desk.store.num_maintained == 0
+    desk.maintained()
+    assert desk.store.num_maintained == 1
+
+
+def test_taken_store_is_the_end(desk: Desk) -> None:
+    desk.store.error = Fenced("another process has the store")
+    lost = desk.add(OPENED)
+    assert desk.died.wait(10)
+    desk.done()
+    assert lost.lost == {"s": desk.store.error}
+
+
+@pytest.mark.parametrize("before", [None, StoreFull("no room")])
+def test_taken_store_is_the_end_whoever_finds_out(desk: Desk, before: StoreError | None) -> None:
+    if before is not None:
+        desk.store.error = before
+        desk.maintained()
+        assert not desk.died.is_set()
+    desk.store.error = Fenced("another process has the store")
+    desk.maintained()
+    assert desk.died.is_set()
+    assert desk.journal.error is desk.store.error
+
+
+def test_new_name_of_the_store_is_known_after_its_upkeep(desk: Desk) -> None:
+    desk.store.store_id = "feed"
+    assert desk.journal.store_id != "feed"
+    desk.maintained()
+    assert desk.journal.store_id == "feed"
+
+
+def test_time_of_a_commit_that_hangs_is_shown(desk: Desk) -> None:
+    desk.clock[0] = 7.0
+    desk.store.hold()
+    desk.add(OPENED)
+    assert desk.store.held.wait(10)
+    assert desk.journal.working_since == 7.0
+    desk.store.let_go()
+    desk.done()
+
+
+def test_close_commits_what_waits_and_takes_no_more_questions() -> None:
+    desk = Desk(FailingStore())
+    desk.add(OPENED, token(1))
+    desk.journal.start()
+    assert desk.journal.close(10)
+    assert desk.store.num_committed == [2]
+    assert len(desk.passed) == 1
+    with pytest.raises(StoreError, match="closed"):
+        desk.journal.ask(lambda store: None).result(10)
+
+
+def test_close_says_if_a_commit_hangs() -> None:
+    desk = Desk(FailingStore())
+    desk.store.hold()
+    desk.add(OPENED)
+    desk.journal.start()
+    assert desk.store.held.wait(10)
+    assert not desk.journal.close(0.0)
+    desk.store.let_go()
+    assert desk.journal.close(10)
+
+
+def test_error_of_our_own_is_the_end() -> None:
+    class Broken(FailingStore):
+        def commit(self, records: Sequence[Any]) -> None:
+            raise ZeroDivisionError
+
+    desk = Desk(Broken())
+    desk.journal.start()
+    desk.add(OPENED)
+    assert desk.died.wait(10)
+    assert desk.journal.close(10)
+    assert isinstance(desk.journal.error, StoreError)
+    assert desk.passed == []
+
+
+def test_questions_are_answered_where_the_thread_dies() -> None:
+    """With an error; whoever waits for one of them would wait until the process ends."""
+    reached, go_on, died = threading.Event(), threading.Event(), threading.Event()
+
+    def crash(store: Store) -> None:
+        reached.set()
+        go_on.wait()
+        raise SystemExit
+
+    journal = Journal(
+        MemoryStore(), lambda: 0.0, lambda step: None, lambda generation, error: None, died.set
+    )
+    journal.start()
+    first = journal.ask(crash)
+    assert reached.wait(10)
+    second = journal.ask(lambda store: store.store_id)
+    go_on.set()
+    for question in (first, second):
+        with pytest.raises(StoreError, match="thread has died"):
+            question.result(10)
+    assert died.wait(10)
+    assert journal.close(10)

@@ -1,0 +1,424 @@
+"""Sessions in the engine and in the store alike, through all that can befall the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from server.engine.types import Event, Failed, Finished, Request, TokenEvent
+from server.errors import (
+    EngineError,
+    InvalidRequest,
+    SessionAttached,
+    SessionNotFound,
+)
+from server.runtime.async_engine import Driver
+from server.runtime.event_queue import Outbox
+from server.sessions.loading import MAX_MOVES
+from server.sessions.ownership import KeyInUse
+from server.sessions.sessions import PAGE_EVENTS, Cursor, Resumed, Sessions
+from server.store.base import Loaded
+from server.store.errors import Fenced, HistoryGone, SnapshotBroken, StoreFailed, StoreFull
+from tests.fakes import STORY, FakeEngine
+from tests.server.driving import collect, driving, request, settled, until
+from tests.server.failing_store import FailingStore
+
+ANOTHER = "0" * 16
+
+
+@asynccontextmanager
+async def keeping(
+    engine: FakeEngine | None = None, store: FailingStore | None = None
+) -> AsyncIterator[tuple[Driver, Sessions]]:
+    async with driving(engine or FakeEngine(), store=store) as driver:
+        yield driver, Sessions(driver)
+
+
+def small(**more: Any) -> FakeEngine:
+    """Room for one session; the others are in the store."""
+    return FakeEngine(max_sessions=1, can_evict=True, **more)
+
+
+async def run(sessions: Sessions, work: Request) -> list[Event]:
+    outbox: Outbox[Event] = Outbox(10**6)
+    await sessions.submit(work, outbox)
+    return await collect(outbox)
+
+
+async def until_failed(outbox: Outbox[Event]) -> tuple[list[int], EngineError]:
+    """The numbers of the tokens that came, and what ended them."""
+    seqs: list[int] = []
+    while True:
+        try:
+            events = await outbox.take()
+        except EngineError as error:
+            return seqs, error
+        seqs += [event.seq for event in events if isinstance(event, TokenEvent)]
+        if isinstance(events[-1], Failed):
+            return seqs, events[-1].error
+
+
+async def feed(sessions: Sessions, session: str, text: str) -> None:
+    await run(sessions, Request("feed", "me", tuple(text.encode()), None, session=session))
+
+
+async def resume(sessions: Sessions, session: str, cursor: Cursor, **more: Any) -> Resumed:
+    outbox: Outbox[Event] = more.pop("outbox", None) or Outbox(10**6)
+    take_over = more.pop("take_over", False)
+    return await sessions.resume(session, "me", cursor, "resumed", outbox, take_over)
+
+
+async def missed(sessions: Sessions, resumed: Resumed) -> list[TokenEvent | Finished]:
+    pages = [page async for page in sessions.missed("me", resumed, "resumed")]
+    assert all(0 < len(page) <= PAGE_EVENTS for page in pages)
+    return [event for page in pages for event in page]
+
+
+async def test_session_that_sleeps_in_the_store_is_fetched_when_it_is_wanted() -> None:
+    store = FailingStore(durable=True)
+    async with keeping(small(), store) as (driver, sessions):
+        first = (await sessions.create("me")).session
+        await feed(sessions, first, "hi")
+        second = (await sessions.create("me")).session
+        assert (await driver.stats()).evicted_sessions_total == 1
+        events = await run(sessions, request(session=first, prompt="", max_tokens=4))
+        story = bytes(event.token_id for event in events if isinstance(event, TokenEvent))
+        assert story == STORY[2:6]
+        assert (await sessions.info(second, "me")).position == 0
+        assert (await sessions.info(first, "me")).position == 6
+
+
+@pytest.mark.parametrize("num_times", [1, 2, 3])
+async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times: int) -> None:
+    """It is no reason to say that there is no such session."""
+    tries = 0
+
+    async with keeping(small(), FailingStore(durable=True)) as (driver, sessions):
+        first = (await sessions.create("me")).session
+
+        async def use() -> int:
+            nonlocal tries
+            if tries <= num_times:
+                await sessions.create("me")  # which takes the only place
+            tries += 1
+            info = await driver.call(lambda engine, now: engine.session_info(first, "me", now))
+            return info.position
+
+        if num_times < MAX_MOVES:
+            assert await sessions.fetching.use(first, "me", use) == 0
+        else:
+            with pytest.raises(StoreFailed, match="try again"):
+                await sessions.fetching.use(first, "me", use)
+        assert tries == num_times + 2 - (num_times == MAX_MOVES)
+
+
+async def test_store_that_was_replaced_while_nobody_wrote_is_an_explicit_reset() -> None:
+    """The engine still has the session, and the store has never heard of it."""
+    store = FailingStore(durable=True)
+    async with keeping(store=store) as (driver, sessions):
+        end = (await run(sessions, request(keep=True, max_tokens=4)))[-1]
+        assert isinstance(end, Finished)
+        cursor = Cursor(2, driver.epoch_name(0))
+        store.replace()
+        outbox: Outbox[Event] = Outbox(10**6)
+        lost = await resume(sessions, end.session, cursor, outbox=outbox)
+        assert lost.reset is not None
+        assert "another one" in lost.reset
+        with pytest.raises(SessionNotFound):
+            await driver.call(lambda e, now: e.session_info(end.session, "me", now))
+
+
+async def test_session_is_fetched_once_however_many_want_it() -> None:
+    class Counting(FailingStore):
+        num_loads = 0
+
+        def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+            self.num_loads += 1
+            return super().load(session, owner, at)
+
+    store = Counting(durable=True)
+    async with keeping(small(), store) as (_, sessions):
+        first = (await sessions.create("me")).session
+        await sessions.create("me")
+        infos = await asyncio.gather(*(sessions.info(first, "me") for _ in range(20)))
+        assert [info.session for info in infos] == [first] * 20
+        assert store.num_loads == 1
+
+
+async def test_sleeping_session_is_nothing_to_another_owner() -> None:
+    async with keeping(small(), FailingStore(durable=True)) as (_, sessions):
+        first = (await sessions.create("me")).session
+        await sessions.create("me")
+        for call in (
+            sessions.info(first, "you"),
+            sessions.delete(first, "you"),
+            sessions.fork(first, "you", 1, None),
+            sessions.fork(first, "you", 1, 0),
+            sessions.rewind(first, "you", 0),
+            sessions.value(first, "you"),
+            sessions.cancel(first, "you"),
+            sessions.resume(first, "you", Cursor(0), "r", Outbox(9), True),
+        ):
+            with pytest.raises(SessionNotFound):
+                await call
+        assert await sessions.listed("you", None, 9) == []
+        assert (await sessions.info(first, "me")).session == first
+
+
+async def test_fork_and_rewind_reach_back_into_the_past() -> None:
+    async with keeping() as (_, sessions):
+        session = (await sessions.create("me")).session
+        await feed(sessions, session, "hello world")
+        forks = await sessions.fork(session, "me", 2, 5)
+        assert [fork.position for fork in forks] == [5, 5]
+        assert len({session, *(fork.session for fork in forks)}) == 3
+        (as_it_is,) = await sessions.fork(session, "me", 1, None)
+        assert (as_it_is.position, as_it_is.seq, as_it_is.epoch) == (11, 0, 0)
+        rewound = await sessions.rewind(session, "me", 3)
+        assert (rewound.position, rewound.epoch) == (3, 1)
+        for at in (-1, 4):
+            with pytest.raises(InvalidRequest, match="at"):
+                await sessions.rewind(session, "me", at)
+        with pytest.raises(InvalidRequest, match="at"):
+            await sessions.fork(session, "me", 1, 4)
+
+
+async def test_missed_events_come_in_pages_up_to_the_present() -> None:
+    async with keeping() as (_, sessions):
+        num = 2 * PAGE_EVENTS + 3
+        events = await run(sessions, request(max_tokens=num, keep=True))
+        end = events[-1]
+        assert isinstance(end, Finished)
+        assert end.session is not None
+        for last_seq in (0, 1, PAGE_EVENTS, num, num + 1):
+            resumed = await resume(sessions, end.session, Cursor(last_seq))
+            found = await missed(sessions, resumed)
+            assert [event.seq for event in found] == list(range(last_seq + 1, num + 2))
+            assert {event.request_id for event in found} <= {"resumed"}
+
+
+async def test_cursor_of_another_history_is_a_reset() -> None:
+    async with keeping() as (driver, sessions):
+        end = (await run(sessions, request(max_tokens=3, keep=True)))[-1]
+        assert isinstance(end, Finished)
+        assert end.session is not None
+        name = driver.epoch_name
+        for cursor in (Cursor(5), Cursor(2, name(1)), Cursor(2, f"{ANOTHER}-0"), Cursor(0, "x")):
+            resumed = await resume(sessions, end.session, cursor)
+            assert resumed.reset
+            assert (resumed.first_seq, await missed(sessions, resumed)) == (4, [])
+        await sessions.rewind(end.session, "me", 2)
+        assert (await resume(sessions, end.session, Cursor(2, name(0)))).reset
+        assert (await resume(sessions, end.session, Cursor(2, name(1)))).reset is None
+
+
+async def test_session_of_a_lost_store_is_a_reset_and_one_that_never_was_is_not() -> None:
+    async with keeping() as (driver, sessions):
+        lost = await resume(sessions, "sess_lost", Cursor(7, f"{ANOTHER}-0"))
+        assert lost.reset
+        assert (lost.info.busy, lost.info.seq, lost.info.position) == (False, 0, 0)
+        for cursor in (Cursor(7), Cursor(0, driver.epoch_name(0))):
+            with pytest.raises(SessionNotFound):
+                await resume(sessions, "sess_lost", cursor)
+
+
+async def test_log_that_does_not_reach_back_is_a_reset() -> None:
+    async with keeping(store=FailingStore(max_log_tokens=64)) as (_, sessions):
+        end = (await run(sessions, request(max_tokens=200, keep=True)))[-1]
+        assert isinstance(end, Finished)
+        assert end.session is not None
+        assert (await resume(sessions, end.session, Cursor(0))).reset
+        resumed = await resume(sessions, end.session, Cursor(190))
+        assert [event.seq for event in await missed(sessions, resumed)] == list(range(191, 202))
+
+
+async def test_what_ran_when_the_server_went_down_goes_on_and_a_broken_one_stops_nobody() -> None:
+    class PartlyBroken(FailingStore):
+        broken = ""
+
+        def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+            if session == self.broken:
+                raise SnapshotBroken("altered")
+            return super().load(session, owner, at)
+
+    store = PartlyBroken(durable=True)
+    async with keeping(store=store) as (driver, sessions):
+        outbox: Outbox[Event] = Outbox(10**6)
+        for name in ("a", "b"):
+            await sessions.submit(request(name, 10**6, keep=True), outbox)
+        await driver.retire()
+    store.broken, whole = sorted(session for session, _ in store.unfinished())
+    async with keeping(FakeEngine(max_detached_tokens=20), store) as (driver, sessions):
+        before = (await sessions.info(whole, "me")).seq
+        await sessions.continue_unfinished()
+        await until(driver, lambda stats: stats.num_parked == 1)
+        assert (await sessions.info(whole, "me")).seq == before + 20
+        with pytest.raises(SnapshotBroken):
+            await sessions.info(store.broken, "me")
+
+
+async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
+    store = FailingStore()
+    async with keeping(store=store) as (driver, sessions):
+        outbox: Outbox[Event] = Outbox(10**6)
+        store.hold()
+        first = asyncio.create_task(
+            sessions.submit_once(request("a", 3, keep=True, key="k"), outbox)
+        )
+        assert await asyncio.to_thread(store.held.wait, 10)
+        with pytest.raises(KeyInUse):
+            await sessions.submit_once(request("b", 3, keep=True, key="k"), outbox)
+        store.let_go()
+        assert await first is None
+        events = await collect(outbox)
+        found = await sessions.submit_once(request("b", 3, keep=True, key="k"), outbox)
+        assert found is not None
+        assert found.finished == events[-1]
+        other = Request("c", "you", (1,), None, keep=True, key="k")
+        assert await sessions.submit_once(other, Outbox(9)) is None
+        assert (await driver.stats()).num_sessions == 2
+
+
+async def test_work_under_a_key_is_read_again_alone_whatever_came_after_it() -> None:
+    async with keeping() as (driver, sessions):
+        end = (await run(sessions, request("a", 3, keep=True, key="k")))[-1]
+        assert isinstance(end, Finished)
+        assert end.session is not None
+        busy: Outbox[Event] = Outbox(10**6)
+        await sessions.submit(request("b", 10**6, session=end.session), busy)
+        found = await sessions.find_key("me", "k")
+        assert found is not None
+        again = await sessions.again("me", found, "c", Outbox(9))
+        events = [e async for page in sessions.missed("me", again, "c") for e in page]
+        assert [event.seq for event in events] == [1, 2, 3, 4]
+        assert not again.info.busy
+        assert driver.healthy
+        assert (await sessions.info(end.session, "me")).busy
+        driver.release(busy)
+
+
+async def test_work_under_a_key_that_has_another_reader_is_not_taken_from_it() -> None:
+    async with keeping() as (driver, sessions):
+        outbox: Outbox[Event] = Outbox(10**6)
+        await sessions.submit_once(request("a", 10**6, keep=True, key="k"), outbox)
+        found = await sessions.find_key("me", "k")
+        assert found is not None
+        with pytest.raises(SessionAttached):
+            await sessions.again("me", found, "b", Outbox(9))
+        driver.release(outbox)
+
+
+async def test_work_under_a_key_whose_log_is_gone_says_so() -> None:
+    async with keeping(store=FailingStore(max_log_tokens=64)) as (_, sessions):
+        await run(sessions, request("a", 200, keep=True, key="k"))
+        found = await sessions.find_key("me", "k")
+        assert found is not None
+        with pytest.raises(HistoryGone):
+            await sessions.again("me", found, "b", Outbox(9))
+
+
+async def test_nothing_of_a_failed_commit_is_seen_and_unkept_work_is_not_disturbed() -> None:
+    store = FailingStore()
+    async with keeping(store=store) as (driver, sessions):
+        kept: Outbox[Event] = Outbox(10**6)
+        await sessions.submit(request("kept", 10**6, keep=True), kept)
+        unkept: Outbox[Event] = Outbox(10**6)
+        await sessions.submit(request("unkept", 2000), unkept)
+        error = store.error = StoreFull("no room")
+        assert [e.seq for e in await collect(unkept) if isinstance(e, TokenEvent)][-1] == 2000
+        seen = await until_failed(kept)
+        (listed,) = store.list("me", None, 9)
+        assert seen == ([e.seq for e in store.read(listed.id, "me", 0, 10**6)], error)
+        assert not driver.ready
+        assert driver.healthy
+        with pytest.raises(StoreFull) as caught:
+            await sessions.submit(request("more", 3, keep=True), kept)
+        assert caught.value is error
+        for call in (sessions.create("me"), sessions.fork(listed.id, "me", 1, None)):
+            with pytest.raises(StoreFull):
+                await call
+
+
+async def test_command_whose_record_is_lost_gets_the_error() -> None:
+    store = FailingStore()
+    async with keeping(store=store) as (_, sessions):
+        store.hold()
+        creating = [asyncio.create_task(sessions.create("me")) for _ in range(3)]
+        assert await asyncio.to_thread(store.held.wait, 10)
+        store.error = StoreFailed("a write failed")
+        store.let_go()
+        outcomes = await asyncio.gather(*creating, return_exceptions=True)
+        assert outcomes == [store.error] * 3
+        assert store.list("me", None, 9) == []
+
+
+async def test_sessions_go_on_from_what_the_store_has_when_it_works_again() -> None:
+    store = FailingStore()
+    async with keeping(store=store) as (driver, sessions):
+        kept: Outbox[Event] = Outbox(10**6)
+        await sessions.submit(request("kept", 10**6, keep=True), kept)
+        first = await kept.take()
+        store.error = StoreFailed("a write failed")
+        seqs, _ = await until_failed(kept)
+        last_seq = len([event for event in first if isinstance(event, TokenEvent)]) + len(seqs)
+        store.error = None
+        async with asyncio.timeout(10):
+            while not driver.ready:
+                await driver.stats()
+        (listed,) = store.list("me", None, 9)
+        outbox: Outbox[Event] = Outbox(10**6)
+        resumed = await resume(sessions, listed.id, Cursor(last_seq), outbox=outbox)
+        assert (resumed.reset, resumed.info.busy) == (None, True)
+        assert await missed(sessions, resumed) == []
+        driver.caught_up("resumed")
+        event = (await outbox.take())[0]
+        assert isinstance(event, TokenEvent)
+        assert event.seq == last_seq + 1
+        assert event.token_id == STORY[event.position % len(STORY)]
+        driver.cancel("resumed")
+
+
+async def test_server_whose_store_was_taken_sends_nothing_more_and_dies() -> None:
+    store = FailingStore()
+    async with driving(FakeEngine(), store=store) as driver:
+        sessions = Sessions(driver)
+        kept: Outbox[Event] = Outbox(10**6)
+        await sessions.submit(request("kept", 10**6, keep=True), kept)
+        store.error = Fenced("another process has the store")
+        async with asyncio.timeout(10):
+            await driver.died.wait()
+        with pytest.raises(Fenced):
+            await sessions.create("me")
+        seqs, error = await until_failed(kept)
+        (listed,) = store.list("me", None, 9)
+        assert isinstance(error, Fenced)
+        assert len(seqs) <= listed.seq
+
+
+async def test_retired_sessions_tell_where_they_stand_and_go_on_in_the_next_server() -> None:
+    store = FailingStore(durable=True)
+    async with keeping(store=store) as (driver, sessions):
+        outbox: Outbox[Event] = Outbox(10**6)
+        await sessions.submit(request("kept", 50, keep=True), outbox)
+        driver.begin_drain()
+        await driver.retire()
+        async with asyncio.timeout(10):
+            await driver.drained()
+        events = await outbox.take()
+        (listed,) = store.list("me", None, 9)
+        stats = await settled(driver)
+        assert (stats.num_sessions, stats.held_slots) == (0, 0)
+    last = events[-1]
+    assert not isinstance(last, Finished | TokenEvent)
+    assert getattr(last, "seq", None) == listed.seq
+    async with keeping(store=store) as (driver, sessions):
+        outbox = Outbox(10**6)
+        resumed = await resume(sessions, listed.id, Cursor(listed.seq), outbox=outbox)
+        assert resumed.info.busy
+        driver.caught_up("resumed")
+        rest = await collect(outbox)
+        assert [getattr(e, "seq", 0) for e in rest] == list(range(listed.seq + 1, 52))
