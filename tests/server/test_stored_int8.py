@@ -58,5 +58,5 @@ async def test_session_goes_on_after_a_restart(
         first = await server.text("Once", session=session)
         whole = await server.text("Once", max_tokens=40)
     async with served(folder, store=store, backend=backend) as server:
-        assert (server.models.registry.default.model.dtype == "int8") == (backend == "native")
+        assert (server.models.default.model.dtype == "int8") == (backend == "native")
         assert first + await server.text("", session=session) == whole

@@ -92,7 +92,7 @@ async def left(server: Running, max_tokens: int = 10**6) -> str:
             seed=0,
         )
         await receive_until(socket, "token")
-    await server.runtime.async_engine.drained()
+    await server.driver.drained()
     return session
 
 

@@ -200,7 +200,7 @@ async def test_tokens_of_a_client_that_leaves_are_counted(serve: Serve) -> None:
             gate.allow(2)
             await receive_until(socket, "token")
         gate.open()
-        await server.runtime.async_engine.drained()
+        await server.driver.drained()
         assert (await generate(server, ALICE)).status_code == 429
 
 

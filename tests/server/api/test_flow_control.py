@@ -87,7 +87,7 @@ async def test_unkept_request_of_a_client_that_never_read_is_freed_when_it_goes(
         await send(slow, type="generate", request_id="s", prompt="hi", max_tokens=10**6)
         await until(server, lambda stats: stats.num_parked == 1)
         slow.transport.abort()
-        await server.runtime.async_engine.drained()
+        await server.driver.drained()
         assert (await settled(server)).num_sessions == 0
 
 

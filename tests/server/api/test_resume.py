@@ -70,7 +70,7 @@ async def test_resumed_says_where_the_session_stands(server: Running) -> None:
         "type": "resumed",
         "request_id": "r",
         "session": session,
-        "epoch": server.runtime.async_engine.epoch_name(0),
+        "epoch": server.driver.epoch_name(0),
         "seq": 1,
         "last_seq": 4,
         "position": 5,
@@ -196,7 +196,7 @@ async def test_disconnect_of_an_http_stream_detaches_too(server: Running) -> Non
     body = {"session": session, "prompt": "hi", "max_tokens": 3000, "stream": True, "seed": 0}
     async with server.http.stream("POST", "/v1/completions", json=body) as response:
         await anext(response.aiter_lines())
-    await server.runtime.async_engine.drained()
+    await server.driver.drained()
     await at_rest(server)
     assert (await info(server, session))["seq"] == 3001
 
@@ -253,7 +253,7 @@ async def test_resume_that_is_detached_at_once_leaves_the_session_to_itself(
             await receive_until(socket, "detached")
         await send(socket, type="create", request_id="b")
         assert (await receive(socket))["type"] == "created"
-        await server.runtime.async_engine.drained()
+        await server.driver.drained()
         await send(socket, type="resume", request_id="r", session=session, last_seq=0)
         assert (await receive(socket))["type"] == "resumed"
     await post(server, session, "cancel")

@@ -181,7 +181,7 @@ async def test_reader_that_pauses_for_long_gets_everything_in_order() -> None:
     async with running(outbox_events=1 << 20) as server:
         client = await deaf_client(server, post(body, "connection: close\r\n"))
         received = await asyncio.get_running_loop().sock_recv(client, 1)  # it has begun
-        await asyncio.wait_for(server.runtime.async_engine.drained(), 20)
+        await asyncio.wait_for(server.driver.drained(), 20)
         while part := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
             received += part
         client.close()
@@ -195,7 +195,7 @@ async def test_socket_whose_peer_pauses_for_long_gets_everything_in_order() -> N
         client = await deaf_websocket(server)
         client.send(frame(1, json.dumps(message).encode()))
         received = await asyncio.get_running_loop().sock_recv(client, 1)  # it has begun
-        await asyncio.wait_for(server.runtime.async_engine.drained(), 20)
+        await asyncio.wait_for(server.driver.drained(), 20)
         while b'"finished"' not in received[-1000:]:
             received += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
         client.close()

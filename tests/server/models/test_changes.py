@@ -73,10 +73,10 @@ async def test_server_is_healthy_while_a_model_ends(tmp_path: Path) -> None:
     write_model(tmp_path / "b", seed=1)
     async with serving(tmp_path) as server:
         await post(server, "", name="second", path="b")
-        ending = asyncio.create_task(server.models.registry.stop_version(server.version("second")))
+        ending = asyncio.create_task(server.models.stop_version(server.version("second")))
         while not ending.done():
-            assert server.models.registry.healthy
-            assert server.models.registry.takes_sockets
+            assert server.models.healthy
+            assert server.models.takes_sockets
             await asyncio.sleep(0)
 
 
@@ -386,7 +386,7 @@ async def test_retiring_version_does_not_tell_others_of_its_sessions(tmp_path: P
         write_model(tmp_path / "a", seed=1)
         await reload(server)
         assert (await server.complete(session=idle))["error"]["code"] == "snapshot_mismatch"
-        models = server.models.registry
+        models = server.models
         for name in (None, "a"):
             service = await models.holding(idle, "another", name)
             with pytest.raises(SessionNotFound):
@@ -467,7 +467,7 @@ async def test_request_that_has_begun_before_a_reload_is_taken_after_it(tmp_path
             async with server.socket() as socket:
                 await send(socket, type="generate", request_id="r", prompt="Once", **LONG)
                 await receive_until(socket, "finished")
-            assert server.models.registry.retiring
+            assert server.models.retiring
         await server.retired()
         assert await server.text("Once", **LONG) != expected
 

@@ -71,7 +71,7 @@ async def test_session_never_reaches_another_model(server: Served) -> None:
     session = await created(server, model="second")
     answer = await server.complete(session=session, model="plain")
     assert answer["error"]["code"] == "session_not_found"
-    for version in server.models.registry.versions:
+    for version in server.models.versions:
         has = await version.service.sessions.has(session, "anyone")
         assert has == (version.name == "second")
 
@@ -148,8 +148,8 @@ async def test_death_of_one_engine_makes_the_server_unhealthy(server: Served) ->
     assert (await server.http.get("/ready")).status_code == 200
     with pytest.raises(Exception, match="the engine has stopped"):
         await server.version("second").driver.call(die)
-    assert server.models.registry.died.is_set()
-    assert not server.models.registry.healthy
+    assert server.models.died.is_set()
+    assert not server.models.healthy
 
 
 async def test_each_model_has_its_store_and_finds_it_again(tmp_path: Path) -> None:
