@@ -29,7 +29,7 @@ from server.http.server import bind, serve
 from server.models.registry import Models
 from server.models.service import make_service
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.sessions.transfer import Signing
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
@@ -37,7 +37,7 @@ from tests.fakes import MODEL
 
 MAX_SESSIONS = 256
 #: Unpaced, the client may fall behind; that is not what is measured.
-OUTBOX_EVENTS = 1 << 20
+MAX_QUEUED_EVENTS = 1 << 20
 TEXT = (
     "Once upon a time there was a little fox who lived under an old oak. She asked the owl where "
     'the river goes. "It goes on," said the owl, and so did she, all day long, to the café.\n'
@@ -100,10 +100,10 @@ def main() -> int:
         Fountain(tokenizer.encode(TEXT), options.steps_per_s),
         EngineConfig(new_id=map(str, range(1 << 30)).__next__),
     )
-    config = ServerConfig.load(host=LOCAL, port=0, outbox_events=OUTBOX_EVENTS)
-    driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
+    config = ServerConfig.load(host=LOCAL, port=0, max_queued_events=MAX_QUEUED_EVENTS)
+    async_engine = AsyncEngine(engine, time.monotonic, Metrics(), MemoryStore())
     identity = Identity("", "", "", "", 0, "")
-    service = make_service(driver, tokenizer, MODEL, config, Signing(identity, b""))
+    service = make_service(async_engine, tokenizer, MODEL, config, Signing(identity, b""))
     app = create_app(Models.only(service), config, "0.0.0")
     with bind(LOCAL, 0) as listener:
         print(listener.getsockname()[1], flush=True)

@@ -6,7 +6,7 @@ The engine raises them; ``server.api.errors`` maps each code to a status in one 
 from __future__ import annotations
 
 
-class EngineError(Exception):
+class RequestError(Exception):
     """A request that cannot be done. ``param`` names the field at fault, if one is."""
 
     code = "engine_error"
@@ -17,13 +17,13 @@ class EngineError(Exception):
         self.param = param
 
 
-class InvalidRequest(EngineError):
+class InvalidRequest(RequestError):
     """A value out of range."""
 
     code = "invalid_value"
 
 
-class SessionNotFound(EngineError):
+class SessionNotFound(RequestError):
     """No such session, or not this owner's: the two look alike on purpose."""
 
     code = "session_not_found"
@@ -32,7 +32,7 @@ class SessionNotFound(EngineError):
         super().__init__("no such session", "session")
 
 
-class SessionBusy(EngineError):
+class SessionBusy(RequestError):
     """The session already runs a request; one at a time keeps its tokens in order."""
 
     code = "session_busy"
@@ -41,7 +41,7 @@ class SessionBusy(EngineError):
         super().__init__("the session is running another request", "session")
 
 
-class SessionAttached(EngineError):
+class SessionAttached(RequestError):
     """Somebody reads what the session runs; one reader at a time."""
 
     code = "session_attached"
@@ -50,19 +50,19 @@ class SessionAttached(EngineError):
         super().__init__("the session's events have another reader", "session")
 
 
-class CapacityExhausted(EngineError):
+class CapacityExhausted(RequestError):
     """There is no room for the state of one more session."""
 
     code = "capacity_exhausted"
 
 
-class QueueFull(EngineError):
+class QueueFull(RequestError):
     """More requests wait than the operator allows."""
 
     code = "queue_full"
 
 
-class OutOfMemory(EngineError):
+class OutOfMemory(RequestError):
     """There was no memory for the batch that this request was in."""
 
     code = "out_of_memory"
@@ -71,13 +71,13 @@ class OutOfMemory(EngineError):
         super().__init__("the server is out of memory; try again later")
 
 
-class InternalFailure(EngineError):
+class InternalFailure(RequestError):
     """This request failed in the engine; others go on."""
 
     code = "internal_error"
 
 
-class ModelNotFound(EngineError):
+class ModelNotFound(RequestError):
     """A name that is not the served model's."""
 
     code = "model_not_found"

@@ -17,7 +17,7 @@ from server.http.descriptors import with_fitting_connections
 from server.http.server import bind, serve
 from server.observability.logs import configure
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL, FakeEngine
 from tests.server.harness import only
@@ -44,8 +44,8 @@ def main() -> int:
     print(f"port {listener.getsockname()[1]}", flush=True)
     # What the page shows is a model's of the usual size.
     model = dataclasses.replace(MODEL, max_sessions=max_sessions, state_bytes_per_session=448_512)
-    driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
-    app = create_app(only(driver, config, model), config, "0.0.0")
+    async_engine = AsyncEngine(engine, time.monotonic, Metrics(), MemoryStore())
+    app = create_app(only(async_engine, config, model), config, "0.0.0")
     return serve(app, config, listener)
 
 

@@ -226,7 +226,7 @@ def test_only_the_config_reads_the_environment() -> None:
         ("server.engine.engine", "from server.runtime import async_engine"),
         ("server.engine.runner", "from model.training.loop import train"),
         ("server.engine.scheduler", "from torch import Tensor"),
-        ("server.config.settings", "from server.runtime.async_engine import Driver"),
+        ("server.config.settings", "from server.runtime.async_engine import AsyncEngine"),
     ],
 )
 def test_a_broken_rule_is_seen(module: str, source: str) -> None:

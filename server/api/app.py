@@ -1,4 +1,4 @@
-"""Puts the wire together: routes, error shape, middleware, the driver's life."""
+"""Puts the wire together: routes, error shape, middleware, the async engine's life."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from server.api.websocket import asyncapi
 from server.api.websocket.sockets import Sockets
 from server.api.websocket.stream import StreamEndpoint
 from server.config.settings import ServerConfig
-from server.errors import EngineError, InternalFailure, invalid
+from server.errors import InternalFailure, RequestError, invalid
 from server.models.changes import Builder, ModelChanges
 from server.models.registry import Models
 from server.observability.tracing import OFF, Tracer
@@ -142,8 +142,8 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     """Every error leaves in the one shape."""
 
-    @app.exception_handler(EngineError)
-    async def engine_error(request: Request, error: EngineError) -> Response:
+    @app.exception_handler(RequestError)
+    async def engine_error(request: Request, error: RequestError) -> Response:
         return error_response(error)
 
     @app.exception_handler(HTTPException)
@@ -190,7 +190,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
     """The last one added is the first to see a request."""
 
     def import_bytes() -> int:
-        """A session's file has its state, and a text that the state may still be owed."""
+        """A session's file has its state, and a text that the state may still be unfed."""
         return config.max_body_bytes + models.max_state_bytes
 
     def state_bytes() -> int:

@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 class JsonWriter(Protocol):
     """Makes a whole answer of the events of its requests.
 
-    ``whole`` raises the `EngineError` that one of the requests ended by. Each of its parts
+    ``whole`` raises the `RequestError` that one of the requests ended by. Each of its parts
     takes a few milliseconds; those that are empty are where others may have their turn.
     """
 
@@ -58,7 +58,7 @@ def around_list(answer: dict[str, Any], name: str) -> tuple[bytes, bytes]:
 
 
 def ended(events: Sequence[Event]) -> Finished:
-    """The end of a request; raises the `EngineError` where it is none to show."""
+    """The end of a request; raises the `RequestError` where it is none to show."""
     last = events[-1]
     if isinstance(last, Failed):
         raise last.error

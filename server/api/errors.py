@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from server.errors import EngineError
+from server.errors import RequestError
 
 
-class InvalidApiKey(EngineError):
+class InvalidApiKey(RequestError):
     """No key, or none that this server knows."""
 
     code = "invalid_api_key"
@@ -23,7 +23,7 @@ class InvalidApiKey(EngineError):
         )
 
 
-class ForeignOrigin(EngineError):
+class ForeignOrigin(RequestError):
     """A page from elsewhere that the operator has not allowed."""
 
     code = "foreign_origin"
@@ -32,7 +32,7 @@ class ForeignOrigin(EngineError):
         super().__init__("pages of this origin may not call this server")
 
 
-class ForeignHost(EngineError):
+class ForeignHost(RequestError):
     """Asked by a name that the operator has not given."""
 
     code = "foreign_host"
@@ -43,7 +43,7 @@ class ForeignHost(EngineError):
         )
 
 
-class SessionMigrated(EngineError):
+class SessionMigrated(RequestError):
     """The server is about to stop and has saved the session: it goes on where it comes back."""
 
     code = "migrated"
@@ -52,7 +52,7 @@ class SessionMigrated(EngineError):
         super().__init__("the server is stopping; the session was saved, resume it", "session")
 
 
-class RouteNotFound(EngineError):
+class RouteNotFound(RequestError):
     """No such path."""
 
     code = "not_found"
@@ -61,7 +61,7 @@ class RouteNotFound(EngineError):
         super().__init__("no such route; see /docs")
 
 
-class MethodNotAllowed(EngineError):
+class MethodNotAllowed(RequestError):
     """The path is right and the method is not."""
 
     code = "method_not_allowed"
@@ -70,7 +70,7 @@ class MethodNotAllowed(EngineError):
         super().__init__("this route has other methods; see /docs")
 
 
-class RequestTimeout(EngineError):
+class RequestTimeout(RequestError):
     """The client sends its body too slowly."""
 
     code = "request_timeout"
@@ -79,7 +79,7 @@ class RequestTimeout(EngineError):
         super().__init__("the body did not arrive in time")
 
 
-class BodyTooLarge(EngineError):
+class BodyTooLarge(RequestError):
     """More bytes than the operator allows."""
 
     code = "body_too_large"
@@ -88,7 +88,7 @@ class BodyTooLarge(EngineError):
         super().__init__(f"the body is larger than {max_bytes} bytes")
 
 
-class UnsupportedEncoding(EngineError):
+class UnsupportedEncoding(RequestError):
     """A body that is compressed: its size is known when it is too late."""
 
     code = "unsupported_encoding"
@@ -97,7 +97,7 @@ class UnsupportedEncoding(EngineError):
         super().__init__("Content-Encoding: send the body as it is, without compression")
 
 
-class HeadTooLarge(EngineError):
+class HeadTooLarge(RequestError):
     """More bytes of headers than any client needs."""
 
     code = "head_too_large"
@@ -106,7 +106,7 @@ class HeadTooLarge(EngineError):
         super().__init__(f"the headers are larger than {max_bytes} bytes")
 
 
-class TooManyConnections(EngineError):
+class TooManyConnections(RequestError):
     """The bound on requests and sockets is reached."""
 
     code = "too_many_connections"
@@ -180,12 +180,12 @@ OUTCOMES = {
 }
 
 
-def outcome(error: EngineError) -> Outcome:
+def outcome(error: RequestError) -> Outcome:
     """The row of ``error``; a code without one is our own mistake and says so."""
     return OUTCOMES.get(error.code, OUTCOMES["internal_error"])
 
 
-def error_object(error: EngineError) -> dict[str, Any]:
+def error_object(error: RequestError) -> dict[str, Any]:
     """The value of ``error`` in every answer that carries one."""
     fields = {
         "message": error.message[:MAX_MESSAGE_CHARS],
@@ -197,12 +197,12 @@ def error_object(error: EngineError) -> dict[str, Any]:
     return fields if exact_s is None else {**fields, "retry_after_s": exact_s}
 
 
-def error_body(error: EngineError) -> bytes:
+def error_body(error: RequestError) -> bytes:
     """The body of an answer that is an error."""
     return orjson.dumps({"error": error_object(error)})
 
 
-def error_headers(error: EngineError) -> dict[str, str]:
+def error_headers(error: RequestError) -> dict[str, str]:
     """Headers that belong to the status of ``error``."""
     headers = {"content-type": "application/json"}
     retry_after_s = getattr(error, "retry_after_s", outcome(error).retry_after_s)

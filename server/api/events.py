@@ -12,7 +12,7 @@ from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
 from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
-from server.errors import EngineError, invalid
+from server.errors import RequestError, invalid
 from server.models.service import Service
 from server.sessions.sessions import Cursor, Resumed
 
@@ -41,25 +41,30 @@ class EventsAnswer(WatchedAnswer):
         self._session, self._owner = session, owner
         self._cursor, self._take_over = cursor, take_over
         self._id = f"evt-{secrets.token_hex(16)}"
-        self._frames = Work(self._id, None, service.driver.epoch_name)
+        self._frames = Work(self._id, None, service.async_engine.epoch_name)
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             resumed = await self._sessions.resume(
-                self._session, self._owner, self._cursor, self._id, self._outbox, self._take_over
+                self._session,
+                self._owner,
+                self._cursor,
+                self._id,
+                self._event_queue,
+                self._take_over,
             )
-        except EngineError as error:
+        except RequestError as error:
             await error_response(error)(scope, receive, send)
             return
         await start_stream(send)
-        epoch_name = self._driver.epoch_name
+        epoch_name = self._async_engine.epoch_name
         await send_part(send, _data(resumed_frame(self._id, resumed, epoch_name)))
         try:
             await self._send_missed(resumed, send)
             if resumed.info.busy:
-                self._driver.caught_up(self._id)
+                self._async_engine.caught_up(self._id)
                 await self._send_live(resumed, send)
-        except EngineError as error:
+        except RequestError as error:
             await send_part(send, _data(error_frame(self._id, error)))
         await send({"type": "http.response.body", "body": b""})
 
@@ -69,7 +74,7 @@ class EventsAnswer(WatchedAnswer):
 
     async def _send_live(self, resumed: Resumed, send: Send) -> None:
         while True:
-            events = await self._outbox.take()
+            events = await self._event_queue.take()
             await send_part(send, b"".join(self._event(event, resumed) for event in events))
             if isinstance(events[-1], Finished | Migrated | Failed):
                 return
@@ -80,7 +85,7 @@ class EventsAnswer(WatchedAnswer):
             return b""
         if not isinstance(event, TokenEvent | Finished):
             return _data(frame)
-        epoch = self._driver.epoch_name(resumed.info.epoch).encode()
+        epoch = self._async_engine.epoch_name(resumed.info.epoch).encode()
         return b"id: %b:%d\n%b" % (epoch, event.seq, _data(frame))
 
 

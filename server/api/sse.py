@@ -18,7 +18,7 @@ from server.api.large_responses import send_piece, send_whole
 from server.api.middleware.refuse import error_response
 from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started, TokenEvent
-from server.errors import EngineError
+from server.errors import RequestError
 from server.models.service import Service
 from server.sessions.ownership import KeyInUse
 from server.sessions.sessions import NO_MORE, Resumed
@@ -65,7 +65,7 @@ class RequestAnswer(WatchedAnswer):
         first, *others = self._requests
         if first.key is None:
             await self._submit_one(first)
-        elif (found := await self._sessions.submit_once(first, self._outbox)) is not None:
+        elif (found := await self._sessions.submit_once(first, self._event_queue)) is not None:
             await self._repeat(found)
         if others:
             self._feeding = asyncio.create_task(self._submit_others(others))
@@ -74,8 +74,8 @@ class RequestAnswer(WatchedAnswer):
         await self._room.acquire()
         self._live[request.request_id] = len(request.ids)
         try:
-            await self._sessions.submit(request, self._outbox)
-        except EngineError:
+            await self._sessions.submit(request, self._event_queue)
+        except RequestError:
             del self._live[request.request_id]
             raise
 
@@ -86,40 +86,40 @@ class RequestAnswer(WatchedAnswer):
                 try:
                     await self._submit_one(request)
                     break
-                except EngineError as error:
+                except RequestError as error:
                     if error.code not in PASSING or not self._live:
-                        self._outbox.fail(error)
+                        self._event_queue.fail(error)
                         return
 
     async def _repeat(self, found: Keyed) -> None:
-        request, outbox = self._request, self._outbox
+        request, event_queue = self._request, self._event_queue
         if found.is_append:
             if found.finished is None:
                 raise KeyInUse
-            outbox.put([replace(found.finished, request_id=request.request_id)])
+            event_queue.put([replace(found.finished, request_id=request.request_id)])
             return
-        resumed = await self._sessions.again(request.owner, found, request.request_id, outbox)
+        resumed = await self._sessions.again(request.owner, found, request.request_id, event_queue)
         epoch = resumed.info.epoch
-        outbox.put(
+        event_queue.put(
             [Started(request.request_id, found.session, found.length, epoch, found.first_seq)]
         )
         self._feeding = asyncio.create_task(self._feed(resumed))
 
     async def _feed(self, resumed: Resumed) -> None:
         """What was missed, up to the request's end, or all and then what comes."""
-        request, outbox = self._request, self._outbox
+        request, event_queue = self._request, self._event_queue
         try:
             async for events in self._sessions.missed(request.owner, resumed, request.request_id):
-                await outbox.emptied()
+                await event_queue.emptied()
                 ends = [i for i, event in enumerate(events) if isinstance(event, Finished)]
-                outbox.put(events[: ends[0] + 1] if ends else events)
+                event_queue.put(events[: ends[0] + 1] if ends else events)
                 if ends:
                     return
             if not resumed.info.busy:
                 raise HistoryGone(NO_MORE)
-            self._driver.caught_up(request.request_id)
-        except EngineError as error:
-            outbox.fail(error)
+            self._async_engine.caught_up(request.request_id)
+        except RequestError as error:
+            event_queue.fail(error)
 
     def _is_end(self, events: Sequence[Event]) -> bool:
         """Whether all choices of all requests have ended with ``events``."""
@@ -159,7 +159,7 @@ class JsonAnswer(RequestAnswer):
                 await self._collect()
                 whole = self._large.parts(self._writer.whole(), self._num_bytes)
                 parts = [part async for part in whole]
-            except EngineError as error:
+            except RequestError as error:
                 await error_response(error)(scope, receive, send)
                 return
             await send_whole(send, parts)
@@ -173,7 +173,7 @@ class JsonAnswer(RequestAnswer):
             self._add(events)
             return True
 
-        while not self._add(await self._outbox.take(collect)):
+        while not self._add(await self._event_queue.take(collect)):
             pass
 
     def _add(self, events: Sequence[Event]) -> bool:
@@ -203,9 +203,9 @@ class SseAnswer(RequestAnswer):
             try:
                 held.enter_context(self._large.reserve(self._request.owner, self._num_bytes))
                 await self._submit()
-                events = await self._outbox.take()
+                events = await self._event_queue.take()
                 _raise_if_failed(events)
-            except EngineError as error:
+            except RequestError as error:
                 await error_response(error)(scope, receive, send)
                 return
             await start_stream(send)
@@ -213,7 +213,7 @@ class SseAnswer(RequestAnswer):
             await send({"type": "http.response.body", "body": b""})
 
     async def _stream(self, events: list[Event], send: Send, write: Write) -> None:
-        """Sends ``events`` and all that follow; those take the shortcut while the client reads."""
+        """Sends ``events`` and all that follow; written directly while the client reads."""
         chunks = self._writer.chunks
         refused: list[bytes] = []  # a writer counts what it makes: nothing is made twice
 
@@ -244,8 +244,8 @@ class SseAnswer(RequestAnswer):
             if is_end:
                 return
             try:
-                events = await self._outbox.take(write_now)
-            except EngineError as error:
+                events = await self._event_queue.take(write_now)
+            except RequestError as error:
                 await send_part(send, sse({"error": error_object(error)}) + DONE)
                 return
 

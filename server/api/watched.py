@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from server.api.auth.keyring import Caller
 from server.api.errors import InvalidApiKey
 from server.engine.types import Event
-from server.errors import EngineError
+from server.errors import RequestError
 from server.models.service import Service
-from server.runtime.event_queue import ON_THEIR_WAY, Outbox
+from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue
 
 # How long a reader that was too slow has to read the error that says so.
 GRACE_S = 1.0
@@ -28,37 +28,39 @@ SSE_HEADERS = {
 
 
 class WatchedAnswer(Response):
-    """Answers with the events of an outbox; when the client leaves, it is released."""
+    """Answers with the events of an event queue; when the client leaves, it is released."""
 
     def __init__(self, service: Service) -> None:
         super().__init__()
-        self._driver, self._sessions = service.driver, service.sessions
-        self._outbox: Outbox[Event] = Outbox(service.outbox_events, self._press, ON_THEIR_WAY)
+        self._async_engine, self._sessions = service.async_engine, service.sessions
+        self._event_queue: EventQueue[Event] = EventQueue(
+            service.max_queued_events, self._press, MAX_IN_FLIGHT
+        )
         self._feeding: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._work(scope, receive, send)
         try:
             with self._ended_with_its_key(scope):
-                await _while_connected(work, receive, self._outbox.broken)
+                await _while_connected(work, receive, self._event_queue.broken)
         finally:
             if self._feeding is not None:
                 self._feeding.cancel()
                 await asyncio.gather(self._feeding, return_exceptions=True)
-            self._driver.release(self._outbox)
+            self._async_engine.release(self._event_queue)
 
     def _ended_with_its_key(self, scope: Scope) -> AbstractContextManager[None]:
         caller: Caller | None = scope.get("state", {}).get("caller")
         if caller is None:
             return nullcontext()
-        return caller.watched(lambda: self._outbox.fail(InvalidApiKey()))
+        return caller.watched(lambda: self._event_queue.fail(InvalidApiKey()))
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
     def _press(self, full: bool) -> None:
         """A client that does not keep up costs nothing: what it asked for parks."""
-        (self._driver.hold if full else self._driver.go_on)(self._outbox)
+        (self._async_engine.hold if full else self._async_engine.go_on)(self._event_queue)
 
 
 async def start_stream(send: Send) -> None:
@@ -73,7 +75,7 @@ async def send_part(send: Send, body: bytes) -> None:
 
 
 async def _while_connected(
-    work: Coroutine[Any, Any, None], receive: Receive, broken: asyncio.Future[EngineError]
+    work: Coroutine[Any, Any, None], receive: Receive, broken: asyncio.Future[RequestError]
 ) -> None:
     """Runs ``work`` until it is done or the client has left.
 

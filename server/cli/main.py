@@ -312,7 +312,7 @@ def generate(
     """Generate in the terminal, without a server."""
     from server.cli.terminal import generate as run
     from server.engine.sampling_defaults import with_defaults
-    from server.errors import EngineError
+    from server.errors import RequestError
     from server.models.backend import open_backend
     from server.models.factory import load_model
 
@@ -337,7 +337,7 @@ def generate(
     except KeyboardInterrupt:
         typer.echo()
         raise
-    except EngineError as error:
+    except RequestError as error:
         raise _fail(error) from error
     typer.echo(f"\n\n{summary}", err=True)
 
@@ -377,7 +377,7 @@ def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
     """The application and its models; what cannot be served is a message and exit code 2."""
     from server.api.app import create_app
     from server.api.auth.keys_file import KeysFileError
-    from server.errors import EngineError
+    from server.errors import RequestError
     from server.models.factory import build_models
     from server.store.errors import StoreError
 
@@ -388,7 +388,7 @@ def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
         raise _fail(f"--keys-file: {error}") from error
     except StoreError as error:
         raise _fail(f"--store: {error}") from error
-    except EngineError as error:
+    except RequestError as error:
         raise _fail(error.message) from error
 
 
@@ -410,7 +410,7 @@ def _greet(config: ServerConfig, models: Models, port: int) -> None:
     from server.cli.inspection import format_bytes
 
     for version in models.versions:
-        info, backend = version.service.model, version.service.porter.identity.backend
+        info, backend = version.service.model, version.service.transfer.identity.backend
         where = "on torch" if backend == "torch" else "on the native runtime"
         typer.echo(
             f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters,"

@@ -10,7 +10,7 @@ import typer
 from model.foreign.tuned_states import describe_tuned_state
 from model.weights import CheckpointError
 from server.cli.inspection import format_bytes
-from server.errors import EngineError
+from server.errors import RequestError
 from server.store.named_state import NamedState, about_of, read_any_identity
 
 #: Characters of a prompt that are shown.
@@ -74,7 +74,7 @@ def make_command(
             state = read_prompt(opened, text, state)
     except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
         raise _fail(str(error)) from error
-    except EngineError as error:
+    except RequestError as error:
         raise _fail(error.message) from error
     assert state is not None
     write_state(out, state, identity)
@@ -93,7 +93,7 @@ def inspect_command(
         rows = describe_tuned_state(file) if about_of(data) is None else _rows(data)
     except CheckpointError as error:
         raise _fail(str(error)) from error
-    except EngineError as error:
+    except RequestError as error:
         raise _fail(f"{file}: {error.message}") from error
     width = max(map(len, rows))
     for name, value in rows.items():

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from server.cluster.ownership import Peers
 from server.config.settings import ServerConfig, object_storage_environment
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity, Store
 from server.store.errors import StoreError
@@ -58,13 +58,13 @@ class Cluster:
         assert isinstance(store, PostgresStore), store
         return store.signing_key()
 
-    def peers(self, driver: Driver, store: Store) -> Peers:
+    def peers(self, async_engine: AsyncEngine, store: Store) -> Peers:
         """The other replicas that serve from ``store``."""
         assert isinstance(store, PostgresStore), store
-        return Peers(driver, store)
+        return Peers(async_engine, store)
 
     def open_prefixes(
-        self, name: str, identity: Identity, driver: Driver, bos_token_id: int
+        self, name: str, identity: Identity, async_engine: AsyncEngine, bos_token_id: int
     ) -> PrefixTier:
         """The beginnings of prompts that all replicas share."""
         shared = SharedPrefixes(
@@ -76,7 +76,7 @@ class Cluster:
             time.monotonic,
         )
         return PrefixTier(
-            driver, shared, bos_token_id, shared=True, timeout_s=FETCH_S, at_end=shared.close
+            async_engine, shared, bos_token_id, shared=True, timeout_s=FETCH_S, at_end=shared.close
         )
 
     def owner_elsewhere(self, name: str, digest: str) -> Callable[[str], str | None]:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from server.engine.types import SessionInfo
-from server.errors import EngineError, SessionAttached, SessionNotFound
-from server.runtime.async_engine import Driver
+from server.errors import RequestError, SessionAttached, SessionNotFound
+from server.runtime.async_engine import AsyncEngine
 from server.sessions.ownership import AttachedElsewhere, How, KeyInUse
 from server.sessions.sessions import Sessions
 from server.store.base import Store
@@ -35,21 +35,21 @@ R = TypeVar("R")
 class Peers:
     """See `server.sessions.ownership.Peers`."""
 
-    def __init__(self, driver: Driver, store: PostgresStore) -> None:
+    def __init__(self, async_engine: AsyncEngine, store: PostgresStore) -> None:
         self._continues = False
-        self._driver, self._store = driver, store
+        self._async_engine, self._store = async_engine, store
         self._sessions: Sessions | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ids = count(1)
         self._asked: dict[int, tuple[int, asyncio.Future[dict[str, Any]]]] = {}
-        self._burying: set[int] = set()
+        self._reclaiming: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, sessions: Sessions, continues: bool) -> None:
         """See `server.sessions.ownership.Peers`."""
         self._sessions, self._loop = sessions, asyncio.get_running_loop()
         self._continues = continues
-        self._store.listen(self._hear, self._bury, self._left)
+        self._store.listen(self._hear, self._reclaim, self._left)
 
     async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
         """See `server.sessions.ownership.Peers`."""
@@ -73,7 +73,7 @@ class Peers:
         """See `server.sessions.ownership.Peers`."""
         try:
             await self._ask(lambda store: store.release(session))
-        except EngineError as error:
+        except RequestError as error:
             logger.warning("session %s is still held: %s", session, error.message)
 
     async def claim_key(self, owner: str, key: str) -> None:
@@ -85,7 +85,7 @@ class Peers:
         """See `server.sessions.ownership.Peers`."""
         try:
             await self._ask(lambda store: store.give_back_key(owner, key), always=True)
-        except EngineError as error:
+        except RequestError as error:
             logger.warning("a key is given back later: %s", error.message)
 
     # What comes from the thread that listens
@@ -93,8 +93,8 @@ class Peers:
     def _hear(self, message: str) -> None:
         self._run(lambda: self._understand(orjson.loads(message)))
 
-    def _bury(self, key: int) -> None:
-        self._run(lambda: self._begin_burial(key))
+    def _reclaim(self, key: int) -> None:
+        self._run(lambda: self._begin_reclaim(key))
 
     def _left(self, key: int) -> None:
         self._run(lambda: self._begin(self._after(key)))
@@ -123,12 +123,12 @@ class Peers:
             await self._give(question["session"], question["owner"], question["how"])
         except AttachedElsewhere as attached:
             answer["attached"] = asdict(attached.info)
-        except EngineError as error:
+        except RequestError as error:
             logger.warning("a session was not handed over: %s", error.message)
             answer["failed"] = error.code
         try:
             await self._tell(question["by"], answer)
-        except EngineError as error:
+        except RequestError as error:
             logger.warning("an answer was lost: %s", error.message)
 
     async def _give(self, session: str, owner: str, how: How) -> None:
@@ -138,7 +138,9 @@ class Peers:
             while True:
                 await sessions.fetching.ended(session, owner)
                 try:
-                    await self._driver.call(lambda engine, now: engine.give(session, owner, how))
+                    await self._async_engine.call(
+                        lambda engine, now: engine.give(session, owner, how)
+                    )
                 except SessionNotFound:
                     if sessions.fetching.is_running(session, owner):
                         continue
@@ -146,25 +148,25 @@ class Peers:
                     await self._ask(lambda store: store.release(session))
                 return
         except SessionAttached:
-            info = await self._driver.call(
+            info = await self._async_engine.call(
                 lambda engine, now: engine.session_info(session, owner, now)
             )
             raise AttachedElsewhere(info) from None
 
-    def _begin_burial(self, key: int) -> None:
-        if key not in self._burying:
-            self._burying.add(key)
-            self._begin(self._bury_it(key))
+    def _begin_reclaim(self, key: int) -> None:
+        if key not in self._reclaiming:
+            self._reclaiming.add(key)
+            self._begin(self._reclaim_replica(key))
 
-    async def _bury_it(self, key: int) -> None:
+    async def _reclaim_replica(self, key: int) -> None:
         try:
-            if not await self._ask(lambda store: store.bury(key)):
+            if not await self._ask(lambda store: store.reclaim(key)):
                 return  # it is tried again, or another replica has done it
             await self._after(key)
-        except EngineError as error:
-            logger.warning("replica %d could not be buried: %s", key, error.message)
+        except RequestError as error:
+            logger.warning("replica %d could not be reclaimed: %s", key, error.message)
         finally:
-            self._burying.discard(key)
+            self._reclaiming.discard(key)
 
     async def _after(self, key: int) -> None:
         """What a replica had is nobody's now."""
@@ -174,7 +176,7 @@ class Peers:
         if self._continues and self._sessions is not None:
             try:
                 await self._sessions.continue_unfinished()
-            except EngineError as error:
+            except RequestError as error:
                 logger.warning("what replica %d ran does not go on: %s", key, error.message)
 
     async def _tell(self, key: int, message: dict[str, Any]) -> None:
@@ -182,4 +184,4 @@ class Peers:
         await self._ask(lambda store: store.tell(key, text))
 
     async def _ask(self, ask: Callable[[PostgresStore], R], *, always: bool = False) -> R:
-        return await self._driver.ask_store(cast("Callable[[Store], R]", ask), always=always)
+        return await self._async_engine.ask_store(cast("Callable[[Store], R]", ask), always=always)

@@ -47,7 +47,7 @@ _VARIABLE_ONLY = frozenset(
         "max_connections_per_address",
         "keep_alive_s",
         "max_socket_requests",
-        "outbox_events",
+        "max_queued_events",
         "store_memory",
         "max_log_tokens",
         "max_states",
@@ -104,7 +104,7 @@ class ServerConfig(BaseModel):
     ways to fix the size of the state pool. ``threads`` None leaves the number to
     the backend. ``reasoning`` is "on", "off" or a number of tokens, for chats with models that
     think; None leaves it to their templates. ``max_waiting`` bounds the requests
-    that are admitted and not yet running, ``outbox_events`` the events that wait
+    that are admitted and not yet running, ``max_queued_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in,
     ``allowed_hosts`` the names that a server without keys answers to.
     ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
@@ -161,7 +161,7 @@ class ServerConfig(BaseModel):
     max_connections_per_address: int | None = Field(default=None, ge=1)
     keep_alive_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
     max_socket_requests: int = Field(default=64, ge=1)
-    outbox_events: int = Field(default=2048, ge=16)
+    max_queued_events: int = Field(default=2048, ge=16)
     store_memory: int = Field(default=256 * MIB, ge=MIB)
     max_log_tokens: int = Field(default=1_000_000, ge=4096)
     save_interval_tokens: int = Field(default=1024, ge=16)

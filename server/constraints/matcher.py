@@ -17,7 +17,7 @@ from server.constraints.ending import Ending, Endings, ids_of, words_of
 from server.constraints.free_text import FreeText
 from server.constraints.vocabulary import Vocabulary
 from server.engine.constraint import UNKNOWN_S
-from server.errors import EngineError, InvalidRequest
+from server.errors import InvalidRequest, RequestError
 
 #: Of the tokens that may come while a text is being closed, the first few are looked at:
 #: the commonest ones, in a vocabulary of merged pairs.
@@ -27,7 +27,7 @@ MAX_LOOKED_AT = 256
 RETRY_TOKENS = 64
 
 
-class NotAllowed(EngineError):
+class NotAllowed(RequestError):
     """A token that the grammar has no place for."""
 
     code = "internal_error"

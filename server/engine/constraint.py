@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from server.engine.matcher import Matcher
 from server.engine.value import Constraint
-from server.errors import EngineError
+from server.errors import RequestError
 
 Matchers = Callable[[str], Matcher]
 
@@ -85,4 +85,4 @@ class OpenConstraint:
 
 def no_matchers(grammar: str) -> Matcher:
     """Stands for `Matchers` where there are none: a session can come from elsewhere."""
-    raise EngineError("this server cannot follow a grammar")
+    raise RequestError("this server cannot follow a grammar")

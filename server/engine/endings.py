@@ -11,7 +11,7 @@ from server.engine.live import Live
 from server.engine.scheduler import Scheduler
 from server.engine.sessions import SessionTable
 from server.engine.types import Event, Failed, Finished, FinishReason, Top, Usage
-from server.errors import EngineError
+from server.errors import RequestError
 
 
 class _Reading(NamedTuple):
@@ -39,7 +39,7 @@ class Endings:
         self._events, self._scheduler = events, scheduler
         self._sessions, self._keeper, self._live = sessions, keeper, live
 
-    def fail(self, live: Live, error: EngineError) -> None:
+    def fail(self, live: Live, error: RequestError) -> None:
         """Takes the request out; what it has done is as if it had not been."""
         self._drop(live)
         self._events.extend(Failed(id, error) for id in live.request.ids)
@@ -63,7 +63,7 @@ class Endings:
         text, thought = _held(live, drop_held)
         if request.sampling is not None:
             session.seq += 1
-        within_prompt = session.num_owed or not live.started
+        within_prompt = session.num_unfed or not live.started
         if within_prompt and not live.num_generated:  # a restored one may owe what it generated
             begun = session.position >= max(live.length, 1)
             session.cut(session.position + 1 if begun else live.length)

@@ -61,7 +61,7 @@ class GrammarTurns:
 
 def _wants_mask(live: Live, count: int) -> bool:
     session = live.session
-    return session.constraint is not None and live.draw is not None and count > session.num_owed
+    return session.constraint is not None and live.draw is not None and count > session.num_unfed
 
 
 def _cost_s(live: Live) -> float:

@@ -23,7 +23,7 @@ from server.engine.sessions import SessionTable
 from server.engine.state_pool import StatePool
 from server.engine.types import Failed, Migrated, SessionInfo
 from server.engine.value import Past, Record, SessionValue, StateBlock
-from server.errors import EngineError, SessionAttached
+from server.errors import RequestError, SessionAttached
 
 
 class Host:
@@ -147,7 +147,7 @@ class Host:
             raise SessionAttached
         self._let_go(found, SessionAttached() if how == "take_over" else None)
 
-    def _let_go(self, session: Session, why: EngineError | None) -> None:
+    def _let_go(self, session: Session, why: RequestError | None) -> None:
         """The reader of what it runs is told where to go on, or ``why`` not."""
         if (live := session.live) is not None:
             request_id = live.request.request_id
@@ -159,7 +159,7 @@ class Host:
             self._round.events.append(event)
         self._keeper.evict(session)
 
-    def discard_kept(self, error: EngineError, id: str | None = None) -> None:
+    def discard_kept(self, error: RequestError, id: str | None = None) -> None:
         """Forgets kept sessions, as if the process had died: the store has not followed.
 
         All of them, or the one called ``id``. What the store has of them is what they are.

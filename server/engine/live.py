@@ -136,11 +136,11 @@ class Live:
     def num_unfed(self) -> int:
         """Tokens that the next chunk may hold."""
         session = self.session
-        if not session.num_owed:
+        if not session.num_unfed:
             return 1
         if not self.whole:
             return session.plan
-        count = session.num_owed + self.feeds_last
+        count = session.num_unfed + self.feeds_last
         return min(count, self.boundaries[0] - session.position) if self.boundaries else count
 
     def start_scoring(self) -> None:

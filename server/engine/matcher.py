@@ -24,7 +24,7 @@ class Matcher(Protocol):
         """
 
     def accept(self, token: int) -> None:
-        """Goes on by ``token``. Raises `EngineError` where it is not allowed."""
+        """Goes on by ``token``. Raises `RequestError` where it is not allowed."""
 
     def is_over(self) -> bool:
         """Whether nothing but the end may follow."""

@@ -1,6 +1,6 @@
 """From a session's last saved value and the log's entries after it to the present.
 
-Nothing is computed: the entries become text that the state is owed. The engine
+Nothing is computed: the entries become text that the state has not been fed. The engine
 feeds it, cut as it was the first time, before anything new.
 """
 
@@ -47,7 +47,7 @@ def replay(
 def _apply(
     session: Session, progress: Progress | None, entries: Iterable[Entry]
 ) -> Progress | None:
-    stops, turn = _readers(progress)
+    stops, turn = _requests(progress)
     num_generated = 0 if progress is None else progress.num_generated
     for entry in entries:
         if isinstance(entry, TokenEvent):
@@ -63,7 +63,7 @@ def _apply(
             num_generated += 1
         elif isinstance(entry, Accepted):
             progress, num_generated = Progress(entry.request, entry.length), 0
-            stops, turn = _readers(progress)
+            stops, turn = _requests(progress)
             session.begin(entry.request, entry.tokens)
         elif isinstance(entry, Finished):
             session.cut(entry.position)  # shorter where it was cancelled within its prompt
@@ -79,7 +79,7 @@ def _apply(
     return Progress(progress.request, progress.length, num_generated, withheld, turn=state)
 
 
-def _readers(progress: Progress | None) -> tuple[StopStrings | None, TurnText | None]:
+def _requests(progress: Progress | None) -> tuple[StopStrings | None, TurnText | None]:
     """What reads the text of a request: its stop strings, or a chat's turn."""
     if progress is None or progress.request.sampling is None:
         return None, None

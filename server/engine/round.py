@@ -99,17 +99,17 @@ class Round:
         """Starts those that wait, as far as slots reach; long runners make room for them."""
         while (live := self._scheduler.next_waiting()) is not None:
             if not self._can_run(live):
-                tired = self._scheduler.had_its_turn()
-                if tired is None:
+                preemptible = self._scheduler.had_its_turn()
+                if preemptible is None:
                     return
-                self._preempt(tired)
+                self._preempt(preemptible)
                 continue
             self._scheduler.start(live)
             live.move(Phase.RUNNING)
             live.num_in_turn = 0
             if not live.started:
                 self._begin(live)
-            if not live.session.num_owed:
+            if not live.session.num_unfed:
                 self._prompt_is_fed(live, now)
 
     def _can_run(self, live: Live) -> bool:
@@ -220,7 +220,7 @@ class Round:
             return
         if token >= 0:
             self._generated(live, token, now)
-        elif not session.num_owed:
+        elif not session.num_unfed:
             self._prompt_is_fed(live, now)
         if session.keep:
             self._keeper.save_if_due(session)
@@ -233,7 +233,7 @@ class Round:
         if request.num_branches > 1 or request.continuations:
             self._branch(live, now)
         is_read = live.embedding is None or session.pending is None
-        if live.draw is None and is_read and not session.num_owed:
+        if live.draw is None and is_read and not session.num_unfed:
             self.endings.finish(live, None, now)
 
     def _branch(self, live: Live, now: float) -> None:

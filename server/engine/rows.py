@@ -20,8 +20,8 @@ def row(live: Live, count: int, matchers: Matchers, vocab_size: int) -> Feed:
     session = live.session
     slot, pending = session.slot, session.pending
     assert slot is not None and pending is not None, session
-    tokens = session.next(count) if session.num_owed else [pending]
-    draw = live.draw if count > session.num_owed else None
+    tokens = session.next(count) if session.num_unfed else [pending]
+    draw = live.draw if count > session.num_unfed else None
     recent = allowed = None
     if draw is not None:
         if live.penalized:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Owed:
-    """A `Segment` of which ``num_fed`` tokens are no longer owed."""
+class _Unfed:
+    """A `Segment` of which ``num_fed`` tokens have been fed."""
 
     tokens: list[int] = field(repr=False)
     plan: int
@@ -32,7 +32,7 @@ class Session:
     """One session, of constant size but for what its state has not seen yet.
 
     Its text is what the state has seen (``position`` tokens), then what it is
-    owed, then ``pending``, the last token: to feed that one is what gives the
+    unfed, then ``pending``, the last token: to feed that one is what gives the
     next request its first logits. ``state`` None is the empty one, unless the
     session has a ``slot``. ``live`` is the request that it runs. One that is
     ``expendable`` may be forgotten where there is no room and no store. What it
@@ -53,12 +53,12 @@ class Session:
     log_index: int = 0
     live: Live | None = field(default=None, repr=False)
     saved_position: int = 0
-    num_owed: int = 0
+    num_unfed: int = 0
     constraint: OpenConstraint | None = field(default=None, repr=False)
     expendable: bool = False
     origin: Origin | None = None
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_WINDOW), repr=False)
-    _debt: deque[_Owed] = field(default_factory=deque)
+    _debt: deque[_Unfed] = field(default_factory=deque)
 
     @classmethod
     def of(cls, value: SessionValue, detokenizer: Detokenizer, now: float) -> Session:
@@ -70,8 +70,8 @@ class Session:
         session.pending, session.origin = value.pending, value.origin
         session.recent.extend(value.recent)
         for segment in value.debt:
-            session._debt.append(_Owed(list(segment.tokens), segment.plan))
-            session.num_owed += len(segment.tokens)
+            session._debt.append(_Unfed(list(segment.tokens), segment.plan))
+            session.num_unfed += len(segment.tokens)
         session.write_on(value)
         return session
 
@@ -82,7 +82,7 @@ class Session:
             self.owner,
             self.epoch,
             self.position,
-            tuple(_segment(owed) for owed in self._debt),
+            tuple(_segment(unfed) for unfed in self._debt),
             self.pending,
             self.seq,
             self.log_index,
@@ -97,7 +97,7 @@ class Session:
     @property
     def length(self) -> int:
         """Tokens of the session's text."""
-        return self.position + self.num_owed + (self.pending is not None)
+        return self.position + self.num_unfed + (self.pending is not None)
 
     @property
     def origin_digest(self) -> str:
@@ -111,7 +111,7 @@ class Session:
 
     @property
     def plan(self) -> int:
-        """Tokens of the prompt that the next token owed begins; 1 where it is fed alone."""
+        """Tokens of the prompt that the next token unfed begins; 1 where it is fed alone."""
         if not self._debt or not self._debt[0].plan:
             return 1
         return self._debt[0].plan - self._debt[0].num_fed
@@ -140,27 +140,27 @@ class Session:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Adds a prompt to the text; the token that was pending is the first of it."""
-        owed = [*([] if self.pending is None else [self.pending]), *tokens]
-        self.pending = owed.pop()
-        self._owe(owed, len(owed))
+        unfed = [*([] if self.pending is None else [self.pending]), *tokens]
+        self.pending = unfed.pop()
+        self._owe(unfed, len(unfed))
 
     def hold(self, token: int) -> None:
-        """Adds a generated token to the text; one that is still pending is owed alone."""
+        """Adds a generated token to the text; one that is still pending has not been fed alone."""
         if self.pending is not None:
             if self._debt and not self._debt[-1].plan:
                 self._debt[-1].tokens.append(self.pending)
-                self.num_owed += 1
+                self.num_unfed += 1
             else:
                 self._owe([self.pending], 0)
         self.pending = token
 
     def next(self, count: int) -> list[int]:
-        """The next ``count`` tokens for the state: what it is owed, then the pending one."""
+        """The next ``count`` tokens for the state: the unfed ones, then the pending one."""
         tokens: list[int] = []
-        for owed in self._debt:
+        for unfed in self._debt:
             if len(tokens) == count:
                 return tokens
-            tokens += owed.tokens[owed.num_fed : owed.num_fed + count - len(tokens)]
+            tokens += unfed.tokens[unfed.num_fed : unfed.num_fed + count - len(tokens)]
         if len(tokens) < count:
             assert self.pending is not None and len(tokens) + 1 == count, (count, self)
             tokens.append(self.pending)
@@ -172,12 +172,12 @@ class Session:
         self.recent.extend(tokens)
         left = len(tokens)
         while left and self._debt:
-            owed = self._debt[0]
-            part = min(left, len(owed.tokens) - owed.num_fed)
-            owed.num_fed += part
-            self.num_owed -= part
+            unfed = self._debt[0]
+            part = min(left, len(unfed.tokens) - unfed.num_fed)
+            unfed.num_fed += part
+            self.num_unfed -= part
             left -= part
-            if owed.num_fed == len(owed.tokens):
+            if unfed.num_fed == len(unfed.tokens):
                 self._debt.popleft()
         if left:
             self.pending = None
@@ -185,7 +185,7 @@ class Session:
     def cut(self, length: int) -> None:
         """Shortens the text to ``length`` tokens, none of which the state has not seen yet.
 
-        The last one left is pending, also where it is an owed one.
+        The last one left is pending, also where it is an unfed one.
         """
         excess = self.length - length
         assert excess >= 0 and length >= self.position, (length, self)
@@ -194,7 +194,7 @@ class Session:
         self.pending = None
         for _ in range(excess - 1):
             self._unowe()
-        if self.num_owed:
+        if self.num_unfed:
             self.pending = self._unowe()
         value = self.value(self.state)
         self.detokenizer.restore(value.undecoded, self._is_start(value))
@@ -217,18 +217,18 @@ class Session:
 
     def _owe(self, tokens: list[int], plan: int) -> None:
         if tokens:
-            self._debt.append(_Owed(tokens, plan))
-            self.num_owed += len(tokens)
+            self._debt.append(_Unfed(tokens, plan))
+            self.num_unfed += len(tokens)
 
     def _unowe(self) -> int:
-        owed = self._debt[-1]
-        token = owed.tokens.pop()
-        self.num_owed -= 1
-        if owed.num_fed == len(owed.tokens):
+        unfed = self._debt[-1]
+        token = unfed.tokens.pop()
+        self.num_unfed -= 1
+        if unfed.num_fed == len(unfed.tokens):
             self._debt.pop()
         return token
 
 
-def _segment(owed: _Owed) -> Segment:
-    plan = owed.plan - owed.num_fed if owed.plan else 0
-    return Segment(tuple(owed.tokens[owed.num_fed :]), plan)
+def _segment(unfed: _Unfed) -> Segment:
+    plan = unfed.plan - unfed.num_fed if unfed.plan else 0
+    return Segment(tuple(unfed.tokens[unfed.num_fed :]), plan)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from server.errors import EngineError
+from server.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -242,7 +242,7 @@ class Failed:
     """The request is over here, without a `Finished`: ``error`` says why."""
 
     request_id: str
-    error: EngineError
+    error: RequestError
 
 
 Event = Started | Scored | TokenEvent | Finished | Migrated | Failed

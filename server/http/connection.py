@@ -17,7 +17,7 @@ from server.api.middleware.connections import EXTENSION as CONNECTION
 from server.api.middleware.connections import OpenConnection
 from server.api.middleware.refuse import answer_with_error
 from server.api.middleware.request_ids import HEADER, new_request_id, with_id
-from server.errors import EngineError, InternalFailure, InvalidRequest
+from server.errors import InternalFailure, InvalidRequest, RequestError
 from server.http.request_target import in_origin_form
 from server.runtime.async_engine import Draining
 
@@ -82,7 +82,7 @@ class RunsApp(CountedProtocol):
         self._app = app
 
     async def _run_app(self, scope: Any, receive: Any, send: Any) -> None:
-        offered = {SHORTCUT: self._shortcut(scope), CONNECTION: self.connection}
+        offered = {SHORTCUT: self._direct_write(scope), CONNECTION: self.connection}
         extensions = {**scope.get("extensions", {}), **offered}
         has_answered = self._watch_answer()
         try:
@@ -102,11 +102,11 @@ class RunsApp(CountedProtocol):
         """Says of the present request if an answer has begun, or nobody is there to get one."""
         raise NotImplementedError
 
-    def _shortcut(self, scope: Any) -> Write:
+    def _direct_write(self, scope: Any) -> Write:
         raise NotImplementedError
 
 
-def _failure(error: BaseException) -> EngineError:
+def _failure(error: BaseException) -> RequestError:
     """What a client hears of an application that has ended by ``error``."""
     if isinstance(error, asyncio.CancelledError):  # the server ends, whatever its reason
         return Draining()
@@ -119,7 +119,7 @@ def refusal(message: str) -> bytes:
     return whole_answer(InvalidRequest(message))
 
 
-def whole_answer(error: EngineError, status: int | None = None, more: str = "") -> bytes:
+def whole_answer(error: RequestError, status: int | None = None, more: str = "") -> bytes:
     """A whole answer, after which the connection ends. ``more`` are lines of its head."""
     status = outcome(error).status if status is None else status
     body, headers = error_body(error), error_headers(error)

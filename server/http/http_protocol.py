@@ -117,7 +117,7 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
         cycle: RequestResponseCycle = self.cycle  # another one when this is answered
         return lambda: cycle.response_started or cycle.disconnected
 
-    def _shortcut(self, scope: Any) -> Write:
+    def _direct_write(self, scope: Any) -> Write:
         cycle: RequestResponseCycle = self.cycle
         chunked = scope["http_version"] == "1.1"
 

@@ -159,7 +159,7 @@ class WebSocketProtocol(RunsApp, WebSocketsSansIOProtocol, ReadsLittle):
         answered = self.handshake_complete or self.initial_response is not None
         return answered or self.disconnected
 
-    def _shortcut(self, scope: Any) -> Write:
+    def _direct_write(self, scope: Any) -> Write:
         return self._write_texts
 
     def _write_texts(self, payloads: Sequence[bytes]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from model.checkpoint import Checkpoint
 from server.config.settings import ModelSource
-from server.errors import EngineError, ModelNotFound, invalid
+from server.errors import ModelNotFound, RequestError, invalid
 from server.models.registry import Models, Version
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import Draining
@@ -30,7 +30,7 @@ CANCEL_TIMEOUT_S = 2.0
 SAVE_TIMEOUT_S = 60.0
 
 
-class LoadingRefused(EngineError):
+class LoadingRefused(RequestError):
     """The operator has named no folder to load from."""
 
     code = "loading_refused"
@@ -39,7 +39,7 @@ class LoadingRefused(EngineError):
         super().__init__("this server loads no models from a path: it was started without one")
 
 
-class ModelExists(EngineError):
+class ModelExists(RequestError):
     """A model of this name is served."""
 
     code = "model_exists"
@@ -48,7 +48,7 @@ class ModelExists(EngineError):
         super().__init__("name: a model of this name is served; reload it instead", "name")
 
 
-class ModelChanging(EngineError):
+class ModelChanging(RequestError):
     """Another change of the models is on its way."""
 
     code = "model_changing"
@@ -57,7 +57,7 @@ class ModelChanging(EngineError):
         super().__init__("another model is being loaded; try again later")
 
 
-class LastModel(EngineError):
+class LastModel(RequestError):
     """Without it there would be nothing to serve."""
 
     code = "last_model"
@@ -66,7 +66,7 @@ class LastModel(EngineError):
         super().__init__("the last model cannot be unloaded")
 
 
-class ModelBroken(EngineError):
+class ModelBroken(RequestError):
     """There is no model at this place that can be served."""
 
     code = "model_broken"
@@ -76,7 +76,7 @@ class ModelBroken(EngineError):
 
 
 class Builder(Protocol):
-    """See `server.models.factory.ModelBuilder`. Every method blocks and raises `EngineError`."""
+    """See `server.models.factory.ModelBuilder`. Every method blocks and raises `RequestError`."""
 
     def read(self, source: ModelSource) -> Checkpoint: ...
     def build(
@@ -112,7 +112,7 @@ class ModelChanges:
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, path: str) -> Version:
-        """Serves the model at ``path`` under the models' folder, as ``name``. Raises `EngineError`.
+        """Serves the model at ``path`` in the models' folder as ``name``. Raises `RequestError`.
 
         Nothing has changed where it raises.
         """
@@ -127,7 +127,7 @@ class ModelChanges:
         return version
 
     async def reload(self, name: str, path: str | None = None) -> Reloaded:
-        """Serves what is now at the model's place, or at ``path``. Raises `EngineError`.
+        """Serves what is now at the model's place, or at ``path``. Raises `RequestError`.
 
         New work goes to the new version; what the old one runs ends there. With the same
         weights there is no new version: its sessions go on, and what is no part of a
@@ -141,14 +141,14 @@ class ModelChanges:
                 same = self._builder.refreshed(old, source, checkpoint)
                 self._models.current[name] = same
                 return Reloaded(same, changed=False)
-            version = await self._start(source, checkpoint, old.driver.metrics)
+            version = await self._start(source, checkpoint, old.async_engine.metrics)
             self._models.current[name] = version
             self._retire(old, OtherVersion)
         logger.info("model %s was replaced by another version", name)
         return Reloaded(version, changed=True)
 
     def unload(self, name: str) -> None:
-        """Takes a model out. Raises `EngineError`."""
+        """Takes a model out. Raises `RequestError`."""
         with self._change():
             version = self._current(name)
             if len(self._models.current) == 1:
@@ -212,22 +212,22 @@ class ModelChanges:
 
     # Leaving
 
-    def _retire(self, version: Version, refusal: Callable[[], EngineError]) -> None:
-        version.driver.begin_retirement(refusal)
+    def _retire(self, version: Version, refusal: Callable[[], RequestError]) -> None:
+        version.async_engine.begin_retirement(refusal)
         self._models.retiring.append(version)
         task = asyncio.create_task(self._let_end(version))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
     async def _let_end(self, version: Version) -> None:
-        driver = version.driver
-        if not await _within(self._retire_timeout_s, driver.finished()):
+        async_engine = version.async_engine
+        if not await _within(self._retire_timeout_s, async_engine.finished()):
             logger.warning("model %s: what still runs on an old version ends now", version.name)
-        if driver.durable:
-            await _within(SAVE_TIMEOUT_S, driver.retire())
-        driver.cancel_all()
-        await _within(CANCEL_TIMEOUT_S, driver.drained())
-        stats = await driver.stats()
+        if async_engine.durable:
+            await _within(SAVE_TIMEOUT_S, async_engine.retire())
+        async_engine.cancel_all()
+        await _within(CANCEL_TIMEOUT_S, async_engine.drained())
+        stats = await async_engine.stats()
         if not await self._models.stop_version(version):
             logger.error("model %s: an old version does not end", version.name)
         self._models.retired(version, stats)

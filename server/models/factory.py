@@ -1,4 +1,4 @@
-"""A model becomes something that can be served: engine, store, driver and service around it.
+"""A model becomes something that can be served: engine, store, async engine and service around it.
 
 All of it blocks, and runs in any thread; nothing is started here.
 """
@@ -30,7 +30,7 @@ from server.models.state_files import read_state, state_in
 from server.models.storage import Home, Shared, home_of, open_prefixes, open_storage
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.sessions.loading import Elsewhere
 from server.sessions.named_states import NamedStates
 from server.store.base import Identity, Store
@@ -95,22 +95,22 @@ class ModelBuilder:
         except BaseException:  # the next attempt must find it free
             store.close()
             raise
-        driver = Driver(engine, time.monotonic, metrics, store, self._tracer)
+        async_engine = AsyncEngine(engine, time.monotonic, metrics, store, self._tracer)
         service = make_service(
-            driver,
+            async_engine,
             backend.tokenizer,
             _model_info(source, checkpoint, backend, num_sessions),
             config,
             signing,
             prefixes=open_prefixes(
-                config, source.name, checkpoint, backend, driver, home, self._shared
+                config, source.name, checkpoint, backend, async_engine, home, self._shared
             ),
             elsewhere=self._elsewhere(source, checkpoint, home),
             chat_template=checkpoint.chat_template,
             constraints=constraints,
-            peers=None if self._shared is None else self._shared.peers(driver, store),
+            peers=None if self._shared is None else self._shared.peers(async_engine, store),
             states=NamedStates(
-                *(driver, signing.identity, fixed, config.max_states),
+                *(async_engine, signing.identity, fixed, config.max_states),
                 partial(state_in, identity=signing.identity, config=checkpoint.config),
             ),
         )

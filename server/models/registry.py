@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from server.config.settings import ModelSource
 from server.engine.types import EngineStats
-from server.errors import EngineError, ModelNotFound, SessionNotFound
+from server.errors import ModelNotFound, RequestError, SessionNotFound
 from server.models.service import Service
 from server.models.storage import Home
 from server.observability.metrics import NO_STATS, Scrape, totals
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.runtime.tenant import Tenant
 
 #: Sessions of which it is remembered whose they are.
@@ -35,8 +35,8 @@ class Version:
         return self.source.name
 
     @property
-    def driver(self) -> Driver:
-        return self.service.driver
+    def async_engine(self) -> AsyncEngine:
+        return self.service.async_engine
 
 
 class Models:
@@ -52,8 +52,8 @@ class Models:
         self.retiring: list[Version] = []
         self._continue_unfinished = continue_unfinished
         self._tenants: Mapping[str, Tenant] = {}
-        self._watching: dict[Driver, asyncio.Task[None]] = {}
-        self._stopping: set[Driver] = set()
+        self._watching: dict[AsyncEngine, asyncio.Task[None]] = {}
+        self._stopping: set[AsyncEngine] = set()
         #: By session and owner: of another's nothing is known.
         self._seen: dict[tuple[str, str], Version] = {}
         self._ended: dict[str, EngineStats] = {}
@@ -88,7 +88,7 @@ class Models:
     async def holding(self, session: str, owner: str, name: str | None = None) -> Service:
         """The version that has ``session``, of any model or of the one called ``name``.
 
-        Where none has it, it is one whose answer says so. Raises `EngineError`.
+        Where none has it, it is one whose answer says so. Raises `RequestError`.
         """
         among = [each for each in self.versions if name in (None, each.name)]
         if not among:
@@ -101,13 +101,13 @@ class Models:
         return found.service
 
     async def _find(self, among: list[Version], session: str, owner: str) -> Version:
-        unknown: EngineError | None = None
+        unknown: RequestError | None = None
         for version in among:
             try:
                 if await version.service.sessions.has(session, owner):
                     self._remember((session, owner), version)
                     return version
-            except EngineError as error:  # its store fails, and the others may know
+            except RequestError as error:  # its store fails, and the others may know
                 unknown = error
         if unknown is not None:
             raise unknown
@@ -128,7 +128,7 @@ class Models:
         """Gives the owners in ``tenants`` their limits, in every model."""
         self._tenants = tenants
         for version in self.versions:
-            version.driver.tenants = tenants
+            version.async_engine.tenants = tenants
 
     async def start(self) -> None:
         for version in self.versions:
@@ -136,74 +136,80 @@ class Models:
 
     async def start_version(self, version: Version) -> None:
         """Starts the threads of one that is, or will be, among the versions."""
-        version.driver.tenants = self._tenants
-        await version.driver.start()
+        version.async_engine.tenants = self._tenants
+        await version.async_engine.start()
         await version.service.sessions.start(self._continue_unfinished)
-        self._watching[version.driver] = asyncio.create_task(self._watch(version.driver))
+        self._watching[version.async_engine] = asyncio.create_task(
+            self._watch(version.async_engine)
+        )
 
     async def stop(self) -> None:
         await asyncio.gather(*(self.stop_version(version) for version in self.versions))
 
     async def stop_version(self, version: Version) -> bool:
         """Ends its threads, which gives its memory back; False if they did not end in time."""
-        self._stopping.add(version.driver)
-        if (watching := self._watching.pop(version.driver, None)) is not None:
+        self._stopping.add(version.async_engine)
+        if (watching := self._watching.pop(version.async_engine, None)) is not None:
             watching.cancel()
-        ended = await version.driver.stop()
+        ended = await version.async_engine.stop()
         await version.service.close()
         return ended
 
     def retired(self, version: Version, stats: EngineStats) -> None:
         """Takes out one that has ended; its counts stay."""
         self.retiring.remove(version)
-        self._stopping.discard(version.driver)
+        self._stopping.discard(version.async_engine)
         self._seen = {key: each for key, each in self._seen.items() if each is not version}
         before = self._ended.pop(version.name, NO_STATS)
         if any(each.name == version.name for each in self.versions):
             self._ended[version.name] = totals(before, stats)
 
-    async def _watch(self, driver: Driver) -> None:
-        await driver.died.wait()
+    async def _watch(self, async_engine: AsyncEngine) -> None:
+        await async_engine.died.wait()
         self.died.set()
 
     # How it is
 
     @property
     def healthy(self) -> bool:
-        return all(driver.healthy for driver in self._serving())
+        return all(async_engine.healthy for async_engine in self._serving())
 
     @property
     def ready(self) -> bool:
         """Whether every model takes new work."""
-        return self.healthy and all(version.driver.ready for version in self.current.values())
+        return self.healthy and all(version.async_engine.ready for version in self.current.values())
 
     @property
     def takes_sockets(self) -> bool:
         """Whether a new socket is of use."""
-        return all(driver.takes_sockets for driver in self._serving())
+        return all(async_engine.takes_sockets for async_engine in self._serving())
 
-    def _serving(self) -> Iterator[Driver]:
+    def _serving(self) -> Iterator[AsyncEngine]:
         """Those that have not been told to end."""
-        drivers = (version.driver for version in self.versions)
-        return (driver for driver in drivers if driver not in self._stopping)
+        async_engines = (version.async_engine for version in self.versions)
+        return (
+            async_engine for async_engine in async_engines if async_engine not in self._stopping
+        )
 
     async def scrapes(self) -> list[Scrape]:
         """The counts of each model, over all of its versions."""
         found: dict[str, Scrape] = {}
         for version in self.versions:
-            name, driver = version.name, version.driver
+            name, async_engine = version.name, version.async_engine
             before = found.get(name)
             earlier = before.engines if before else [self._ended.get(name, NO_STATS)]
-            works = driver.store_works and (before is None or before.store_works)
-            found[name] = Scrape(name, driver.metrics, [*earlier, await driver.stats()], works)
+            works = async_engine.store_works and (before is None or before.store_works)
+            found[name] = Scrape(
+                name, async_engine.metrics, [*earlier, await async_engine.stats()], works
+            )
         return list(found.values())
 
     async def rebalance(self, max_sessions: int) -> int:
         """Lets so many sessions go to where others may take them; returns how many there were."""
         moved = 0
         for version in list(self.current.values()):
-            if version.driver.durable and moved < max_sessions:
-                moved += await version.driver.let_go(max_sessions - moved)
+            if version.async_engine.durable and moved < max_sessions:
+                moved += await version.async_engine.let_go(max_sessions - moved)
         return moved
 
     # The drain
@@ -212,17 +218,19 @@ class Models:
         """Refuses new work from here on; what runs goes on."""
         self.is_draining = True
         for version in self.versions:
-            version.driver.begin_drain()
+            version.async_engine.begin_drain()
 
     async def retire(self) -> None:
-        """Saves all kept sessions of what keeps them for good: see `Driver.retire`."""
-        await asyncio.gather(*(v.driver.retire() for v in self.versions if v.driver.durable))
+        """Saves all kept sessions of what keeps them for good: see `AsyncEngine.retire`."""
+        await asyncio.gather(
+            *(v.async_engine.retire() for v in self.versions if v.async_engine.durable)
+        )
 
     async def drained(self) -> None:
         """Returns when no request has a reader."""
         for version in self.versions:
-            await version.driver.drained()
+            await version.async_engine.drained()
 
     def cancel_all(self) -> None:
         for version in self.versions:
-            version.driver.cancel_all()
+            version.async_engine.cancel_all()

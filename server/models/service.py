@@ -12,13 +12,13 @@ from server.config.settings import ServerConfig
 from server.constraints.compiler import Constraints
 from server.models.info import ModelInfo
 from server.models.large_answers import LargeAnswers
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.sessions.loading import Elsewhere
 from server.sessions.named_states import NamedStates
 from server.sessions.ownership import Peers
 from server.sessions.prefix_tier import PrefixTier
 from server.sessions.sessions import Sessions
-from server.sessions.transfer import Porter, Signing
+from server.sessions.transfer import Signing, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Service:
     ``reasoning`` is the setting of that name.
     """
 
-    driver: Driver
+    async_engine: AsyncEngine
     sessions: Sessions
-    porter: Porter
+    transfer: Transfer
     limits: RequestLimits
     model: ModelInfo
     tokenizer: Tokenizer
     states: NamedStates
-    outbox_events: int
+    max_queued_events: int
     max_socket_requests: int
     max_message_bytes: int
     large_answers: LargeAnswers
@@ -53,7 +53,7 @@ class Service:
     reasoning: str | None = None
 
     async def close(self) -> None:
-        """After the driver has stopped: writes what is outstanding, ends what helps."""
+        """After the async engine has stopped: writes what is outstanding, ends what helps."""
         await asyncio.to_thread(self.sessions.close)
         self.large_answers.close()
         await self.renderer.close()
@@ -62,7 +62,7 @@ class Service:
 
 
 def make_service(
-    driver: Driver,
+    async_engine: AsyncEngine,
     tokenizer: Tokenizer,
     model: ModelInfo,
     config: ServerConfig,
@@ -74,21 +74,21 @@ def make_service(
     peers: Peers | None = None,
     states: NamedStates | None = None,
 ) -> Service:
-    """The service around ``driver``.
+    """The service around ``async_engine``.
 
     ``elsewhere`` knows the sessions of other versions, ``peers`` are other replicas.
     """
     if states is None:
-        states = NamedStates(driver, signing.identity, {}, config.max_states)
-    sessions = Sessions(driver, prefixes, elsewhere, peers, states)
+        states = NamedStates(async_engine, signing.identity, {}, config.max_states)
+    sessions = Sessions(async_engine, prefixes, elsewhere, peers, states)
     return Service(
-        driver=driver,
+        async_engine=async_engine,
         sessions=sessions,
-        porter=Porter(sessions, signing.identity, signing.key, config.trust_unsigned_state),
+        transfer=Transfer(sessions, signing.identity, signing.key, config.trust_unsigned_state),
         limits=RequestLimits(config.max_prompt_tokens, config.max_tokens_limit),
         model=model,
         tokenizer=tokenizer,
-        outbox_events=config.outbox_events,
+        max_queued_events=config.max_queued_events,
         max_socket_requests=config.max_socket_requests,
         max_message_bytes=config.max_message_bytes,
         large_answers=LargeAnswers(config.max_answer_bytes),

@@ -19,9 +19,9 @@ import apsw
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
 from server.config.settings import ModelSource, ServerConfig
-from server.errors import EngineError
+from server.errors import RequestError
 from server.models.backend import Backend
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.sessions.loading import Elsewhere
 from server.sessions.ownership import Peers
 from server.sessions.prefix_tier import PrefixTier
@@ -49,14 +49,14 @@ class Shared(Protocol):
 
     def open_store(self, name: str, identity: Identity, limits: Limits) -> Store: ...
     def signing_key(self, store: Store) -> bytes: ...
-    def peers(self, driver: Driver, store: Store) -> Peers: ...
+    def peers(self, async_engine: AsyncEngine, store: Store) -> Peers: ...
     def open_prefixes(
-        self, name: str, identity: Identity, driver: Driver, bos_token_id: int
+        self, name: str, identity: Identity, async_engine: AsyncEngine, bos_token_id: int
     ) -> PrefixTier: ...
     def owner_elsewhere(self, name: str, digest: str) -> Elsewhere: ...
 
 
-class VersionInUse(EngineError):
+class VersionInUse(RequestError):
     """The store of this very version is still open: it has been replaced and has not ended."""
 
     code = "model_in_use"
@@ -150,7 +150,7 @@ def open_prefixes(
     name: str,
     checkpoint: Checkpoint,
     backend: Backend,
-    driver: Driver,
+    async_engine: AsyncEngine,
     home: Home | None,
     shared: Shared | None,
 ) -> PrefixTier | None:
@@ -159,11 +159,11 @@ def open_prefixes(
         return None
     identity = identity_of(checkpoint, backend)
     if shared is not None:
-        return shared.open_prefixes(name, identity, driver, checkpoint.config.bos_token_id)
+        return shared.open_prefixes(name, identity, async_engine, checkpoint.config.bos_token_id)
     if home is None:
         return None
     files = PrefixFiles(home.path / "prefixes", DiskFiles(), identity, config.prefix_disk)
-    return PrefixTier(driver, files, checkpoint.config.bos_token_id)
+    return PrefixTier(async_engine, files, checkpoint.config.bos_token_id)
 
 
 def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:

@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from server.engine.types import Finished, Request
-from server.errors import EngineError
+from server.errors import RequestError
 from server.observability.tracing import RequestSpan
 
 PATH = "/v1/traces"
@@ -130,7 +130,7 @@ class _Generation:
             _fail(self._span, "error")
         self._span.end()
 
-    def failed(self, error: EngineError) -> None:
+    def failed(self, error: RequestError) -> None:
         if self._span.is_recording():
             _fail(self._span, error.code)
             self._span.end()

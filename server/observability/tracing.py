@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from starlette.types import Scope
 
 from server.engine.types import Finished, Request
-from server.errors import EngineError
+from server.errors import RequestError
 
 EXTRA = "otel"
 
@@ -34,7 +34,7 @@ class GenerationSpan(Protocol):
     def finished(self, event: Finished, ttft_s: float | None) -> None:
         """It ended by itself; ``ttft_s`` is None where there was no token."""
 
-    def failed(self, error: EngineError) -> None:
+    def failed(self, error: RequestError) -> None:
         """It was refused, or it is over here without a `Finished`."""
 
     def left(self, why: Literal["detached", "migrated"]) -> None:
@@ -72,7 +72,7 @@ class _Off:
 
     def responded(self, status: int) -> None: ...
     def finished(self, event: Finished, ttft_s: float | None) -> None: ...
-    def failed(self, error: EngineError) -> None: ...
+    def failed(self, error: RequestError) -> None: ...
     def left(self, why: Literal["detached", "migrated"]) -> None: ...
     def close(self) -> None: ...
 

@@ -1,6 +1,6 @@
 """One thread owns the engine: commands go in, events come out, in batches of one step.
 
-The event loop posts commands to a bounded mailbox and is woken once per step for
+The event loop posts commands to a bounded command queue and is woken once per step for
 all that the step made, or once for several steps where it is behind. Between the
 two, `server.runtime.store_thread` makes safe what must be. The engine never waits for a client:
 what a reader does not take parks, and one that leaves a kept session is detached
@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 from server.engine.prefix_cache import Evicted
 from server.engine.types import EngineStats, Event, Request, SessionInfo
 from server.engine.value import SessionValue
-from server.errors import EngineError, InternalFailure, InvalidRequest, QueueFull
+from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.engine_thread import Clock, Command, EngineLike, EngineThread, Step
-from server.runtime.request_registry import Readers, Sink
-from server.runtime.store_thread import Journal
+from server.runtime.request_registry import RequestRegistry, Sink
+from server.runtime.store_thread import StoreThread
 from server.runtime.tenant import Tenant
 from server.store.base import Store
 from server.store.errors import Fenced, StoreFull
@@ -36,7 +36,7 @@ RETIRED_AT_ONCE = 32
 R = TypeVar("R")
 
 
-class Draining(EngineError):
+class Draining(RequestError):
     """The server is about to stop and takes no new work."""
 
     code = "draining"
@@ -45,7 +45,7 @@ class Draining(EngineError):
         super().__init__("the server is draining; try another one")
 
 
-class Driver:
+class AsyncEngine:
     """Asynchronous access to an engine. All methods belong to one event loop.
 
     Call `start` before and `stop` after use. ``died`` is set when the engine's or
@@ -71,15 +71,17 @@ class Driver:
         self._steps: deque[Step] = deque()
         self._awaits_delivery = False
         self._last_stats = engine.stats()
-        self._journal = Journal(store, clock, self._pass_on, self._forget_kept, self._call_die)
-        self._thread = EngineThread(engine, clock, self._journal.add, self._call_die)
+        self._store_thread = StoreThread(
+            store, clock, self._pass_on, self._forget_kept, self._call_die
+        )
+        self._thread = EngineThread(engine, clock, self._store_thread.add, self._call_die)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers = Readers(metrics)
+        self._requests = RequestRegistry(metrics)
         self._held: dict[Sink, set[str]] = {}
         self._calls: set[asyncio.Future[Any]] = set()
         #: Why new work is refused, where it is.
-        self._refusal: Callable[[], EngineError] | None = None
-        self._retirement: Callable[[], EngineError] | None = None
+        self._refusal: Callable[[], RequestError] | None = None
+        self._retirement: Callable[[], RequestError] | None = None
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()
@@ -88,21 +90,21 @@ class Driver:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._journal.start()
+        self._store_thread.start()
         self._thread.start()
 
     async def stop(self, timeout_s: float = STALL_S) -> bool:
         """Ends the threads after what they are at; False if they did not end in time."""
         self._thread.close()
         ended = await asyncio.to_thread(self._thread.join, timeout_s)
-        closed = await asyncio.to_thread(self._journal.close, timeout_s)
+        closed = await asyncio.to_thread(self._store_thread.close, timeout_s)
         self._fail_all(InternalFailure("the server has stopped"))
         return closed and ended
 
     # Work
 
     async def submit(self, request: Request, sink: Sink, start: SessionValue | None = None) -> None:
-        """Starts a request; its events go to ``sink``. Raises `EngineError`.
+        """Starts a request; its events go to ``sink``. Raises `RequestError`.
 
         A new session begins as ``start`` says, and else empty.
         The caller calls `release` with the sink when nobody reads it any more.
@@ -113,7 +115,7 @@ class Driver:
         if tenant is not None:
             tenant.check_tokens()
         ids = request.ids
-        if any(id in self._readers for id in ids):
+        if any(id in self._requests for id in ids):
             raise InvalidRequest("request_id: is in use by a live request", "request_id")
 
         def begin(engine: EngineLike, now: float) -> None:
@@ -122,16 +124,16 @@ class Driver:
 
         for id in ids:
             span = self._tracer.generation(request, id)
-            self._readers.add(id, sink, self._clock(), span)
+            self._requests.add(id, sink, self._clock(), span)
         try:
             await self.call(begin, ids, work=True)
-        except EngineError as error:
+        except RequestError as error:
             for id in ids:
-                self._readers.refuse(id, error)
+                self._requests.refuse(id, error)
             raise
 
     def check_running(self, engine: EngineLike, owner: str, num_more: int) -> None:
-        """In the engine's thread: raises `EngineError` where the owner may not run so many more."""
+        """On the engine thread. Raises `RequestError` where the owner may not run so many more."""
         if num_more and (tenant := self.tenants.get(owner)) is not None:
             tenant.check_room("max_running", engine.num_running(owner) + num_more)
 
@@ -142,12 +144,12 @@ class Driver:
     def release(self, sink: Sink) -> None:
         """The reader of ``sink`` is gone: its requests end, but those of kept sessions go on."""
         self._held.pop(sink, None)
-        for request_id in self._readers.requests(sink):
+        for request_id in self._requests.requests(sink):
             self.detach(request_id)
 
     def detach(self, request_id: str) -> None:
         """Nobody reads the request any more."""
-        self._readers.leave(request_id)
+        self._requests.leave(request_id)
         for held in self._held.values():
             held.discard(request_id)
         self._tell(lambda engine, now: engine.detach(request_id))
@@ -155,7 +157,7 @@ class Driver:
     def hold(self, sink: Sink) -> None:
         """Parks the requests of a reader that does not keep up, until `go_on`."""
         held = self._held.setdefault(sink, set())
-        new = [id for id in self._readers.keeping_up(sink) if id not in held]
+        new = [id for id in self._requests.keeping_up(sink) if id not in held]
         held.update(new)
         for request_id in new:
             self._tell(lambda engine, now, id=request_id: engine.park(id))  # type: ignore[misc]
@@ -178,7 +180,7 @@ class Driver:
 
         def add_reader(info: SessionInfo) -> None:
             if info.busy:
-                self._readers.add(request_id, sink, self._clock(), behind=True)
+                self._requests.add(request_id, sink, self._clock(), behind=True)
 
         def attach(engine: EngineLike, now: float) -> SessionInfo:
             self.check_running(engine, owner, engine.num_starting(session, owner))
@@ -192,12 +194,12 @@ class Driver:
 
     def caught_up(self, request_id: str) -> None:
         """The reader of an attached request has all that it had missed: the request goes on."""
-        found = self._readers.caught_up(request_id)
+        found = self._requests.caught_up(request_id)
         if found is None:
             return
         sink, held_back = found
         batches: dict[Sink, list[Event]] = {}
-        self._readers.sort(held_back, self._clock(), batches)
+        self._requests.sort(held_back, self._clock(), batches)
         self._put(batches)
         if sink in self._held:
             self._held[sink].add(request_id)
@@ -207,7 +209,7 @@ class Driver:
     async def stats(self) -> EngineStats:
         """The engine's counts; the last known ones where it does not answer any more."""
         if self.healthy:
-            with contextlib.suppress(EngineError, TimeoutError):
+            with contextlib.suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(STALL_S):
                     self._last_stats = await self.call(lambda engine, now: engine.stats())
         return self._last_stats
@@ -241,36 +243,36 @@ class Driver:
     @property
     def store_works(self) -> bool:
         """Whether kept sessions can go on."""
-        return self._journal.error is None
+        return self._store_thread.error is None
 
     @property
     def generation(self) -> int:
         """Grows whenever the engine is told to forget all that it has of kept sessions."""
-        return self._journal.generation
+        return self._store_thread.generation
 
     async def settled(self) -> None:
         """Returns when all that was asked of the engine before is safe, or has failed."""
-        with contextlib.suppress(EngineError):  # it has died
+        with contextlib.suppress(RequestError):  # it has died
             await self.call(lambda engine, now: None, urgent=True)
 
     async def ask_store(self, ask: Callable[[Store], R], *, always: bool = False) -> R:
-        """An answer of the store, after all that has been done before. Raises `EngineError`.
+        """An answer of the store, after all that has been done before. Raises `RequestError`.
 
         A full store still answers: what it has can be read, and room can be made. One
         that has failed is asked only where it ``always`` must hear of it.
         """
-        if not always and not isinstance(self._journal.error, StoreFull):
+        if not always and not isinstance(self._store_thread.error, StoreFull):
             self.check_store()
-        return await asyncio.wrap_future(self._journal.ask(ask))
+        return await asyncio.wrap_future(self._store_thread.ask(ask))
 
     def check_store(self) -> None:
         """Raises why kept sessions cannot go on, if they cannot."""
-        if self._journal.error is not None:
-            raise self._journal.error
+        if self._store_thread.error is not None:
+            raise self._store_thread.error
 
     def epoch_name(self, epoch: int) -> str:
         """What a client calls an epoch: one of another store is never the same."""
-        return f"{self._journal.store_id}-{epoch}"
+        return f"{self._store_thread.store_id}-{epoch}"
 
     def _tell(self, call: Callable[[EngineLike, float], object]) -> None:
         """A command that gives something back: it is never refused."""
@@ -284,7 +286,7 @@ class Driver:
         now = self._clock()
         stalled = any(
             since is not None and now - since > STALL_S
-            for since in (self._thread.working_since, self._journal.working_since)
+            for since in (self._thread.working_since, self._store_thread.working_since)
         )
         return self._thread.alive and not self.died.is_set() and not stalled
 
@@ -301,11 +303,11 @@ class Driver:
         """Refuses new work from here on; what runs goes on."""
         self._refusal = Draining
 
-    def begin_retirement(self, refusal: Callable[[], EngineError]) -> None:
+    def begin_retirement(self, refusal: Callable[[], RequestError]) -> None:
         """Lets sessions rest as they are: see `check_retirement`.
 
         What runs goes on and may still be read again, and requests of those who use the
-        driver by now are still taken.
+        async engine by now are still taken.
         """
         self._retirement = refusal
 
@@ -328,14 +330,14 @@ class Driver:
 
     async def finished(self) -> None:
         """Returns when nobody uses it, and nothing runs any more, whether it is read or not."""
-        ends = (self._unused, self._readers.idle, self._idle)
+        ends = (self._unused, self._requests.idle, self._idle)
         while not all(end.is_set() for end in ends):
             for end in ends:
                 await end.wait()
 
     async def retire(self) -> None:
         """Saves all kept sessions, and tells the readers of those that run where they stand."""
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(RequestError):
             while await self.call(lambda engine, now: engine.retire(RETIRED_AT_ONCE)):
                 pass
 
@@ -352,10 +354,10 @@ class Driver:
 
     async def drained(self) -> None:
         """Returns when no request has a reader."""
-        await self._readers.idle.wait()
+        await self._requests.idle.wait()
 
     def cancel_all(self) -> None:
-        for request_id in self._readers.requests():
+        for request_id in self._requests.requests():
             self.cancel(request_id)
 
     # The event loop's side
@@ -374,7 +376,7 @@ class Driver:
                 step.lose()
             for command in step.commands:
                 self._answer(command)
-            self._readers.sort(step.events, step.done_s, batches)
+            self._requests.sort(step.events, step.done_s, batches)
             for owner, num_tokens in step.usage.items():
                 if (tenant := self.tenants.get(owner)) is not None:
                     tenant.spend(num_tokens)
@@ -390,7 +392,7 @@ class Driver:
     def _answer(self, command: Command) -> None:
         if command.error is not None:
             for request_id in command.request_ids:
-                self._readers.refuse(request_id, command.error)
+                self._requests.refuse(request_id, command.error)
         elif command.arrived is not None and command.future and not command.future.cancelled():
             command.arrived(command.result)
         if command.future is None or command.future.done():
@@ -412,18 +414,18 @@ class Driver:
         self._idle.set()
         self._fail_all(self._end())
 
-    def _end(self) -> EngineError:
+    def _end(self) -> RequestError:
         """Why nothing goes on: another process has what this one had, or it is broken."""
-        error = self._journal.error
+        error = self._store_thread.error
         return error if isinstance(error, Fenced) else InternalFailure("the engine has stopped")
 
-    def _fail_all(self, error: EngineError) -> None:
+    def _fail_all(self, error: RequestError) -> None:
         for future in list(self._calls):
             if not future.done():
                 future.set_exception(error)
-        self._readers.fail_all(error)
+        self._requests.fail_all(error)
 
-    # The journal's thread, or the engine's where nothing has to be logged
+    # The store thread's thread, or the engine's where nothing has to be logged
 
     def _pass_on(self, step: Step) -> None:
         assert self._loop is not None
@@ -433,7 +435,9 @@ class Driver:
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
                 self._loop.call_soon_threadsafe(self._deliver)
 
-    def _forget_kept(self, generation: int, error: EngineError, session: str | None = None) -> None:
+    def _forget_kept(
+        self, generation: int, error: RequestError, session: str | None = None
+    ) -> None:
         command = Command(lambda engine, now: engine.discard_kept(error, session), None)
         command.generation = generation
         self._thread.post(command, urgent=True)

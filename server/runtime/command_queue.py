@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class CommandQueue(Generic[T]):
     """Many writers, one taker, any thread."""
 
     def __init__(self, max_items: int) -> None:

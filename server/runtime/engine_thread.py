@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from server.engine.prefix_cache import Evicted
 from server.engine.types import EngineStats, Event, Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Accepted, Past, Record, SessionValue, StateBlock
-from server.errors import EngineError, InternalFailure
-from server.runtime.command_queue import Mailbox
+from server.errors import InternalFailure, RequestError
+from server.runtime.command_queue import CommandQueue
 
 logger = logging.getLogger("everstream.engine_thread")
 
@@ -50,7 +50,7 @@ class EngineLike(Protocol):
     def restore(self, past: Past, now: float) -> SessionInfo: ...
     def retire(self, max_sessions: int) -> int: ...
     def give(self, session: str, owner: str, how: str) -> None: ...
-    def discard_kept(self, error: EngineError, id: str | None = None) -> None: ...
+    def discard_kept(self, error: RequestError, id: str | None = None) -> None: ...
     def insert_prefix(
         self, owner: str, tokens: tuple[int, ...], block: StateBlock, origin: str = ""
     ) -> None: ...
@@ -81,7 +81,7 @@ class Command:
     request_ids: tuple[str, ...] = ()
     arrived: Callable[[Any], None] | None = None
     result: Any = None
-    error: EngineError | None = None
+    error: RequestError | None = None
     logged: frozenset[str] = frozenset()
     generation: int | None = None
 
@@ -100,7 +100,7 @@ class Step:
     done_s: float
     prefixes: list[Evicted] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, EngineError] = field(default_factory=dict)
+    lost: dict[str, RequestError] = field(default_factory=dict)
     is_idle: bool = False
 
     def lose(self) -> None:
@@ -130,7 +130,7 @@ class EngineThread:
         self.working_since: float | None = None
         self._clock = clock
         self._pass_on, self._died = hand_in, died
-        self._mailbox: Mailbox[Command] = Mailbox(MAX_COMMANDS)
+        self._command_queue: CommandQueue[Command] = CommandQueue(MAX_COMMANDS)
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
         self._generation = 0
         self._told_idle = True
@@ -147,7 +147,7 @@ class EngineThread:
 
     def close(self) -> None:
         """Refuses further commands; the thread ends after those that it has."""
-        self._mailbox.close()
+        self._command_queue.close()
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the end; False if it did not come in time."""
@@ -155,8 +155,8 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def post(self, command: Command, *, urgent: bool = False) -> bool:
-        """See `server.runtime.command_queue.Mailbox.post`."""
-        return self._mailbox.post(command, urgent=urgent)
+        """See `server.runtime.command_queue.CommandQueue.post`."""
+        return self._command_queue.post(command, urgent=urgent)
 
     def delivered(self, num_steps: int) -> None:
         """So many steps have arrived."""
@@ -166,7 +166,7 @@ class EngineThread:
 
     def _run(self, engine: EngineLike) -> None:
         try:
-            while (commands := self._mailbox.take(self._patience_s(engine))) is not None:
+            while (commands := self._command_queue.take(self._patience_s(engine))) is not None:
                 self._turn(engine, commands)
         except BaseException:  # whatever it is, the thread is no more
             logger.exception("the engine failed")
@@ -215,7 +215,7 @@ class EngineThread:
 def _execute(command: Command, engine: EngineLike, now: float) -> None:
     try:
         command.result = command.call(engine, now)
-    except EngineError as error:
+    except RequestError as error:
         command.error = error
     except Exception:
         logger.exception("a command failed")

@@ -1,8 +1,8 @@
-"""Between the driver and one reader: a bounded queue that reports overflow instead of waiting.
+"""A bounded queue from the async engine to one reader, which reports overflow and never waits.
 
 One reader may own several requests (a WebSocket does), so that one wake-up of
 its sender takes all that a step made for it. Mostly it need not even wake up:
-see `Outbox.take`.
+see `EventQueue.take`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from server.errors import EngineError
+from server.errors import RequestError
 
 T = TypeVar("T")
 
 #: What can be on its way when a reader is told to rest: of 128 requests, of 32 steps.
-ON_THEIR_WAY = 4096
+MAX_IN_FLIGHT = 4096
 
 
-class ReaderTooSlow(EngineError):
-    """The client did not read its events before the outbox was full."""
+class ReaderTooSlow(RequestError):
+    """The client did not read its events before the event queue was full."""
 
     code = "reader_too_slow"
 
@@ -29,34 +29,34 @@ class ReaderTooSlow(EngineError):
         super().__init__("the client reads too slowly; its requests were cancelled")
 
 
-class Outbox(Generic[T]):
+class EventQueue(Generic[T]):
     """Items for one reader, in order. Lives in the event loop; not thread safe.
 
-    ``pressed`` is called with True for each `put` that leaves it half full or
+    ``on_backpressure`` is called with True for each `put` that leaves it half full or
     more, and with False once the reader has taken all of that. As what is on its
     way then comes all the same, there is room for ``spare`` items more. ``broken`` is
-    done, with the error as its result, once the outbox overflowed all the same,
+    done, with the error as its result, once the event queue overflowed all the same,
     or failed: what waited is dropped, `put` has no effect and `take` raises. A
     reader that may hang in a send watches it.
     """
 
     def __init__(
-        self, max_items: int, pressed: Callable[[bool], None] | None = None, spare: int = 0
+        self, max_items: int, on_backpressure: Callable[[bool], None] | None = None, spare: int = 0
     ) -> None:
         self._max_items, self._spare = max_items, spare
-        self._pressed = pressed or (lambda full: None)
-        self._is_pressed = False
+        self._on_backpressure = on_backpressure or (lambda full: None)
+        self._has_backpressure = False
         self._items: deque[T] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._taken: asyncio.Future[None] | None = None
-        self._shortcut: Callable[[Sequence[T]], bool] | None = None
-        self.broken: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        self._direct_write: Callable[[Sequence[T]], bool] | None = None
+        self.broken: asyncio.Future[RequestError] = asyncio.get_running_loop().create_future()
 
     def put(self, items: Sequence[T]) -> bool:
-        """Adds items; False where these very items made the outbox overflow."""
+        """Adds items; False where these very items made the event queue overflow."""
         if self.broken.done():
             return True
-        if self._shortcut is not None and self._shortcut(items):
+        if self._direct_write is not None and self._direct_write(items):
             return True
         if len(self._items) + len(items) > self._max_items + self._spare:
             self.fail(ReaderTooSlow())
@@ -64,8 +64,8 @@ class Outbox(Generic[T]):
         self._items.extend(items)
         self._wake()
         if len(self._items) * 2 >= self._max_items:
-            self._is_pressed = True
-            self._pressed(True)
+            self._has_backpressure = True
+            self._on_backpressure(True)
         return True
 
     async def emptied(self) -> None:
@@ -76,7 +76,7 @@ class Outbox(Generic[T]):
             watched: set[asyncio.Future[Any]] = {self._taken, self.broken}
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: RequestError) -> None:
         """Drops what waits and lets the reader see ``error``. The first failure counts."""
         if self.broken.done():
             return
@@ -84,32 +84,32 @@ class Outbox(Generic[T]):
         self._items.clear()
         self._wake()
 
-    async def take(self, shortcut: Callable[[Sequence[T]], bool] | None = None) -> list[T]:
-        """All waiting items, at least one; raises the `EngineError` of a broken outbox.
+    async def take(self, direct_write: Callable[[Sequence[T]], bool] | None = None) -> list[T]:
+        """All waiting items, at least one; raises the `RequestError` of a broken event queue.
 
-        As long as it waits, `put` offers its items to ``shortcut``. Where that
+        As long as it waits, `put` offers its items to ``direct_write``. Where that
         returns True it has dealt with them, and the reader sleeps on.
         """
         while not self._items:
             if self.broken.done():
                 raise self.broken.result()
             self._waiter = asyncio.get_running_loop().create_future()
-            self._shortcut = shortcut
+            self._direct_write = direct_write
             try:
                 await self._waiter
             finally:
-                self._waiter = self._shortcut = None
+                self._waiter = self._direct_write = None
         items = list(self._items)
         self._items.clear()
         if self._taken is not None:
             self._taken.set_result(None)
             self._taken = None
-        if self._is_pressed:
-            self._is_pressed = False
-            self._pressed(False)
+        if self._has_backpressure:
+            self._has_backpressure = False
+            self._on_backpressure(False)
         return items
 
     def _wake(self) -> None:
-        self._shortcut = None  # what comes now must not overtake what waits
+        self._direct_write = None  # what comes now must not overtake what waits
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
-from server.errors import EngineError
+from server.errors import RequestError
 from server.observability.metrics import Metrics
 from server.observability.tracing import NO_SPAN, GenerationSpan
 
 
 class Sink(Protocol):
-    """Where the events of a request go: a `server.runtime.event_queue.Outbox`."""
+    """Where the events of a request go: a `server.runtime.event_queue.EventQueue`."""
 
     def put(self, items: Sequence[Event], /) -> bool: ...
-    def fail(self, error: EngineError, /) -> None: ...
+    def fail(self, error: RequestError, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Live:
     last_token_s: float | None = None
 
 
-class Readers:
+class RequestRegistry:
     """Belongs to the event loop. ``idle`` is set while no request is live."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -68,7 +68,7 @@ class Readers:
         events, live.held_back = live.held_back, None
         return live.sink, events
 
-    def refuse(self, request_id: str, error: EngineError) -> None:
+    def refuse(self, request_id: str, error: RequestError) -> None:
         """Takes a request out that was not accepted."""
         if (live := self._live.get(request_id)) is not None:
             live.generation.failed(error)
@@ -94,7 +94,7 @@ class Readers:
         """Those of `requests` whose reader is not behind."""
         return [id for id in self.requests(sink) if self._live[id].held_back is None]
 
-    def fail_all(self, error: EngineError) -> None:
+    def fail_all(self, error: RequestError) -> None:
         """Lets every reader see ``error``; no request is live after it."""
         for live in self._live.values():
             live.sink.fail(error)

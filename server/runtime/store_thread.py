@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from server.engine.value import Record
-from server.errors import EngineError
+from server.errors import RequestError
 from server.store.base import Store
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreLost
 
-logger = logging.getLogger("everstream.journal")
+logger = logging.getLogger("everstream.store_thread")
 
 MAINTENANCE_S = 1.0
 #: Where the store has more to do, bit by bit, so that no commit waits for long.
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Step(Protocol):
-    """What the journal knows of a step of the engine's thread.
+    """What the store thread knows of a step of the engine's thread.
 
     ``generation`` counts the times that the engine has forgotten its kept
     sessions. ``lost`` has the sessions whose records are not in the store, and why.
@@ -40,13 +40,15 @@ class Step(Protocol):
 
     records: list[Record]
     generation: int
-    lost: dict[str, EngineError]
+    lost: dict[str, RequestError]
 
 
 class Forget(Protocol):
     """Tells the engine to forget one kept session, or all, as of a new generation."""
 
-    def __call__(self, generation: int, error: EngineError, session: str | None = None) -> None: ...
+    def __call__(
+        self, generation: int, error: RequestError, session: str | None = None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class _Call:
     future: Future[Any] = field(default_factory=Future)
 
 
-class Journal:
+class StoreThread:
     """``pass_on`` gets each step when it is safe, in order, in this thread.
 
     ``forget`` is called after a failure. ``died`` is called
@@ -71,7 +73,7 @@ class Journal:
         forget: Forget,
         died: Callable[[], None],
     ) -> None:
-        self.error: EngineError | None = None
+        self.error: RequestError | None = None
         self.store_id = store.store_id
         self.working_since: float | None = None
         self._store, self._clock = store, clock
@@ -82,11 +84,11 @@ class Journal:
         self._closed = False
         self._busy = False
         self._generation = self._all_since = 0
-        self._last_error: EngineError | None = None
+        self._last_error: RequestError | None = None
         #: Sessions that the engine has been told to forget: since when, and why.
-        self._refused: dict[str, tuple[int, EngineError]] = {}
+        self._refused: dict[str, tuple[int, RequestError]] = {}
         self._maintained_s, self._pause_s = clock(), MAINTENANCE_S
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
 
     @property
     def generation(self) -> int:
@@ -133,7 +135,7 @@ class Journal:
                 self._maintain()
             self._store.close()
         except BaseException:  # whatever it is, the thread is no more
-            logger.exception("the journal failed")
+            logger.exception("the store thread failed")
             self.error = StoreError("the store's thread has died")
             with self._changed:
                 self._closed = True  # nobody would answer
@@ -224,7 +226,7 @@ class Journal:
         if isinstance(error, Fenced):
             self._died()
 
-    def _forget_all(self, error: EngineError) -> None:
+    def _forget_all(self, error: RequestError) -> None:
         self._generation += 1
         self._all_since, self._last_error = self._generation, error
         self._forget(self._generation, error)
@@ -234,7 +236,7 @@ class Journal:
             return
         try:
             answer = self._asked(call)
-        except EngineError as error:
+        except RequestError as error:
             call.future.set_exception(error)
         except Exception as error:
             logger.exception("a question to the store failed")

@@ -1,4 +1,4 @@
-"""What the driver knows of an owner with limits; `server.api.auth.tenants` has the real ones."""
+"""What the async engine needs of an owner with limits: see `server.api.auth.tenants`."""
 
 from __future__ import annotations
 

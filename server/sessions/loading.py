@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, get_args
 
 from server.engine.value import Past
-from server.errors import EngineError, SessionNotFound
-from server.runtime.async_engine import Driver
+from server.errors import RequestError, SessionNotFound
+from server.runtime.async_engine import AsyncEngine
 from server.runtime.engine_thread import EngineLike
 from server.sessions.ownership import How, Peers
 from server.store.base import Loaded
@@ -37,8 +37,10 @@ class OtherVersion(SnapshotMismatch):
 class Fetching:
     """Each session once at a time, however many want it."""
 
-    def __init__(self, driver: Driver, elsewhere: Elsewhere | None, peers: Peers | None) -> None:
-        self._driver, self._elsewhere, self._peers = driver, elsewhere, peers
+    def __init__(
+        self, async_engine: AsyncEngine, elsewhere: Elsewhere | None, peers: Peers | None
+    ) -> None:
+        self._async_engine, self._elsewhere, self._peers = async_engine, elsewhere, peers
         self._running: dict[tuple[str, str, How], asyncio.Future[None]] = {}
 
     async def use(
@@ -71,7 +73,9 @@ class Fetching:
     async def is_here(self, session: str, owner: str) -> bool:
         """Whether the engine has the session."""
         try:
-            await self._driver.call(lambda engine, now: engine.session_info(session, owner, now))
+            await self._async_engine.call(
+                lambda engine, now: engine.session_info(session, owner, now)
+            )
         except SessionNotFound:
             return False
         return True
@@ -105,8 +109,8 @@ class Fetching:
             done.exception()  # those who waited have it
 
     async def _restore(self, session: str, owner: str, how: How) -> None:
-        self._driver.check_retirement()
-        generation = self._driver.generation
+        self._async_engine.check_retirement()
+        generation = self._async_engine.generation
         try:
             loaded, moved = await self._loaded(session, owner, how)
         except SessionNotFound:
@@ -115,15 +119,15 @@ class Fetching:
         past = Past(loaded.value, loaded.entries)
 
         def restore(engine: EngineLike, now: float) -> None:
-            if self._driver.generation != generation:  # the store has let go of what it had
+            if self._async_engine.generation != generation:  # the store has let go of what it had
                 raise StoreFailed("the session store failed just now; try again")
             engine.restore(past, now)
             if moved:  # what it ran, it ran a moment ago
                 engine.go_on(session, owner)
 
         try:
-            await self._driver.call(restore, work=True)
-        except EngineError:
+            await self._async_engine.call(restore, work=True)
+        except RequestError:
             if self._peers is not None and not await self.is_here(session, owner):
                 await self._peers.release(session)  # another replica may have room
             raise
@@ -142,7 +146,7 @@ class Fetching:
         return await self._load(session, owner), moved
 
     async def _load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        return await self._driver.ask_store(lambda store: store.load(session, owner, at))
+        return await self._async_engine.ask_store(lambda store: store.load(session, owner, at))
 
     async def check_elsewhere(self, session: str, owner: str) -> None:
         """Raises `OtherVersion` where ``owner`` has the session in another version's store."""

@@ -1,6 +1,6 @@
 """The named states of one model: what the operator gave at start, and what the store keeps.
 
-All of it belongs to the driver's event loop. A state that is in use is in memory; sessions that
+All of it belongs to the event loop. A state that is in use is in memory; sessions that
 have begun with it share that memory until they run, and depend on nothing here afterwards.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from server.engine.value import SessionValue
-from server.errors import EngineError
-from server.runtime.async_engine import Driver
+from server.errors import RequestError
+from server.runtime.async_engine import AsyncEngine
 from server.store.base import Identity
 from server.store.errors import ImportRefused, StoreError
 from server.store.named_state import NamedState, export_state, import_state
@@ -25,7 +25,7 @@ MAX_CACHED_BYTES = 256 << 20
 Read = Callable[[bytes], NamedState]
 
 
-class StateNotFound(EngineError):
+class StateNotFound(RequestError):
     """No state of this name."""
 
     code = "state_not_found"
@@ -34,7 +34,7 @@ class StateNotFound(EngineError):
         super().__init__(f"state: there is no state {name}", "state")
 
 
-class TooManyStates(EngineError):
+class TooManyStates(RequestError):
     """As many states as the operator allows."""
 
     code = "too_many_states"
@@ -43,7 +43,7 @@ class TooManyStates(EngineError):
         super().__init__(f"name: the model has its {max_states} states; delete one first", "name")
 
 
-class StateFixed(EngineError):
+class StateFixed(RequestError):
     """A state that was given at start: it is changed where it was given."""
 
     code = "state_fixed"
@@ -66,13 +66,13 @@ class NamedStates:
 
     def __init__(
         self,
-        driver: Driver,
+        async_engine: AsyncEngine,
         identity: Identity,
         fixed: Mapping[str, NamedState],
         max_states: int,
         read: Read | None = None,
     ) -> None:
-        self._driver, self._identity, self._fixed = driver, identity, dict(fixed)
+        self._async_engine, self._identity, self._fixed = async_engine, identity, dict(fixed)
         self._max_states = max_states
         self._read: Read = read or (lambda data: import_state(data, identity))
         self._cached: OrderedDict[str, NamedState] = OrderedDict()
@@ -88,11 +88,11 @@ class NamedStates:
         """
         if name in self._fixed:
             return self._fixed[name]
-        digests = await self._driver.ask_store(lambda store: store.named_states())
+        digests = await self._async_engine.ask_store(lambda store: store.named_states())
         if name not in digests:
             raise StateNotFound(name)
         if (state := self._cached.get(digests[name])) is None:
-            data = await self._driver.ask_store(lambda store: store.read_named(name))
+            data = await self._async_engine.ask_store(lambda store: store.read_named(name))
             if data is None:  # deleted meanwhile
                 raise StateNotFound(name)
             state = await asyncio.to_thread(_stored, data, self._identity, name)
@@ -101,7 +101,7 @@ class NamedStates:
 
     async def listed(self) -> list[StateInfo]:
         """All of them by name."""
-        stored = await self._driver.ask_store(lambda store: store.named_states())
+        stored = await self._async_engine.ask_store(lambda store: store.named_states())
         found = {name: StateInfo(name, digest, False) for name, digest in stored.items()}
         found |= {name: StateInfo(name, s.digest, True) for name, s in self._fixed.items()}
         return [info for _, info in sorted(found.items())]
@@ -113,18 +113,18 @@ class NamedStates:
         """
         self._check_free(name)
         state = await asyncio.to_thread(self._read, data)
-        digests = await self._driver.ask_store(lambda store: store.named_states())
+        digests = await self._async_engine.ask_store(lambda store: store.named_states())
         if name not in digests and len(digests) >= self._max_states:
             raise TooManyStates(self._max_states)
         parts = export_state(state, self._identity)
-        await self._driver.ask_store(lambda store: store.put_named(name, state.digest, parts))
+        await self._async_engine.ask_store(lambda store: store.put_named(name, state.digest, parts))
         self._keep(state)
         return state
 
     async def delete(self, name: str) -> None:
         """Sessions that have begun with it go on. Raises `StateNotFound` and `StateFixed`."""
         self._check_free(name)
-        if not await self._driver.ask_store(lambda store: store.drop_named(name)):
+        if not await self._async_engine.ask_store(lambda store: store.drop_named(name)):
             raise StateNotFound(name)
 
     async def export(self, name: str) -> bytes:

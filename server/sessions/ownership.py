@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from server.engine.types import SessionInfo
-from server.errors import EngineError, SessionAttached
+from server.errors import RequestError, SessionAttached
 
 if TYPE_CHECKING:
     from server.sessions.sessions import Sessions
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 How = Literal["ask", "take_over", "move", "never"]
 
 
-class KeyInUse(EngineError):
+class KeyInUse(RequestError):
     """The first request under this key is still being accepted."""
 
     code = "key_in_use"
@@ -33,10 +33,10 @@ class AttachedElsewhere(SessionAttached):
 
 
 class Peers(Protocol):
-    """The other replicas; all methods belong to the driver's event loop."""
+    """The other replicas; all methods belong to the async engine's event loop."""
 
     async def start(self, sessions: Sessions, continues: bool) -> None:
-        """From here on others are heard, and those that die are buried.
+        """From here on others are heard, and those that die are reclaimed.
 
         ``continues``: what they had not finished goes on by itself.
         """

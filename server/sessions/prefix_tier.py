@@ -18,7 +18,7 @@ from typing import Protocol
 from server.engine.prefix_cache import FIRST_POWER, Evicted, Hit
 from server.engine.types import Request
 from server.engine.value import SessionValue
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 
 logger = logging.getLogger("everstream.prefixes")
 
@@ -49,7 +49,7 @@ class PrefixTier:
 
     def __init__(
         self,
-        driver: Driver,
+        async_engine: AsyncEngine,
         prefixes: Prefixes,
         bos_token_id: int,
         *,
@@ -57,7 +57,7 @@ class PrefixTier:
         timeout_s: float | None = None,
         at_end: Callable[[], object] = lambda: None,
     ) -> None:
-        self._driver, self._prefixes = driver, prefixes
+        self._async_engine, self._prefixes = async_engine, prefixes
         self._bos_token_id = bos_token_id
         self._shared, self._timeout_s, self._at_end = shared, timeout_s, at_end
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefixes")
@@ -65,7 +65,7 @@ class PrefixTier:
         self._fetching: set[asyncio.Task[None]] = set()
         self._overdue: asyncio.Task[None] | None = None
         self._closing = False
-        driver.on_evicted_prefixes = self._put
+        async_engine.on_evicted_prefixes = self._put
 
     async def fetch(self, request: Request, start: SessionValue | None = None) -> None:
         """Brings the beginning of the request's prompt back to the engine, if it is there.
@@ -113,7 +113,7 @@ class PrefixTier:
         hit = await finding
         if hit is not None:
             beginning, block = text[: hit.num_tokens], hit.block
-            await self._driver.call(
+            await self._async_engine.call(
                 lambda engine, now: engine.insert_prefix(owner, beginning, block, origin)
             )
 

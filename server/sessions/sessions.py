@@ -1,7 +1,7 @@
 """Kept sessions wherever they are: in the engine, or asleep in the store.
 
 A session that the engine does not have is fetched when it is wanted. All methods
-belong to the driver's event loop.
+belong to the async engine's event loop.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Entry, Past, SessionValue
-from server.errors import EngineError, InvalidRequest, SessionNotFound
-from server.runtime.async_engine import Driver
+from server.errors import InvalidRequest, RequestError, SessionNotFound
+from server.runtime.async_engine import AsyncEngine
 from server.runtime.engine_thread import EngineLike
 from server.runtime.request_registry import Sink
 from server.sessions.loading import Elsewhere, Fetching
@@ -64,27 +64,27 @@ class Sessions:
 
     def __init__(
         self,
-        driver: Driver,
+        async_engine: AsyncEngine,
         prefixes: PrefixTier | None = None,
         elsewhere: Elsewhere | None = None,
         peers: Peers | None = None,
         states: NamedStates | None = None,
     ) -> None:
-        self._driver, self._prefixes, self._peers = driver, prefixes, peers
+        self._async_engine, self._prefixes, self._peers = async_engine, prefixes, peers
         self._states = states
-        self.fetching = Fetching(driver, elsewhere, peers)
+        self.fetching = Fetching(async_engine, elsewhere, peers)
         self._keys: set[tuple[str, str]] = set()
         self._giving: set[asyncio.Task[None]] = set()
 
     async def start(self, continues: bool = False) -> None:
-        """After the driver has started. ``continues``: what was left unfinished goes on."""
+        """After the async engine has started. ``continues``: what was left unfinished goes on."""
         if self._peers is not None:
             await self._peers.start(self, continues)
         if continues:
             await self.continue_unfinished()
 
     async def submit(self, request: Request, sink: Sink) -> None:
-        """See `Driver.submit`; the session may be asleep."""
+        """See `AsyncEngine.submit`; the session may be asleep."""
         if request.keep or request.session is not None:
             num_new = int(request.session is None)
             await self._within_quota(request.owner, num_new, lambda: self._submit(request, sink))
@@ -96,11 +96,13 @@ class Sessions:
             start = None if request.state is None else await self.start_of(request.state)
             if self._prefixes is not None:
                 await self._prefixes.fetch(request, start)
-            await self._driver.submit(request, sink, start)
+            await self._async_engine.submit(request, sink, start)
             return
-        self._driver.check_retirement()
+        self._async_engine.check_retirement()
         session = request.session
-        await self.fetching.use(session, request.owner, lambda: self._driver.submit(request, sink))
+        await self.fetching.use(
+            session, request.owner, lambda: self._async_engine.submit(request, sink)
+        )
 
     def close(self) -> None:
         """Writes what is outstanding."""
@@ -114,38 +116,38 @@ class Sessions:
         return await self._states.start_of(state)
 
     async def create(self, owner: str, state: str | None = None) -> SessionInfo:
-        """A kept session, empty or with a named state. Raises `EngineError`."""
+        """A kept session, empty or with a named state. Raises `RequestError`."""
         if state is not None:
             return await self.adopt(await self.start_of(state), owner)
-        self._driver.check_store()
+        self._async_engine.check_store()
         return await self._within_quota(
             owner,
             1,
-            lambda: self._driver.call(
+            lambda: self._async_engine.call(
                 lambda engine, now: engine.create_session(owner, now), work=True
             ),
         )
 
     async def continue_unfinished(self) -> None:
         """Lets what ran when the server went down go on by itself, for a while."""
-        for session, owner in await self._driver.ask_store(lambda store: store.unfinished()):
+        for session, owner in await self._async_engine.ask_store(lambda store: store.unfinished()):
             try:
                 # What others have left may be asked for while this replica runs its own.
                 if self._peers is None or not await self.fetching.is_here(session, owner):
                     await self.go_on(session, owner, "never")
             except HeldElsewhere:
                 continue  # another replica was quicker
-            except EngineError as error:  # no reason not to serve the others
+            except RequestError as error:  # no reason not to serve the others
                 logger.error("session %s does not go on: %s", session, error)
 
     async def go_on(self, session: str, owner: str, how: How = "ask") -> None:
         """Lets what a session runs go on, without a reader."""
 
         def go_on(engine: EngineLike, now: float) -> None:
-            self._driver.check_running(engine, owner, engine.num_starting(session, owner))
+            self._async_engine.check_running(engine, owner, engine.num_starting(session, owner))
             engine.go_on(session, owner)
 
-        await self.fetching.use(session, owner, lambda: self._driver.call(go_on), how)
+        await self.fetching.use(session, owner, lambda: self._async_engine.call(go_on), how)
 
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
@@ -162,28 +164,30 @@ class Sessions:
             engine.delete_session(session, owner)
 
         try:
-            await self.fetching.use(session, owner, lambda: self._driver.call(delete), "move")
+            await self.fetching.use(session, owner, lambda: self._async_engine.call(delete), "move")
         except SessionBroken:
-            await self._driver.ask_store(lambda store: store.discard(session, owner))
+            await self._async_engine.ask_store(lambda store: store.discard(session, owner))
 
     async def cancel(self, session: str, owner: str) -> None:
         """Ends what the session runs."""
         await self.fetching.use(
             session,
             owner,
-            lambda: self._driver.call(lambda engine, now: engine.cancel_session(session, owner)),
+            lambda: self._async_engine.call(
+                lambda engine, now: engine.cancel_session(session, owner)
+            ),
             "move",
         )
 
     async def listed(self, owner: str, after: str | None, limit: int) -> list[Listed]:
-        return await self._driver.ask_store(lambda store: store.list(owner, after, limit))
+        return await self._async_engine.ask_store(lambda store: store.list(owner, after, limit))
 
     async def fork(self, session: str, owner: str, num: int, at: int | None) -> list[SessionInfo]:
         """``num`` copies, as the session is, or as it was when its text had ``at`` tokens."""
-        self._driver.check_store()
+        self._async_engine.check_store()
 
         async def fork() -> list[SessionInfo]:
-            self._driver.check_retirement()
+            self._async_engine.check_retirement()
             past = None if at is None else await self._past(session, owner, at)
             return await self._call(
                 session,
@@ -196,7 +200,7 @@ class Sessions:
 
     async def rewind(self, session: str, owner: str, at: int) -> SessionInfo:
         """Cuts the session's text back to ``at`` tokens."""
-        self._driver.check_retirement()
+        self._async_engine.check_retirement()
         past = await self._past(session, owner, at)
         return await self._call(
             session, owner, lambda engine, now: engine.rewind(session, owner, past, now), work=True
@@ -210,11 +214,11 @@ class Sessions:
 
     async def adopt(self, value: SessionValue, owner: str) -> SessionInfo:
         """A new session that goes on from ``value``."""
-        self._driver.check_store()
+        self._async_engine.check_store()
         return await self._within_quota(
             owner,
             1,
-            lambda: self._driver.call(
+            lambda: self._async_engine.call(
                 lambda engine, now: engine.adopt(value, owner, now), work=True
             ),
         )
@@ -225,7 +229,7 @@ class Sessions:
         Of an owner with a bound, one at a time: the next check sees what this one has made.
         So ``act`` goes on to its end where its caller leaves meanwhile.
         """
-        tenant = self._driver.tenants.get(owner)
+        tenant = self._async_engine.tenants.get(owner)
         if tenant is None or tenant.limits.max_sessions is None or not num_new:
             await self._check_quota(owner, num_new)
             return await act()
@@ -242,15 +246,17 @@ class Sessions:
 
     async def _check_quota(self, owner: str, num_new: int) -> None:
         """Raises `RateLimited` where the owner keeps as much as it may."""
-        tenant = self._driver.tenants.get(owner)
+        tenant = self._async_engine.tenants.get(owner)
         if tenant is None:
             return
         max_sessions, max_bytes = tenant.limits.max_sessions, tenant.limits.max_stored_bytes
         if max_sessions is not None and num_new:
-            kept = await self._driver.ask_store(lambda store: store.list(owner, None, max_sessions))
+            kept = await self._async_engine.ask_store(
+                lambda store: store.list(owner, None, max_sessions)
+            )
             tenant.check_room("max_sessions", len(kept) + num_new)
         if max_bytes is not None:
-            num_bytes = await self._driver.ask_store(lambda store: store.stored_bytes(owner))
+            num_bytes = await self._async_engine.ask_store(lambda store: store.stored_bytes(owner))
             tenant.check_room("max_stored_bytes", num_bytes + 1)
 
     # Resuming
@@ -261,14 +267,14 @@ class Sessions:
         """Makes ``sink`` the reader of the session, from ``cursor`` on.
 
         What the session runs is parked until the caller has sent what `missed`
-        gives, and calls `Driver.caught_up`; its events come under ``request_id``.
+        gives, and calls `AsyncEngine.caught_up`; its events come under ``request_id``.
         """
-        current = self._driver.epoch_name
+        current = self._async_engine.epoch_name
         try:
             info = await self.fetching.use(
                 session,
                 owner,
-                lambda: self._driver.attach(session, owner, request_id, sink, take_over),
+                lambda: self._async_engine.attach(session, owner, request_id, sink, take_over),
                 "take_over" if take_over else "ask",
             )
             # The store is asked first: it knows whether what is here is still the session.
@@ -280,7 +286,7 @@ class Sessions:
         except SessionNotFound:
             if cursor.epoch is None or _same_store(cursor.epoch, current(0)):
                 raise
-            self._driver.detach(request_id)
+            self._async_engine.detach(request_id)
             lost = SessionInfo(session, 0, 0, False, 0.0, 0)
             return Resumed(lost, 0, "the server's store is another one than before")
         if cursor.epoch is not None and cursor.epoch != current(info.epoch):
@@ -307,7 +313,9 @@ class Sessions:
     async def _page(
         self, session: str, owner: str, after: int, limit: int
     ) -> list[TokenEvent | Finished]:
-        return await self._driver.ask_store(lambda store: store.read(session, owner, after, limit))
+        return await self._async_engine.ask_store(
+            lambda store: store.read(session, owner, after, limit)
+        )
 
     async def log(self, session: str, owner: str) -> AsyncIterator[list[Entry]]:
         """The entries of the log that are kept, in pages, up to about the present."""
@@ -319,7 +327,7 @@ class Sessions:
             page = await self._log_page(session, owner, page[-1][0] + 1)
 
     async def _log_page(self, session: str, owner: str, place: int) -> Numbered:
-        return await self._driver.ask_store(
+        return await self._async_engine.ask_store(
             lambda store: store.entries(session, owner, place, PAGE_EVENTS)
         )
 
@@ -329,7 +337,7 @@ class Sessions:
         """What has been done under ``key``. Raises `KeyInUse` while that is not yet known."""
         if (owner, key) in self._keys:
             raise KeyInUse
-        found = await self._driver.ask_store(lambda store: store.find_key(owner, key))
+        found = await self._async_engine.ask_store(lambda store: store.find_key(owner, key))
         if found is not None and found.is_append and found.finished is None:
             # Where the server went down meanwhile it rests, and nobody can resume an append.
             await self.go_on(found.session, owner)
@@ -365,7 +373,7 @@ class Sessions:
             await self.submit(request, sink)
             return None
         await self._peers.claim_key(*key)
-        found = await self._driver.ask_store(lambda store: store.find_key(*key))
+        found = await self._async_engine.ask_store(lambda store: store.find_key(*key))
         if found is None:
             await self.submit(request, sink)
         return found
@@ -377,7 +385,7 @@ class Sessions:
         """
         try:
             if left:
-                await self._driver.settled()
+                await self._async_engine.settled()
             if self._peers is not None:
                 await self._peers.give_back_key(*key)
         finally:
@@ -405,7 +413,7 @@ class Sessions:
     async def has(self, session: str, owner: str) -> bool:
         """Whether the store has it; it is not fetched. Raises `StoreError` where nobody knows."""
         try:
-            await self._driver.ask_store(lambda store: store.read(session, owner, MAX_SEQ, 1))
+            await self._async_engine.ask_store(lambda store: store.read(session, owner, MAX_SEQ, 1))
         except SessionNotFound:
             return False
         return True
@@ -427,7 +435,9 @@ class Sessions:
         call: Callable[[EngineLike, float], R],
         work: bool = False,
     ) -> R:
-        return await self.fetching.use(session, owner, lambda: self._driver.call(call, work=work))
+        return await self.fetching.use(
+            session, owner, lambda: self._async_engine.call(call, work=work)
+        )
 
 
 def _same_store(one: str, other: str) -> bool:

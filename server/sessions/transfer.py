@@ -20,7 +20,7 @@ class Signing:
 
 
 @dataclass(frozen=True, slots=True)
-class Porter:
+class Transfer:
     """``key`` signs; with ``trust_unsigned`` a file that is not signed by it is taken too."""
 
     sessions: Sessions
@@ -29,12 +29,12 @@ class Porter:
     trust_unsigned: bool = False
 
     async def export(self, session: str, owner: str) -> bytes:
-        """The session as it is now, without what it runs. Raises `EngineError`."""
+        """The session as it is now, without what it runs. Raises `RequestError`."""
         value = await self.sessions.value(session, owner)
         return await asyncio.to_thread(export_session, value, self.identity, self.key)
 
     async def take(self, data: bytes, owner: str) -> SessionInfo:
-        """A new session of ``owner`` from a file. Raises `EngineError`."""
+        """A new session of ``owner`` from a file. Raises `RequestError`."""
         value = await asyncio.to_thread(
             import_session, data, self.identity, self.key, trust_unsigned=self.trust_unsigned
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from server.errors import EngineError
+from server.errors import RequestError
 
 
-class StoreError(EngineError):
+class StoreError(RequestError):
     """The store cannot do this. Of a failed commit nothing counts.
 
     ``detail`` is for the operator: it may name files, hosts and users. `str` has it,

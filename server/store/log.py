@@ -277,7 +277,7 @@ class Log:
 
     def keys_of_journal(self) -> set[int]:
         """The sessions that have something in the journal, as far as it can be read."""
-        rows = [unpack_row(data, keys) for _, data, keys in self._journal()]
+        rows = [unpack_row(data, keys) for _, data, keys in self._store_thread()]
         return {key for row in rows for key in (row.keys or (line.key for line in row.lines))}
 
     def quarantine(self, key: int, why: str) -> str:
@@ -291,9 +291,9 @@ class Log:
         self.next_key = self._tables.last_key() + 1
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
-        return self._journal()
+        return self._store_thread()
 
-    def _journal(self) -> list[JournalRow]:
+    def _store_thread(self) -> list[JournalRow]:
         found: list[JournalRow] = self._execute(
             "SELECT id, data, keys FROM journal ORDER BY id"
         ).fetchall()

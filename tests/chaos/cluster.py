@@ -78,7 +78,7 @@ async def cluster_of(
     postgres = ReachablePostgres()
     variables = {
         "EVERSTREAM_STORE_LEASE_S": str(LEASE_S),
-        "EVERSTREAM_OUTBOX_EVENTS": "32",
+        "EVERSTREAM_MAX_QUEUED_EVENTS": "32",
         "EVERSTREAM_SAVE_INTERVAL_TOKENS": "64",
         **(environment or {}),
     }

@@ -21,7 +21,7 @@ from server.config.settings import ServerConfig
 from server.engine.value import Record
 from server.http.server import bind, serve
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
 from server.store.sqlite.store import open_store
 from tests.fakes import FakeEngine
@@ -93,8 +93,8 @@ def main() -> int:
     engine = FakeEngine(before_step=step, can_evict=True)
     listener = bind(config.host, config.port)
     print(f"port {listener.getsockname()[1]}", flush=True)
-    driver = Driver(engine, time.monotonic, Metrics(), store)
-    app = create_app(only(driver, config), config, "0.0.0")
+    async_engine = AsyncEngine(engine, time.monotonic, Metrics(), store)
+    app = create_app(only(async_engine, config), config, "0.0.0")
     return serve(app, config, listener)
 
 

@@ -28,7 +28,7 @@ SLACK_BYTES = 4 << 20
 async def test_never_reading_clients_are_dropped_and_leave_nothing_behind(long: bool) -> None:
     num_deaf = 100 if long else 10
     flags = () if long else ("--user-timeout-ms", 1000)
-    environment = {"EVERSTREAM_MAX_SESSIONS": "512", "EVERSTREAM_OUTBOX_EVENTS": "256"}
+    environment = {"EVERSTREAM_MAX_SESSIONS": "512", "EVERSTREAM_MAX_QUEUED_EVENTS": "256"}
     with ServerProcess("--step-ms", 2, *flags, program=FAKE, environment=environment) as server:
         async with bystander(server.port) as other:
             num_descriptors = await asyncio.to_thread(server.num_descriptors)

@@ -38,7 +38,7 @@ async def test_half_open_socket_is_dropped_while_it_streams_and_its_slot_freed()
         proxy.links[0].swallow()
         await server.until_disconnected()
         async with asyncio.timeout(10):
-            await server.driver.drained()
+            await server.async_engine.drained()
         await server.until_slots_are_free()
 
 

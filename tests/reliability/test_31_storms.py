@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from server.engine.engine import Engine
-from server.errors import EngineError
+from server.errors import RequestError
 from tests.fakes import FakeEngine, FakeRuntime
 from tests.reliability.engines import BACKENDS, Model
 from tests.server.engine.ledger import Ledger
@@ -52,7 +52,7 @@ class Storm:
             req = replace(req, num_choices=3)
         try:
             self.engine.submit(req, self.now)
-        except EngineError:
+        except RequestError:
             self.num_refused += 1
         else:
             self.live += req.ids
@@ -70,7 +70,7 @@ class Storm:
             session = self.sessions.pop(rng.randrange(len(self.sessions)))
             try:
                 engine.delete_session(session, "me")
-            except EngineError:
+            except RequestError:
                 self.num_refused += 1
 
     def step(self) -> None:
@@ -161,7 +161,7 @@ def test_sessions_that_left_for_a_store_in_a_storm_come_back_whole() -> None:
         try:
             engine.restore(ledger.past(session), now)
             engine.submit(request(f"{n}", [rng.randrange(256)] * 9, session, max_tokens=50), now)
-        except EngineError:
+        except RequestError:
             pass
         for live in list(engine._live)[:: rng.randrange(1, 3)]:
             engine.cancel(live)

@@ -19,7 +19,7 @@ import apsw
 import pytest
 
 from server.engine.value import Accepted
-from server.errors import EngineError
+from server.errors import RequestError
 from server.store.base import Events, Keyed, Numbered, Store
 from server.store.codec import decode_value
 from server.store.errors import SessionBroken, SnapshotBroken
@@ -168,7 +168,7 @@ def code_of(ask: Callable[[Store, Known, str], None], *arguments: Any) -> str | 
     """How a session is refused, if it is."""
     try:
         ask(*arguments)
-    except EngineError as error:
+    except RequestError as error:
         return error.code
     return None
 

@@ -38,7 +38,7 @@ def twin_of(stream: KeptStream, history: History) -> KeptStream:
 
 
 async def resumed_at(stream: KeptStream, url: str) -> str:
-    """How it ended, once it was told: while a replica is being buried nobody knows."""
+    """How it ended, once it was told: while a replica is being reclaimed nobody knows."""
     async with asyncio.timeout(TRIES_S):
         while await stream.run(url) == "error":
             if stream.frames[-1]["error"]["code"] != "session_elsewhere":

@@ -37,8 +37,8 @@ async def test_odd_clients_get_what_they_deserve_and_leave_nothing(
             )
         await server.until_disconnected()
         async with asyncio.timeout(20):
-            await server.driver.drained()
-        assert server.driver.healthy
+            await server.async_engine.drained()
+        assert server.async_engine.healthy
         assert (await server.stats()).num_running == 0
         assert (await server.generate(prompt="hi", max_tokens=1)).status_code == 200
     assert "Traceback" not in caplog.text

@@ -134,8 +134,8 @@ def operations_of(document: dict[str, Any]) -> set[str]:
 async def assert_well(server: Running, headers: dict[str, str]) -> None:
     """Nothing is left of the fuzzer's work, and the next request is served."""
     async with asyncio.timeout(20):
-        await server.driver.drained()
-    assert server.driver.healthy
+        await server.async_engine.drained()
+    assert server.async_engine.healthy
     body = {"prompt": "hi", "max_tokens": 1}
     assert (await server.http.post("/v1/completions", headers=headers, json=body)).is_success
 

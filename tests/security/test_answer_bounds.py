@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.errors import EngineError
+from server.errors import RequestError
 from server.models.large_answers import AT_ONCE, MAX_INLINE_BYTES, LargeAnswers
 from tests.fakes import FakeEngine
 from tests.server.harness import Running, running
@@ -172,11 +172,11 @@ async def test_large_answers_take_turns() -> None:
 def test_all_answers_together_have_a_bound_and_each_tenant_its_share() -> None:
     answers = LargeAnswers(100)
     with answers.reserve("a", 100), answers.reserve("a", 100):
-        with pytest.raises(EngineError) as refused, answers.reserve("a", 1):
+        with pytest.raises(RequestError) as refused, answers.reserve("a", 1):
             pass
         assert refused.value.code == "queue_full"
         others = answers.reserve("b", 100), answers.reserve("c", 100)
-        with others[0], others[1], pytest.raises(EngineError), answers.reserve("d", 1):
+        with others[0], others[1], pytest.raises(RequestError), answers.reserve("d", 1):
             pass
         with answers.reserve("d", 1):
             pass

@@ -106,7 +106,7 @@ async def test_stream_whose_reader_is_slow_counts(tmp_path: Path) -> None:
     """It goes on as soon as its client reads."""
     body = json.dumps({"prompt": "a", "max_tokens": 10**6, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: {KEY['authorization']}\r\n"
-    async with of_one_stream(tmp_path, outbox_events=16) as server:
+    async with of_one_stream(tmp_path, max_queued_events=16) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
         async with asyncio.timeout(30):

@@ -159,7 +159,7 @@ async def test_cancels_count_and_are_obeyed_all_the_same(tmp_path: Path) -> None
             await say(ours, type="cancel", request_id="r")
         assert (await hear(ours, type="finished"))["finish_reason"] == "cancelled"
         refused = await server.http.get("/v1/sessions", headers=KEY)
-    # One is due after half a minute; three more were counted, and are owed.
+    # One is due after half a minute; three more were counted, and are unfed.
     assert refused.status_code == 429
     assert float(refused.json()["error"]["retry_after_s"]) > 60
 

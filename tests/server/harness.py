@@ -29,7 +29,7 @@ from server.models.info import ModelInfo
 from server.models.registry import Models
 from server.models.service import make_service
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.sessions.transfer import Signing
 from server.store.base import Identity, Store
 from server.store.memory_store import MemoryStore
@@ -82,7 +82,7 @@ class Running:
     """A server at work. Ends with ``http`` closed and the engine's thread joined."""
 
     server: Server
-    driver: Driver
+    async_engine: AsyncEngine
     http: httpx.AsyncClient
     port: int
     done: asyncio.Task[None]
@@ -97,8 +97,8 @@ class Running:
 
     async def stats(self) -> EngineStats:
         """The counts after the step in which what was asked for before takes effect."""
-        await self.driver.stats()
-        return await self.driver.stats()
+        await self.async_engine.stats()
+        return await self.async_engine.stats()
 
     async def until_disconnected(self) -> None:
         """Returns when the server has no connection left, with or without the client's help."""
@@ -124,7 +124,7 @@ class Running:
 
 
 def only(
-    driver: Driver,
+    async_engine: AsyncEngine,
     config: ServerConfig,
     model: ModelInfo = MODEL,
     chat_template: ChatTemplate | None = None,
@@ -133,7 +133,7 @@ def only(
     """One model around a fake engine."""
     tokenizer = cast(Tokenizer, ByteTokenizer())
     service = make_service(
-        *(driver, tokenizer, model, config, SIGNING),
+        *(async_engine, tokenizer, model, config, SIGNING),
         chat_template=chat_template,
         constraints=constraints,
     )
@@ -154,13 +154,15 @@ async def running(
     config = ServerConfig(**settings)
     listener = bind("127.0.0.1", 0, user_timeout_ms)
     port = listener.getsockname()[1]
-    driver = Driver(engine or FakeEngine(), time.monotonic, Metrics(), store or MemoryStore())
-    models = only(driver, config, chat_template=chat_template, constraints=constraints)
+    async_engine = AsyncEngine(
+        engine or FakeEngine(), time.monotonic, Metrics(), store or MemoryStore()
+    )
+    models = only(async_engine, config, chat_template=chat_template, constraints=constraints)
     app = create_app(models, config, "0.0.0")
     server = Server(app, config, ping_interval_s, http_protocol)
     done = asyncio.create_task(server.serve(sockets=[listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-        yield Running(server, driver, http, port, done)
+        yield Running(server, async_engine, http, port, done)
         await http.aclose()
         server.stop()
         server.stop()

@@ -8,7 +8,7 @@ import pytest
 
 from server.engine.types import TokenEvent
 from server.engine.value import Opened, Record, SessionValue
-from server.errors import EngineError
+from server.errors import RequestError
 from server.runtime.store_thread import commit_apart
 from server.store.errors import RecordRefused, StoreFailed, StoreLost
 from server.store.memory_store import MemoryStore
@@ -21,7 +21,7 @@ class Choosy(FailingStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bad: dict[str, EngineError] = {}
+        self.bad: dict[str, RequestError] = {}
 
     def commit(self, records: Sequence[Record]) -> None:
         for id, _ in records:
@@ -62,7 +62,7 @@ REFUSED = RecordRefused(ValueError("no such text"))
 @pytest.mark.parametrize("error", [REFUSED, StoreLost("it is another replica's")])
 @pytest.mark.parametrize("bad", [{"a"}, {"c"}, {"b", "d"}, set("abcde")])
 def test_commit_apart_leaves_out_sessions_at_fault_alone(
-    store: Choosy, error: EngineError, bad: set[str]
+    store: Choosy, error: RequestError, bad: set[str]
 ) -> None:
     store.commit(opened(*"abcde"))
     store.bad = dict.fromkeys(bad, error)

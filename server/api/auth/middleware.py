@@ -20,7 +20,7 @@ from server.api.auth.tenants import RateLimited
 from server.api.errors import ForeignOrigin, InvalidApiKey, RouteNotFound
 from server.api.middleware.refuse import close_websocket, refuse
 from server.api.routes.route_table import RouteTable
-from server.errors import EngineError
+from server.errors import RequestError
 
 __all__ = ["OPEN_PATHS", "SUBPROTOCOL", "AuthMiddleware", "Keyring"]
 
@@ -63,7 +63,7 @@ class AuthMiddleware:
                 wanted = self._table.scopes_of(scope["type"], scope["path"])
                 if wanted != [OPEN]:
                     held.enter_context(_admit(caller, wanted))
-            except EngineError as error:
+            except RequestError as error:
                 await _refuse(scope, receive, send, error)
                 return
             await self._app(scope, receive, send)
@@ -114,14 +114,14 @@ def _subprotocol_key(headers: Headers) -> str | None:
 
 
 #: How a browser's socket hears of it: a page cannot see the status of a refused handshake.
-_CLOSES: tuple[tuple[type[EngineError], int, str], ...] = (
+_CLOSES: tuple[tuple[type[RequestError], int, str], ...] = (
     (InvalidApiKey, 1008, "wrong key"),
     (ScopeMissing, 1008, "this key may not do that"),
     (RateLimited, 1013, "the limits of this key are reached"),
 )
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, error: EngineError) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, error: RequestError) -> None:
     if scope["type"] == "websocket" and SUBPROTOCOL in scope["subprotocols"]:
         for kind, code, reason in _CLOSES:
             if isinstance(error, kind):

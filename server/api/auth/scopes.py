@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from server.errors import EngineError
+from server.errors import RequestError
 
 Scope = Literal["generate", "sessions", "read", "metrics", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
@@ -73,7 +73,7 @@ MESSAGES: dict[str, Scope | None] = {
 }
 
 
-class ScopeMissing(EngineError):
+class ScopeMissing(RequestError):
     """The key is right, and is not for this."""
 
     code = "scope_missing"

@@ -13,7 +13,7 @@ from typing import Literal
 
 from server.api.auth.keys_file import Limits
 from server.api.auth.rates import Bucket
-from server.errors import EngineError
+from server.errors import RequestError
 
 Clock = Callable[[], float]
 
@@ -24,7 +24,7 @@ SOON_S = 1.0
 Room = Literal["max_running", "max_connections", "max_sessions", "max_stored_bytes"]
 
 
-class RateLimited(EngineError):
+class RateLimited(RequestError):
     """The tenant has used up what it may have for now; in ``retry_after_s`` there is some."""
 
     code = "rate_limited"
@@ -83,7 +83,7 @@ class Tenant:
             self.num_connections -= 1
 
     def check_tokens(self) -> None:
-        """Before work that computes: raises `RateLimited` while tokens are owed."""
+        """Before work that computes: raises `RateLimited` while tokens are unfed."""
         per_minute = self.limits.tokens_per_minute
         if per_minute is not None:
             wait_s = self._tokens.wait_s(self.clock(), per_minute)

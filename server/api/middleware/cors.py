@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.errors import ForeignOrigin, MethodNotAllowed
 from server.api.middleware.refuse import error_response
-from server.errors import EngineError
+from server.errors import RequestError
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 #: Ours that a page may read, beside those that every page may.
@@ -45,7 +45,7 @@ class Cors:
             await self._app(scope, receive, marked)
 
     def _preflight(self, origin: str, headers: Headers) -> Response:
-        problem: EngineError | None = None
+        problem: RequestError | None = None
         if not self._allows(origin):
             problem = ForeignOrigin()
         elif headers["access-control-request-method"] not in METHODS:

@@ -6,22 +6,22 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.errors import error_body, error_headers, outcome
-from server.errors import EngineError
+from server.errors import RequestError
 
 
-def error_response(error: EngineError) -> Response:
+def error_response(error: RequestError) -> Response:
     """The HTTP answer for ``error``."""
     return Response(error_body(error), outcome(error).status, error_headers(error))
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send, error: EngineError) -> None:
+async def refuse(scope: Scope, receive: Receive, send: Send, error: RequestError) -> None:
     """Answers with ``error``; a WebSocket's handshake is refused by the same HTTP answer."""
     if scope["type"] == "websocket":
         await receive()
     await answer_with_error(scope, send, error)
 
 
-async def answer_with_error(scope: Scope, send: Send, error: EngineError) -> None:
+async def answer_with_error(scope: Scope, send: Send, error: RequestError) -> None:
     """Answers with ``error`` where nothing more is read."""
     if scope["type"] == "http":
         await error_response(error)(scope, _nothing, send)

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api.errors import HeadTooLarge
 from server.api.middleware.refuse import refuse
 from server.api.schemas.names import REFUSAL, has_control
-from server.errors import EngineError, invalid
+from server.errors import RequestError, invalid
 
 # h11 bounds only a head that comes in pieces.
 MAX_HEAD_BYTES = 32 * 1024
@@ -32,7 +32,7 @@ class WellFormed:
             await refuse(scope, receive, _closing(send), problem)
 
 
-def _problem(scope: Scope) -> EngineError | None:
+def _problem(scope: Scope) -> RequestError | None:
     headers = Headers(scope=scope)
     if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
         return HeadTooLarge(MAX_HEAD_BYTES)

@@ -119,7 +119,7 @@ def _changes(request: Request) -> ModelChanges:
 
 
 async def _version(version: Version, status: str) -> dict[str, Any]:
-    stats = await version.driver.stats()
+    stats = await version.async_engine.stats()
     return {
         "name": version.name,
         "digest": version.service.model.digest,

@@ -31,7 +31,7 @@ async def service_with(request: Request, session: str | None, model: str | None 
     """The service that has ``session``; without a session, that of ``model``.
 
     A session is looked for in all models where none is named, in versions that still end
-    what they run, too. Raises `EngineError`.
+    what they run, too. Raises `RequestError`.
     """
     if session is None:
         return service_for(request, model)
@@ -41,5 +41,5 @@ async def service_with(request: Request, session: str | None, model: str | None 
 def _held(request: Request, service: Service) -> Service:
     """Keeps a version that is replaced meanwhile from ending before the request has."""
     held: ExitStack = request.state.held
-    held.enter_context(service.driver.use())
+    held.enter_context(service.async_engine.use())
     return service

@@ -39,7 +39,7 @@ STATE_SCHEMA = {"type": "string", "format": "binary"}
 
 def session_object(service: Service, info: SessionInfo) -> dict[str, Any]:
     """A session as its owner sees it."""
-    names = {"model": service.model.name, "epoch": service.driver.epoch_name(info.epoch)}
+    names = {"model": service.model.name, "epoch": service.async_engine.epoch_name(info.epoch)}
     return asdict(info) | names
 
 
@@ -117,7 +117,7 @@ async def fork(request: Request, session: str) -> Response:
         {
             "session": session,
             "sessions": [one.session for one in forks],
-            "epoch": service.driver.epoch_name(forks[0].epoch),
+            "epoch": service.async_engine.epoch_name(forks[0].epoch),
             "position": forks[0].position,
         }
     )
@@ -169,7 +169,7 @@ async def text(request: Request, session: str, query: Annotated[TextQuery, Query
     start = query.start if query.start is not None else info.position
     answer = {
         "session": session,
-        "epoch": service.driver.epoch_name(info.epoch),
+        "epoch": service.async_engine.epoch_name(info.epoch),
         "start": parts[0].start if parts else start,
         "end": parts[-1].end if parts else start,
         "position": info.position,
@@ -186,7 +186,7 @@ async def text(request: Request, session: str, query: Annotated[TextQuery, Query
 async def export(request: Request, session: str) -> Response:
     """The session as one signed file."""
     service = await service_with(request, session)
-    data = await service.porter.export(session, request.state.owner)
+    data = await service.transfer.export(session, request.state.owner)
     return Response(data, media_type=STATE_TYPE)
 
 
@@ -205,7 +205,7 @@ async def import_session(request: Request) -> Response:
     for version in models_of(request).current.values():
         service = service_for(request, version.name)
         try:
-            info = await service.porter.take(data, request.state.owner)
+            info = await service.transfer.take(data, request.state.owner)
         except (SnapshotMismatch, ImportRefused) as error:  # perhaps it is another model's
             refusal = refusal if isinstance(refusal, SnapshotMismatch) else error
         else:
@@ -218,7 +218,7 @@ def _listed(service: Service, one: Listed) -> dict[str, Any]:
     return {
         "session": one.id,
         "model": service.model.name,
-        "epoch": service.driver.epoch_name(one.epoch),
+        "epoch": service.async_engine.epoch_name(one.epoch),
         "position": one.length,
         "seq": one.seq,
         "busy": one.unfinished,
@@ -229,7 +229,7 @@ def _listed(service: Service, one: Listed) -> dict[str, Any]:
 def _created(service: Service, info: SessionInfo) -> dict[str, Any]:
     return {
         "session": info.session,
-        "epoch": service.driver.epoch_name(info.epoch),
+        "epoch": service.async_engine.epoch_name(info.epoch),
         "position": info.position,
         "state_bytes": info.state_bytes,
     }

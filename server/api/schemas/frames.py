@@ -21,7 +21,7 @@ from server.engine.types import (
     Started,
     TokenEvent,
 )
-from server.errors import EngineError
+from server.errors import RequestError
 from server.sessions.sessions import Resumed
 
 #: Writes an epoch's number as clients know it.
@@ -164,7 +164,7 @@ def resumed_frame(request_id: str, resumed: Resumed, epoch_name: EpochName) -> b
     return named_frame("reset", request_id, **fields, reason=resumed.reset)
 
 
-def error_frame(request_id: str | None, error: EngineError) -> bytes:
+def error_frame(request_id: str | None, error: RequestError) -> bytes:
     """The answer to what cannot be done; ``request_id`` is None where the client gave none."""
     return encode(
         {

@@ -10,13 +10,13 @@ Asked = schemas.Delete | schemas.Fork | schemas.Rewind
 
 
 async def create(service: Service, message: schemas.Create, owner: str) -> bytes:
-    """The answer to ``create``. Raises `EngineError`."""
+    """The answer to ``create``. Raises `RequestError`."""
     info = await service.sessions.create(owner, message.state)
-    return created_frame(message.request_id, info, service.driver.epoch_name)
+    return created_frame(message.request_id, info, service.async_engine.epoch_name)
 
 
 async def answer(service: Service, message: Asked, owner: str) -> bytes:
-    """The answer to ``message``, whose session ``service`` has. Raises `EngineError`."""
+    """The answer to ``message``, whose session ``service`` has. Raises `RequestError`."""
     if isinstance(message, schemas.Delete):
         await service.sessions.delete(message.session, owner)
         return named_frame("deleted", message.request_id, session=message.session)
@@ -32,7 +32,7 @@ async def _fork(service: Service, message: schemas.Fork, owner: str) -> bytes:
         message.request_id,
         session=message.session,
         sessions=[fork.session for fork in forks],
-        epoch=service.driver.epoch_name(forks[0].epoch),
+        epoch=service.async_engine.epoch_name(forks[0].epoch),
         position=forks[0].position,
     )
 
@@ -43,7 +43,7 @@ async def _rewind(service: Service, message: schemas.Rewind, owner: str) -> byte
         "rewound",
         message.request_id,
         session=message.session,
-        epoch=service.driver.epoch_name(info.epoch),
+        epoch=service.async_engine.epoch_name(info.epoch),
         seq=info.seq,
         position=info.position,
     )

@@ -31,7 +31,7 @@ class Sockets:
         self._open.discard(socket)
 
     async def close(self, timeout_s: float) -> None:
-        """Ends every socket with 1012 after what its outbox holds, or gives up on it."""
+        """Ends every socket with 1012 after what its event queue holds, or gives up on it."""
         sockets = list(self._open)
         for socket in sockets:
             socket.close(1012, "the server is draining")

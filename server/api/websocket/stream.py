@@ -1,9 +1,9 @@
 """`/v1/stream`: many generations over one socket, one reader and one sender task.
 
 The reader always reads, so that pings, pongs and cancels get through whatever
-the sender does. Everything to the client goes through one bounded outbox, in
+the sender does. Everything to the client goes through one bounded event queue, in
 order; when it fills, the socket's requests park until the client has read. While
-the outbox is empty and the client reads, tokens take the shortcut and wake nobody.
+the event queue is empty and the client reads, tokens take the direct write and wake nobody.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from server.api.websocket import session_messages
 from server.api.websocket.sockets import Sockets
 from server.api.websocket.stream_sender import Alive, Close, Sender
 from server.engine.types import Event, Request
-from server.errors import EngineError, InternalFailure, InvalidRequest, QueueFull, invalid
+from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
 from server.models.registry import Models
 from server.models.service import Service
-from server.runtime.async_engine import Driver
-from server.runtime.event_queue import ON_THEIR_WAY, Outbox, ReaderTooSlow
+from server.runtime.async_engine import AsyncEngine
+from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue, ReaderTooSlow
 from server.sessions.ownership import KeyInUse
 from server.sessions.sessions import Cursor, Resumed
 from server.store.base import Keyed
@@ -75,20 +75,20 @@ class Stream:
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._models = models
-        self._used: set[Driver] = set()
+        self._used: set[AsyncEngine] = set()
         self._max_ids = models.default.limits.max_prompt_tokens
         self._max_requests = models.default.max_socket_requests
         self._caller = caller
         self._owner = caller.tenant.name
         self._receive = receive
-        self._outbox: Outbox[Event | bytes | Close] = Outbox(
-            models.default.outbox_events, self._press, ON_THEIR_WAY
+        self._event_queue: EventQueue[Event | bytes | Close] = EventQueue(
+            models.default.max_queued_events, self._press, MAX_IN_FLIGHT
         )
         self._resuming: set[asyncio.Task[None]] = set()
         self._prefix = secrets.token_hex(8)
         self._num_begun = 0
         self._alive: dict[str, Alive] = {}  # by the engine's names
-        self._sender = Sender(self._outbox, self._alive, self._end, send, write)
+        self._sender = Sender(self._event_queue, self._alive, self._end, send, write)
         self._ids: dict[str, str] = {}  # the engine's names by the client's
 
     async def run(self) -> None:
@@ -96,23 +96,23 @@ class Stream:
         reader = asyncio.create_task(self._read())
         sender = asyncio.create_task(self._sender.run())
         try:
-            watched: set[asyncio.Future[Any]] = {reader, sender, self._outbox.broken}
+            watched: set[asyncio.Future[Any]] = {reader, sender, self._event_queue.broken}
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for driver in self._used:
-                driver.release(self._outbox)
+            for async_engine in self._used:
+                async_engine.release(self._event_queue)
             await _stop(reader, sender, *self._resuming)
-        if self._outbox.broken.done():
-            await self._sender.close(_reason(self._outbox.broken.result()))
+        if self._event_queue.broken.done():
+            await self._sender.close(_reason(self._event_queue.broken.result()))
 
     def close(self, code: int, reason: str) -> None:
-        """Closes the socket after everything that waits in its outbox."""
-        self._outbox.put([Close(code, reason)])
+        """Closes the socket after everything that waits in its event queue."""
+        self._event_queue.put([Close(code, reason)])
 
     def _press(self, full: bool) -> None:
         """A client that does not keep up costs nothing: what it asked for parks."""
-        for driver in self._used:
-            (driver.hold if full else driver.go_on)(self._outbox)
+        for async_engine in self._used:
+            (async_engine.hold if full else async_engine.go_on)(self._event_queue)
 
     # Client to server
 
@@ -131,26 +131,26 @@ class Stream:
         except RateLimited as error:
             excess = error
             if text is None or len(text) > MAX_EXCESS_CHARS:
-                self._outbox.put([error_frame(named_in(text or ""), error)])
+                self._event_queue.put([error_frame(named_in(text or ""), error)])
                 return
         if text is None:
-            self._outbox.put([error_frame(None, InvalidRequest("frames must be text"))])
+            self._event_queue.put([error_frame(None, InvalidRequest("frames must be text"))])
             return
         try:
             message = await beside(len(text), lambda: parse_message(text, self._max_ids))
         except InvalidRequest as error:
             id = await beside(len(text), lambda: request_id_of(text))
-            self._outbox.put([error_frame(id, excess or error)])
+            self._event_queue.put([error_frame(id, excess or error)])
             return
         try:
             self._check_excess(message, excess)
             await self._obey(message)
-        except EngineError as error:
-            self._outbox.put([error_frame(message.request_id, error)])
+        except RequestError as error:
+            self._event_queue.put([error_frame(message.request_id, error)])
         except Exception:  # ours; what else the socket does goes on
             logger.exception("a message failed")
             failure = InternalFailure("the server failed; it has logged why")
-            self._outbox.put([error_frame(message.request_id, failure)])
+            self._event_queue.put([error_frame(message.request_id, failure)])
 
     def _check_excess(self, message: schemas.Message, excess: RateLimited | None) -> None:
         """Raises it for all but what gives something back, which is counted all the same."""
@@ -167,7 +167,7 @@ class Stream:
             # Without effect on what is not alive: its last frame was the answer.
             if (id := self._ids.get(message.request_id)) is not None:
                 self._alive[id].cancelled = True
-                self._alive[id].driver.cancel(id)
+                self._alive[id].async_engine.cancel(id)
         elif isinstance(message, schemas.Detach):
             self._detach(message)
         elif isinstance(message, schemas.Resume):
@@ -177,14 +177,14 @@ class Stream:
             await self._start(message)
         elif isinstance(message, schemas.Create):
             service = self._of_model(message.model)
-            with service.driver.use():
+            with service.async_engine.use():
                 frame = await session_messages.create(service, message, self._owner)
-            self._outbox.put([frame])
+            self._event_queue.put([frame])
         else:
             service = await self._models.holding(message.session, self._owner)
-            with service.driver.use():
+            with service.async_engine.use():
                 frame = await session_messages.answer(service, message, self._owner)
-            self._outbox.put([frame])
+            self._event_queue.put([frame])
 
     def _of_model(self, name: str | None) -> Service:
         return self._models.default if name is None else self._models.service(name)
@@ -205,16 +205,16 @@ class Stream:
     async def _start(self, message: schemas.Generate | schemas.Append) -> None:
         self._check_free(message.request_id)
         service = await self._service_for(message)
-        with service.driver.use():  # it may be replaced meanwhile
+        with service.async_engine.use():  # it may be replaced meanwhile
             request = await self._translate(service, message)
             self._begin(request.request_id, message.request_id, service, request)
             found: Keyed | None = None
             try:
                 if request.key is None:
-                    await service.sessions.submit(request, self._outbox)
+                    await service.sessions.submit(request, self._event_queue)
                 else:
-                    found = await service.sessions.submit_once(request, self._outbox)
-            except EngineError:
+                    found = await service.sessions.submit_once(request, self._event_queue)
+            except RequestError:
                 self._end(request.request_id)
                 raise
         if found is not None:
@@ -224,13 +224,13 @@ class Stream:
         """Answers again what has been done under the same key."""
         if not found.is_append:
             self._catch_up_beside(
-                id, lambda: service.sessions.again(self._owner, found, id, self._outbox)
+                id, lambda: service.sessions.again(self._owner, found, id, self._event_queue)
             )
             return
         work = self._end(id)
         if found.finished is None:
             raise KeyInUse
-        self._outbox.put([work.finished(found.finished)])
+        self._event_queue.put([work.finished(found.finished)])
 
     def _new_id(self, request_id: str) -> str:
         """The engine's name: a request that was left may still be there under the client's."""
@@ -238,9 +238,9 @@ class Stream:
         return f"{self._prefix}-{self._num_begun}-{request_id}"
 
     def _begin(self, id: str, request_id: str, service: Service, request: Request | None) -> None:
-        self._used.add(service.driver)
+        self._used.add(service.async_engine)
         self._ids[request_id] = id
-        work = Work(request_id, request, service.driver.epoch_name)
+        work = Work(request_id, request, service.async_engine.epoch_name)
         self._alive[id] = Alive(work, service)
 
     def _end(self, id: str) -> Work:
@@ -262,10 +262,10 @@ class Stream:
     def _detach(self, message: schemas.Detach) -> None:
         """Without effect on what is not alive, as a cancel is."""
         if (id := self._ids.get(message.request_id)) is not None:
-            driver = self._alive[id].driver
+            async_engine = self._alive[id].async_engine
             self._end(id)
-            driver.detach(id)
-            self._outbox.put([named_frame("detached", message.request_id)])
+            async_engine.detach(id)
+            self._event_queue.put([named_frame("detached", message.request_id)])
 
     async def _resume(self, message: schemas.Resume) -> None:
         service = await self._models.holding(message.session, self._owner)
@@ -275,7 +275,7 @@ class Stream:
         self._catch_up_beside(
             id,
             lambda: service.sessions.resume(
-                message.session, self._owner, cursor, id, self._outbox, bool(message.take_over)
+                message.session, self._owner, cursor, id, self._event_queue, bool(message.take_over)
             ),
         )
 
@@ -288,38 +288,38 @@ class Stream:
     async def _catch_up(self, id: str, resume: Callable[[], Awaitable[Resumed]]) -> None:
         if (alive := self._alive.get(id)) is None:  # detached before it began
             return
-        with alive.driver.use():
+        with alive.async_engine.use():
             await self._send_missed(id, alive, resume)
 
     async def _send_missed(
         self, id: str, alive: Alive, resume: Callable[[], Awaitable[Resumed]]
     ) -> None:
-        work, outbox, driver = alive.work, self._outbox, alive.driver
+        work, event_queue, async_engine = alive.work, self._event_queue, alive.async_engine
         try:
             resumed = await resume()
             if id not in self._alive:  # detached meanwhile, perhaps before it was attached
-                driver.detach(id)
+                async_engine.detach(id)
                 return
             if alive.cancelled:
-                driver.cancel(id)
-            outbox.put([resumed_frame(work.request_id, resumed, driver.epoch_name)])
+                async_engine.cancel(id)
+            event_queue.put([resumed_frame(work.request_id, resumed, async_engine.epoch_name)])
             async for events in alive.service.sessions.missed(self._owner, resumed, id):
-                await outbox.emptied()
+                await event_queue.emptied()
                 if id not in self._alive:
                     return
-                outbox.put([frame for e in events if (frame := work.frame(e)) is not None])
+                event_queue.put([frame for e in events if (frame := work.frame(e)) is not None])
             if resumed.info.busy:
-                driver.caught_up(id)
+                async_engine.caught_up(id)
             elif id in self._alive:
                 self._end(id)
-        except EngineError as error:
-            driver.detach(id)
+        except RequestError as error:
+            async_engine.detach(id)
             if id in self._alive:
                 self._end(id)
-                outbox.put([error_frame(work.request_id, error)])
+                event_queue.put([error_frame(work.request_id, error)])
 
 
-def _reason(error: EngineError) -> Close:
+def _reason(error: RequestError) -> Close:
     if isinstance(error, ReaderTooSlow):
         return Close(1008, "the client reads too slowly")
     return Close(1011, "the engine has stopped")

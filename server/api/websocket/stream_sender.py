@@ -1,6 +1,6 @@
 """What leaves on a socket of `/v1/stream`: frames, in the order in which they were put.
 
-While the outbox is empty and the client reads, tokens take the shortcut and wake nobody.
+While the event queue is empty and the client reads, tokens take the direct write and wake nobody.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from starlette.types import Send
 from server.api.direct_write import Write
 from server.api.schemas.frames import Work
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
-from server.errors import EngineError
+from server.errors import RequestError
 from server.models.service import Service
-from server.runtime.async_engine import Driver
-from server.runtime.event_queue import Outbox
+from server.runtime.async_engine import AsyncEngine
+from server.runtime.event_queue import EventQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +41,34 @@ class Alive:
     cancelled: bool = False
 
     @property
-    def driver(self) -> Driver:
-        return self.service.driver
+    def async_engine(self) -> AsyncEngine:
+        return self.service.async_engine
 
 
 class Sender:
-    """Writes what is in ``outbox``; events by the requests that are ``alive``, by engine's name.
+    """Writes what is in ``event_queue``; ``alive`` are the requests, by the engine's id.
 
     ``end`` is called with the name of one that has had its last event.
     """
 
     def __init__(
         self,
-        outbox: Outbox[Event | bytes | Close],
+        event_queue: EventQueue[Event | bytes | Close],
         alive: Mapping[str, Alive],
         end: Callable[[str], object],
         send: Send,
         write: Write,
     ) -> None:
-        self._outbox, self._alive, self._end = outbox, alive, end
+        self._event_queue, self._alive, self._end = event_queue, alive, end
         self._send, self._write = send, write
 
     async def run(self) -> None:
         """Until the socket is closed, or cannot be written."""
-        with contextlib.suppress(OSError, EngineError):
+        with contextlib.suppress(OSError, RequestError):
             while True:
                 frames: list[bytes] = []
                 moved = False
-                for item in await self._outbox.take(self._send_now):
+                for item in await self._event_queue.take(self._send_now):
                     moved |= isinstance(item, Migrated)
                     if isinstance(item, Close):
                         await self._send_frames(frames)
@@ -87,7 +87,7 @@ class Sender:
             await self._send(message)
 
     def _send_now(self, items: Sequence[Event | bytes | Close]) -> bool:
-        """The shortcut for tokens, which are nearly all there is."""
+        """The direct write for tokens, which are nearly all there is."""
         frames = []
         for item in items:
             if not isinstance(item, TokenEvent):

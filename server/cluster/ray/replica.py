@@ -70,7 +70,7 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What runs here, or waits to: for `StreamsPolicy`."""
-        stats = [await each.driver.stats() for each in self._models.versions]
+        stats = [await each.async_engine.stats() for each in self._models.versions]
         return {STREAMS: float(sum(each.num_running + each.num_waiting for each in stats))}
 
 

@@ -87,7 +87,7 @@ class Listeners(NamedTuple):
     """See `Presence`."""
 
     hear: Callable[[str], None] = lambda message: None
-    bury: Callable[[int], None] = lambda key: None
+    reclaim: Callable[[int], None] = lambda key: None
     left: Callable[[int], None] = lambda key: None
 
 
@@ -170,7 +170,7 @@ class Link:
         """Who is told what the presence hears and sees."""
         self._listeners = listeners
         if self.presence is not None:
-            self.presence.hear, self.presence.bury, self.presence.left = listeners
+            self.presence.hear, self.presence.reclaim, self.presence.left = listeners
 
     def close(self) -> None:
         """For ever."""

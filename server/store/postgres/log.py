@@ -164,12 +164,12 @@ class SharedLog(Log):
             self.heads[head.id] = self._held_keys[head.key] = head
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE replica = ? AND id > ?", (self._me, last_row))
-        found = self._journal()
+        found = self._store_thread()
         if last_row and (not found or found[-1][0] != last_row):
             raise Fenced(LOST)
         return found
 
-    def _journal(self) -> list[JournalRow]:
+    def _store_thread(self) -> list[JournalRow]:
         query = "SELECT id, data, keys FROM journal WHERE replica = ? ORDER BY id"
         found: list[JournalRow] = self._execute(query, (self._me,)).fetchall()
         return found

@@ -53,14 +53,14 @@ _END_EARLIER = """
 class Presence:
     """``key`` is this replica's. The three listeners are called in a thread of its own.
 
-    ``hear`` gets what others tell this replica, ``bury`` the key of one that is dead,
+    ``hear`` gets what others tell this replica, ``reclaim`` the key of one that is dead,
     again and again until it is no more, ``left`` that of a neighbour that is none any more.
     Raises errors of psycopg's.
     """
 
     def __init__(self, url: str, schema: str, address: str, lease_s: float) -> None:
         self.hear: Callable[[str], None] = lambda message: None
-        self.bury: Callable[[int], None] = lambda key: None
+        self.reclaim: Callable[[int], None] = lambda key: None
         self.left: Callable[[int], None] = lambda key: None
         self._url, self._schema, self._lease_s = url, schema, lease_s
         self._closed = threading.Event()
@@ -143,7 +143,7 @@ class Presence:
             self.left(key)  # or another neighbour has come in between
         for key, beat, is_free in seen:
             if self._is_dead(key, beat, is_free, now):
-                self.bury(key)
+                self.reclaim(key)
 
     def _is_dead(self, key: int, beat: int, is_free: bool, now: float) -> bool:
         if self._beats.get(key, (None, 0.0))[0] != beat:

@@ -98,11 +98,11 @@ class PostgresStore:
     def listen(
         self,
         hear: Callable[[str], None],
-        bury: Callable[[int], None],
+        reclaim: Callable[[int], None],
         left: Callable[[int], None] = lambda key: None,
     ) -> None:
         """Who is told what others ask, which are dead and which have left: in another thread."""
-        self._link.listen(Listeners(hear, bury, left))
+        self._link.listen(Listeners(hear, reclaim, left))
 
     # What a store does
 
@@ -316,19 +316,19 @@ class PostgresStore:
             connection.database.execute("SELECT pg_notify(?, ?)", (name, message))
 
     @twice
-    def bury(self, key: int) -> bool:
+    def reclaim(self, key: int) -> bool:
         """Makes everything that a dead replica held nobody's; whether it was still there.
 
         From then on it can neither write nor connect, should it wake.
         """
         with self._link.connected() as connection:
             try:
-                return self._bury(connection, key, sifts=False)
+                return self._reclaim(connection, key, sifts=False)
             except REFUSALS as error:
                 logger.error("a journal is read session by session: %s", failure(error).message)
-            return self._bury(connection, key, sifts=True)
+            return self._reclaim(connection, key, sifts=True)
 
-    def _bury(self, connection: SharedConnection, key: int, sifts: bool) -> bool:
+    def _reclaim(self, connection: SharedConnection, key: int, sifts: bool) -> bool:
         database = connection.database
         with database.transaction(pipelined=not sifts):  # to sift it has parts that fail
             # Not waited for: it is asked again at once, and others wait for this thread.
@@ -339,14 +339,14 @@ class PostgresStore:
             gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
             if not gone.fetchall():
                 return False
-            log = self._buried(connection, key, sifts)
+            log = self._reclaimed(connection, key, sifts)
             heads = [*log.heads.values()]
             log.let_go(heads)
             database.execute("DELETE FROM journal WHERE replica = ?", (key,))
         logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
         return True
 
-    def _buried(self, connection: SharedConnection, key: int, sifts: bool) -> SharedLog:
+    def _reclaimed(self, connection: SharedConnection, key: int, sifts: bool) -> SharedLog:
         """What a dead replica has held, after all of its journal is in the tables."""
         database, now_s = connection.database, self._clock.now_s
 

@@ -92,7 +92,7 @@ async def left(server: Running, max_tokens: int = 10**6) -> str:
             seed=0,
         )
         await receive_until(socket, "token")
-    await server.driver.drained()
+    await server.async_engine.drained()
     return session
 
 

@@ -179,7 +179,7 @@ async def test_tokens_are_counted_when_the_work_ends_and_owed(serve: Serve) -> N
         answer = await generate(server, ALICE)
         assert (answer.status_code, code(answer)) == (429, "rate_limited")
         assert "tokens_per_minute" in answer.json()["error"]["message"]
-        # The last token is drawn and not fed: 53 are owed, one more is wanted, at ten a minute.
+        # The last token is drawn and not fed: 53 are unfed, one more is wanted, at ten a minute.
         assert 300 < answer.json()["error"]["retry_after_s"] <= 324.001
         created = await ask(server, "POST", "/v1/sessions", ALICE)
         assert created.status_code == 200
@@ -200,7 +200,7 @@ async def test_tokens_of_a_client_that_leaves_are_counted(serve: Serve) -> None:
             gate.allow(2)
             await receive_until(socket, "token")
         gate.open()
-        await server.driver.drained()
+        await server.async_engine.drained()
         assert (await generate(server, ALICE)).status_code == 429
 
 

@@ -180,7 +180,7 @@ async def test_session_that_is_kept_has_one_choice(server: Running, more: dict[s
 async def test_stream_of_a_kept_session_begins_with_a_chunk_that_names_it(server: Running) -> None:
     response = await server.generate(prompt="hi", max_tokens=2, seed=0, keep=True, stream=True)
     ids = [line for line in response.text.splitlines() if line.startswith("id: ")]
-    epoch = server.driver.epoch_name(0)
+    epoch = server.async_engine.epoch_name(0)
     assert ids == [f"id: {epoch}:{seq}" for seq in (1, 2, 3)]
     assert response.text.startswith("data: ")
     session = response.text.partition('"session":"')[2].partition('"')[0]
@@ -228,7 +228,7 @@ async def test_full_queue_says_429_with_retry_after() -> None:
         assert response.json()["error"]["code"] == "queue_full"
         assert int(response.headers["retry-after"]) >= 1
         first.cancel()
-        await server.driver.drained()
+        await server.async_engine.drained()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -245,5 +245,5 @@ async def test_client_that_leaves_frees_its_slot_at_once(stream: bool) -> None:
         await writer.wait_closed()
         gate.open()
         async with asyncio.timeout(10):
-            await server.driver.drained()
+            await server.async_engine.drained()
         assert (await settled(server)).held_slots == 0

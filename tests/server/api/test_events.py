@@ -55,7 +55,7 @@ def seqs(response: httpx.Response) -> list[int]:
 
 async def test_events_begin_with_resumed_and_have_ids_of_epoch_and_seq(server: Running) -> None:
     session = await kept(server, 3)
-    epoch = server.driver.epoch_name(0)
+    epoch = server.async_engine.epoch_name(0)
     (no_id, first), *rest = sse(await events(server, session))
     assert no_id is None
     request_id = first.pop("request_id")
@@ -80,7 +80,7 @@ async def test_reader_goes_on_after_any_event_by_header_or_query(
 ) -> None:
     session = await kept(server, 3)
     wanted = list(range(last_seq + 1, 5))
-    last_id = f"{server.driver.epoch_name(0)}:{last_seq}"
+    last_id = f"{server.async_engine.epoch_name(0)}:{last_seq}"
     assert seqs(await events(server, session, last_id)) == wanted
     assert seqs(await events(server, session, str(last_seq))) == wanted
     assert seqs(await events(server, session, starting_after=last_seq)) == wanted
@@ -120,7 +120,7 @@ async def test_reader_that_leaves_detaches_and_the_session_goes_on(server: Runni
     url = f"/v1/sessions/{session}/events"
     async with server.http.stream("GET", url, params={"starting_after": "0"}) as response:
         await anext(response.aiter_lines())
-    await server.driver.drained()
+    await server.async_engine.drained()
     await at_rest(server)
     assert (await info(server, session))["seq"] == 3001
     assert len(seqs(await events(server, session))) == 3001
@@ -159,7 +159,7 @@ async def test_reader_that_is_taken_over_from_is_told_so(server: Running) -> Non
 
 async def test_cursor_of_another_epoch_or_from_the_future_is_a_reset(server: Running) -> None:
     session = await kept(server, 3)
-    epoch = server.driver.epoch_name(0)
+    epoch = server.async_engine.epoch_name(0)
     for answer in (
         await events(server, session, "5"),
         await events(server, session, f"{epoch[:-1]}9:2"),
@@ -252,7 +252,7 @@ async def test_drain_migrates_the_readers_of_sessions_that_a_store_keeps() -> No
             "type": "migrate",
             "request_id": "a",
             "session": session,
-            "epoch": server.driver.epoch_name(0),
+            "epoch": server.async_engine.epoch_name(0),
             "seq": listed.seq,
             "position": listed.length,
         }

@@ -12,7 +12,7 @@ from tests.fakes import FakeEngine
 from tests.server.api.talk import kept, settled, sse, story, until
 from tests.server.harness import Running, receive, receive_until, running, send
 
-NUM_TOKENS = 20_005  # more than the kernel's buffers and the outbox hold
+NUM_TOKENS = 20_005  # more than the kernel's buffers and the event queue hold
 
 
 def narrow(server: Running) -> socket.socket:
@@ -63,7 +63,7 @@ async def test_as_many_requests_as_a_socket_may_have_are_parked_together() -> No
 
 
 async def test_small_outbox_loses_nothing_either() -> None:
-    async with running(outbox_events=16) as server, lazy(server) as slow:
+    async with running(max_queued_events=16) as server, lazy(server) as slow:
         await send(slow, type="generate", request_id="s", prompt="hi", max_tokens=NUM_TOKENS)
         await until(server, lambda stats: stats.num_parked == 1)
         events = await receive_until(slow, "finished")
@@ -87,7 +87,7 @@ async def test_unkept_request_of_a_client_that_never_read_is_freed_when_it_goes(
         await send(slow, type="generate", request_id="s", prompt="hi", max_tokens=10**6)
         await until(server, lambda stats: stats.num_parked == 1)
         slow.transport.abort()
-        await server.driver.drained()
+        await server.async_engine.drained()
         assert (await settled(server)).num_sessions == 0
 
 

@@ -19,7 +19,7 @@ async def test_forks_go_on_from_where_the_session_is_and_each_for_itself(server:
     forks = answer.pop("sessions")
     assert answer == {
         "session": session,
-        "epoch": server.driver.epoch_name(0),
+        "epoch": server.async_engine.epoch_name(0),
         "position": 6,
     }
     assert len({session, *forks}) == 4
@@ -76,7 +76,7 @@ async def test_rewind_cuts_the_text_and_begins_a_new_epoch(server: Running) -> N
     assert answer == {
         "session": session,
         "model": "fake",
-        "epoch": server.driver.epoch_name(1),
+        "epoch": server.async_engine.epoch_name(1),
         "position": 5,
         "seq": 11,
         "busy": False,
@@ -96,7 +96,7 @@ async def test_rewind_of_a_running_session_is_a_409(server: Running) -> None:
 
 
 async def test_socket_forks_and_rewinds(server: Running) -> None:
-    session, epoch_name = await kept(server, 4), server.driver.epoch_name
+    session, epoch_name = await kept(server, 4), server.async_engine.epoch_name
     async with server.socket() as socket:
         await send(socket, type="fork", request_id="f", session=session, n=2, at=3)
         forked = await receive(socket)

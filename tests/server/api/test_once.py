@@ -112,7 +112,7 @@ async def test_new_socket_finds_the_work_that_the_old_one_began(server: Running)
         await send(socket, **message)
         await receive_until(socket, "token")
         socket.transport.abort()
-    await server.driver.drained()
+    await server.async_engine.drained()
     async with server.socket() as socket:
         await send(socket, **message)
         resumed, *events = await receive_until(socket, "finished")
@@ -141,7 +141,7 @@ async def test_left_work_is_followed_to_its_end_over_http(server: Running) -> No
     body["idempotency_key"] = "k"
     async with server.http.stream("POST", "/v1/completions", json=body) as response:
         await anext(response.aiter_lines())
-    await server.driver.drained()
+    await server.async_engine.drained()
     chunks = sse(await server.http.post("/v1/completions", json=body))
     texts = [chunk["choices"][0]["text"] for _, chunk in chunks]
     assert "".join(texts) == story(2, 5000)

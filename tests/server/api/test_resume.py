@@ -70,7 +70,7 @@ async def test_resumed_says_where_the_session_stands(server: Running) -> None:
         "type": "resumed",
         "request_id": "r",
         "session": session,
-        "epoch": server.driver.epoch_name(0),
+        "epoch": server.async_engine.epoch_name(0),
         "seq": 1,
         "last_seq": 4,
         "position": 5,
@@ -196,7 +196,7 @@ async def test_disconnect_of_an_http_stream_detaches_too(server: Running) -> Non
     body = {"session": session, "prompt": "hi", "max_tokens": 3000, "stream": True, "seed": 0}
     async with server.http.stream("POST", "/v1/completions", json=body) as response:
         await anext(response.aiter_lines())
-    await server.driver.drained()
+    await server.async_engine.drained()
     await at_rest(server)
     assert (await info(server, session))["seq"] == 3001
 
@@ -253,7 +253,7 @@ async def test_resume_that_is_detached_at_once_leaves_the_session_to_itself(
             await receive_until(socket, "detached")
         await send(socket, type="create", request_id="b")
         assert (await receive(socket))["type"] == "created"
-        await server.driver.drained()
+        await server.async_engine.drained()
         await send(socket, type="resume", request_id="r", session=session, last_seq=0)
         assert (await receive(socket))["type"] == "resumed"
     await post(server, session, "cancel")
@@ -284,9 +284,9 @@ async def test_detach_of_what_is_over_has_no_answer(server: Running) -> None:
         assert (await receive(socket))["type"] == "created"
 
 
-@pytest.mark.parametrize("outbox_events", [16, 2048])
-async def test_many_sessions_are_resumed_at_once_over_one_socket(outbox_events: int) -> None:
-    async with running(FakeEngine(), outbox_events=outbox_events) as server:
+@pytest.mark.parametrize("max_queued_events", [16, 2048])
+async def test_many_sessions_are_resumed_at_once_over_one_socket(max_queued_events: int) -> None:
+    async with running(FakeEngine(), max_queued_events=max_queued_events) as server:
         sessions = [await kept(server, 600) for _ in range(16)]
         async with server.socket() as socket:
             for session in sessions:

@@ -26,7 +26,7 @@ async def test_info_shows_position_idle_time_and_bytes(server: Running) -> None:
     assert info == {
         "session": session,
         "model": "fake",
-        "epoch": server.driver.epoch_name(0),
+        "epoch": server.async_engine.epoch_name(0),
         "position": 5,
         "seq": 4,
         "busy": False,
@@ -99,13 +99,13 @@ async def test_models_lists_the_model_with_its_capacity(server: Running) -> None
 async def test_health_and_ready(server: Running) -> None:
     assert (await server.http.get("/health")).json() == {"status": "ok"}
     assert (await server.http.get("/ready")).json() == {"status": "ready"}
-    server.driver.begin_drain()
+    server.async_engine.begin_drain()
     assert (await server.http.get("/health")).status_code == 200
     assert (await server.http.get("/ready")).status_code == 503
 
 
 async def test_draining_server_refuses_new_work(server: Running) -> None:
-    server.driver.begin_drain()
+    server.async_engine.begin_drain()
     for response in (await server.generate(prompt="hi"), await server.http.post("/v1/sessions")):
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "draining"

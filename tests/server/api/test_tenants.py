@@ -117,7 +117,7 @@ def test_debt_of_tokens_makes_the_next_work_wait_for_all_of_it() -> None:
     alice.spend(1600)
     with pytest.raises(RateLimited) as refused:
         alice.check_tokens()
-    # A thousand are owed, and the next work wants one to be there.
+    # A thousand are unfed, and the next work wants one to be there.
     assert refused.value.retry_after_s == pytest.approx(100.1, abs=0.002)
     clock.now += refused.value.retry_after_s
     alice.check_tokens()

@@ -22,12 +22,12 @@ from server.api.translate import (
 )
 from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams
-from server.errors import EngineError, InvalidRequest
+from server.errors import InvalidRequest, RequestError
 from server.models import changes as model_changes
 from server.models import storage
 from server.models.service import RequestLimits
-from server.runtime import async_engine as driver
-from server.runtime import event_queue as outbox
+from server.runtime import async_engine as async_engine
+from server.runtime import event_queue as event_queue
 from server.sessions import named_states, sessions
 from server.store import errors as store_errors
 from server.store.errors import StoreTooNew
@@ -35,7 +35,7 @@ from tests.fakes import ByteTokenizer
 
 #: All that have errors, but for what only an operator sees.
 MODULES = (
-    *(errors, api_errors, store_errors, driver, outbox, scopes, sessions, tenants),
+    *(errors, api_errors, store_errors, async_engine, event_queue, scopes, sessions, tenants),
     *(model_changes, named_states, response_turns, responses_reading, storage),
 )
 
@@ -140,16 +140,16 @@ async def test_key_wants_a_session_that_is_kept() -> None:
 
 def test_every_error_that_a_client_can_see_has_a_row_in_the_table() -> None:
     found = [kind for module in MODULES for kind in vars(module).values()]
-    kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, EngineError)]
-    at_start = {errors.EngineError.code, StoreTooNew.code}
+    kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, RequestError)]
+    at_start = {errors.RequestError.code, StoreTooNew.code}
     codes = {kind.code for kind in kinds} - at_start
     assert len(codes) >= 20
     assert codes == OUTCOMES.keys()
 
 
 def test_unknown_code_is_our_own_failure() -> None:
-    assert outcome(EngineError("odd")).status == 500
-    assert error_object(EngineError("odd"))["type"] == "server_error"
+    assert outcome(RequestError("odd")).status == 500
+    assert error_object(RequestError("odd"))["type"] == "server_error"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ async def test_generate_answers_started_tokens_finished(server: Running) -> None
         "type": "started",
         "request_id": "b",
         "session": session,
-        "epoch": server.driver.epoch_name(0),
+        "epoch": server.async_engine.epoch_name(0),
         "seq": 0,
         "position": 0,
         "seed": 0,
@@ -77,7 +77,7 @@ async def test_create_append_generate_delete(server: Running) -> None:
             "type": "created",
             "request_id": "a",
             "session": session,
-            "epoch": server.driver.epoch_name(0),
+            "epoch": server.async_engine.epoch_name(0),
             "position": 0,
             "state_bytes": STATE_BYTES,
         }
@@ -197,7 +197,7 @@ async def test_closing_the_socket_cancels_its_requests() -> None:
                 await send(socket, type="generate", request_id=name, prompt="hi", max_tokens=10**6)
             await receive_until(socket, "token")
         async with asyncio.timeout(10):
-            await server.driver.drained()
+            await server.async_engine.drained()
         assert (await settled(server)).held_slots == 0
 
 

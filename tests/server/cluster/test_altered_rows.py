@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from server.errors import EngineError
+from server.errors import RequestError
 from server.store.errors import SessionBroken
 from server.store.postgres.store import PostgresStore
 from tests.server.cluster.stores import shared_place
@@ -69,7 +69,7 @@ def refused(store: PostgresStore, writers: dict[str, Writer]) -> set[str]:
     for id, writer in writers.items():
         try:
             loaded = store.load(id, "ann")
-        except EngineError as error:
+        except RequestError as error:
             found.add(f"{id} {error.code}")
             continue
         length = loaded.value.length
@@ -85,7 +85,7 @@ def test_an_altered_row_costs_its_session_at_most(join: Join, database_url: str,
     writers = filled(one)
     run(database_url, ALTERED[what][0])
     one._link.abandon()
-    assert other.bury(one.key)
+    assert other.reclaim(one.key)
     cost = ALTERED[what][1]
     assert {each.partition(" ")[0] for each in refused(other, writers)} == ({cost} - {None})
     writer = Writer("new")
@@ -117,7 +117,7 @@ def test_rows_of_an_older_version_are_taken_as_they_are(join: Join, database_url
     assert kept == 2
     run(database_url, "UPDATE session SET journal = journal + 1 WHERE id = 'idle'")
     one._link.abandon()
-    assert other.bury(one.key)
+    assert other.reclaim(one.key)
     assert refused(other, writers) == set()
 
 

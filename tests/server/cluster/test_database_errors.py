@@ -11,15 +11,15 @@ import pytest
 from psycopg import sql
 
 from server.engine.types import Event, Failed, Started, TokenEvent
-from server.errors import EngineError
-from server.runtime.event_queue import Outbox
+from server.errors import RequestError
+from server.runtime.event_queue import EventQueue
 from server.runtime.store_thread import commit_apart
 from server.sessions.sessions import Sessions
 from server.store.errors import SessionBroken, StoreFailed, StoreFull
 from server.store.postgres.store import PostgresStore
 from tests.fakes import FakeEngine
 from tests.server.cluster.stores import fake_place, shared_place
-from tests.server.driving import driving, request
+from tests.server.running_engine import driving, request
 from tests.server.store.records import Writer, text_after
 
 #: Raised by the next inserts into the journal, as many as are allowed to fail.
@@ -109,7 +109,7 @@ def test_error_that_passes_costs_nothing(
     ],
 )
 def test_outage_is_one_of_all_sessions_and_none_is_blamed(
-    store: PostgresStore, administrator: Administrator, code: str, kind: type[EngineError]
+    store: PostgresStore, administrator: Administrator, code: str, kind: type[RequestError]
 ) -> None:
     writers = [Writer("s1"), Writer("s2")]
     store.commit([record for writer in writers for record in [writer.opened(), *writer.turn(2)]])
@@ -141,18 +141,18 @@ def test_database_that_can_only_be_read_fails_until_it_can_be_written(
 async def test_streams_of_others_go_on_after_a_row_that_is_refused(database_url: str) -> None:
     """The row comes from a client, below the checks of what clients send."""
     store = await asyncio.to_thread(PostgresStore, fake_place(database_url))
-    async with driving(FakeEngine(), store=store) as driver:
-        sessions = Sessions(driver)
-        other: Outbox[Event] = Outbox(10**6)
-        bad: Outbox[Event] = Outbox(10**6)
+    async with driving(FakeEngine(), store=store) as async_engine:
+        sessions = Sessions(async_engine)
+        other: EventQueue[Event] = EventQueue(10**6)
+        bad: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("other", 10**6, keep=True), other)
         await sessions.submit(request("a\0b", 10**6, keep=True, key="k"), bad)
         async with asyncio.timeout(30):
             before = await other.take()
             failed = await _events_to_failure(bad)
-            assert driver.store_works
+            assert async_engine.store_works
             after = [*await other.take(), *await other.take()]
-            driver.cancel("other")
+            async_engine.cancel("other")
         _, *tokens = before + after
         assert all(isinstance(event, TokenEvent) for event in tokens)
         seqs = [event.seq for event in tokens if isinstance(event, TokenEvent)]
@@ -165,10 +165,10 @@ async def test_streams_of_others_go_on_after_a_row_that_is_refused(database_url:
         assert left.id == _session_of(before)
 
 
-async def _events_to_failure(outbox: Outbox[Event]) -> list[Event]:
+async def _events_to_failure(event_queue: EventQueue[Event]) -> list[Event]:
     events: list[Event] = []
     while not any(isinstance(event, Failed) for event in events):
-        events += await outbox.take()
+        events += await event_queue.take()
     return events
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.engine.types import Event
-from server.runtime.event_queue import Outbox
+from server.runtime.event_queue import EventQueue
 from server.sessions.ownership import KeyInUse
 from server.store.errors import StoreFailed
 from server.store.postgres.link import REST_S
@@ -19,19 +19,19 @@ from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
 from tests.server.cluster.stores import fake_place
 from tests.server.cluster.test_moves import Replica, replicas
-from tests.server.driving import request
+from tests.server.running_engine import request
 
 
 def work(request_id: str = "r") -> Any:
     return request(request_id, 5, keep=True, key="k")
 
 
-async def leave(submitting: asyncio.Task[Any], at: Replica, outbox: Outbox[Event]) -> None:
+async def leave(submitting: asyncio.Task[Any], at: Replica, event_queue: EventQueue[Event]) -> None:
     """As a client of HTTP does whose patience is over."""
     submitting.cancel()
     with suppress(asyncio.CancelledError):
         await submitting
-    at.driver.release(outbox)
+    at.async_engine.release(event_queue)
 
 
 @pytest.mark.parametrize("again_at", [0, 1], ids=["the same replica", "another"])
@@ -41,25 +41,25 @@ async def test_client_that_leaves_while_the_engine_is_busy(
     async with replicas(database_url) as both:
         one, again = both[0], both[again_at]
         step = threading.Event()
-        busy = asyncio.create_task(one.driver.call(lambda engine, now: step.wait(30)))
-        outbox: Outbox[Event] = Outbox(10**6)
-        posted = one.driver.call
+        busy = asyncio.create_task(one.async_engine.call(lambda engine, now: step.wait(30)))
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        posted = one.async_engine.call
         waits = asyncio.Event()
 
         async def call(*args: Any, **more: Any) -> Any:
             waits.set()
             return await posted(*args, **more)
 
-        one.driver.call = call  # type: ignore[method-assign]
-        submitting = asyncio.create_task(one.sessions.submit_once(work(), outbox))
+        one.async_engine.call = call  # type: ignore[method-assign]
+        submitting = asyncio.create_task(one.sessions.submit_once(work(), event_queue))
         await waits.wait()
-        leaving = asyncio.create_task(leave(submitting, one, outbox))
+        leaving = asyncio.create_task(leave(submitting, one, event_queue))
         await asyncio.wait([leaving], timeout=0.5)  # it must not end before the engine knows
         with pytest.raises(KeyInUse):
-            await again.sessions.submit_once(work("again"), Outbox(10**6))
+            await again.sessions.submit_once(work("again"), EventQueue(10**6))
         step.set()
         await asyncio.gather(busy, leaving)
-        found = await again.sessions.submit_once(work("again"), Outbox(10**6))
+        found = await again.sessions.submit_once(work("again"), EventQueue(10**6))
         assert found is not None
         assert found.request_id == "r"
         assert len(await again.sessions.listed("me", None, 10)) == 1
@@ -76,13 +76,13 @@ async def test_client_that_leaves_while_the_key_is_claimed(database_url: str) ->
             return claim(owner, key)
 
         one.store.claim_key = slow_claim  # type: ignore[method-assign]
-        outbox: Outbox[Event] = Outbox(10**6)
-        submitting = asyncio.create_task(one.sessions.submit_once(work(), outbox))
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        submitting = asyncio.create_task(one.sessions.submit_once(work(), event_queue))
         await claims.wait()
-        leaving = asyncio.create_task(leave(submitting, one, outbox))
+        leaving = asyncio.create_task(leave(submitting, one, event_queue))
         may_claim.set()
         await leaving
-        assert await other.sessions.submit_once(work(), Outbox(10**6)) is None
+        assert await other.sessions.submit_once(work(), EventQueue(10**6)) is None
 
 
 async def test_commit_that_fails_does_not_keep_the_key(database_url: str) -> None:
@@ -95,8 +95,8 @@ async def test_commit_that_fails_does_not_keep_the_key(database_url: str) -> Non
 
         one.store.commit = fail  # type: ignore[method-assign]
         with pytest.raises(StoreFailed):
-            await one.sessions.submit_once(work(), Outbox(10**6))
-        assert await other.sessions.submit_once(work(), Outbox(10**6)) is None
+            await one.sessions.submit_once(work(), EventQueue(10**6))
+        assert await other.sessions.submit_once(work(), EventQueue(10**6)) is None
 
 
 def test_key_that_could_not_be_given_back_is_not_while_it_is_used_again(

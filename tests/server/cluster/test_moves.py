@@ -1,4 +1,4 @@
-"""Sessions that move between replicas, each with an engine, a driver and a store of its own."""
+"""Sessions that move between replicas, each with an async engine and a store of its own."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 from server.cluster.ownership import Peers
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import SessionAttached, SessionNotFound
-from server.runtime.async_engine import Driver
-from server.runtime.event_queue import Outbox
+from server.runtime.async_engine import AsyncEngine
+from server.runtime.event_queue import EventQueue
 from server.sessions.ownership import KeyInUse
 from server.sessions.sessions import Cursor, Sessions
 from server.store.errors import HeldElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.fakes import STORY, FakeEngine
 from tests.server.cluster.stores import fake_place
-from tests.server.driving import collect, driving, request
+from tests.server.running_engine import collect, driving, request
 
 
 @dataclass
 class Replica:
-    driver: Driver
+    async_engine: AsyncEngine
     sessions: Sessions
     store: PostgresStore
     engine: FakeEngine
@@ -36,10 +36,10 @@ class Replica:
 async def replica(url: str) -> AsyncIterator[Replica]:
     store = PostgresStore(fake_place(url))
     engine = FakeEngine(can_evict=True, new_id=lambda: f"sess_{secrets.token_hex(16)}")
-    async with driving(engine, store=store) as driver:
-        sessions = Sessions(driver, peers=Peers(driver, store))
+    async with driving(engine, store=store) as async_engine:
+        sessions = Sessions(async_engine, peers=Peers(async_engine, store))
         await sessions.start()
-        yield Replica(driver, sessions, store, engine)
+        yield Replica(async_engine, sessions, store, engine)
 
 
 @asynccontextmanager
@@ -48,41 +48,41 @@ async def replicas(url: str, number: int = 2) -> AsyncIterator[list[Replica]]:
         yield [await stack.enter_async_context(replica(url)) for _ in range(number)]
 
 
-async def tokens(outbox: Outbox[Event], number: int) -> list[TokenEvent]:
+async def tokens(event_queue: EventQueue[Event], number: int) -> list[TokenEvent]:
     found: list[TokenEvent] = []
     while len(found) < number:
-        found += [event for event in await outbox.take() if isinstance(event, TokenEvent)]
+        found += [event for event in await event_queue.take() if isinstance(event, TokenEvent)]
     return found
 
 
-async def last(outbox: Outbox[Event]) -> Event:
+async def last(event_queue: EventQueue[Event]) -> Event:
     while True:
-        for event in await outbox.take():
+        for event in await event_queue.take():
             if isinstance(event, Finished | Failed | Migrated):
                 return event
 
 
-async def begin(at: Replica, **more: object) -> tuple[str, Outbox[Event]]:
+async def begin(at: Replica, **more: object) -> tuple[str, EventQueue[Event]]:
     """A kept session that generates for a long time, after its first tokens."""
-    outbox: Outbox[Event] = Outbox(10**6)
+    event_queue: EventQueue[Event] = EventQueue(10**6)
     work = request("r", 100_000, keep=True, **more)
-    await at.sessions.submit(work, outbox)
-    await tokens(outbox, 3)
+    await at.sessions.submit(work, event_queue)
+    await tokens(event_queue, 3)
     (session,) = [one.id for one in await at.sessions.listed("me", None, 10)]
-    return session, outbox
+    return session, event_queue
 
 
 async def resume(at: Replica, session: str, seq: int, take_over: bool = False) -> list[Event]:
     """All that is read after ``seq``, until some tokens of what runs have come too."""
-    outbox: Outbox[Event] = Outbox(10**6)
-    resumed = await at.sessions.resume(session, "me", Cursor(seq), "again", outbox, take_over)
+    event_queue: EventQueue[Event] = EventQueue(10**6)
+    resumed = await at.sessions.resume(session, "me", Cursor(seq), "again", event_queue, take_over)
     events: list[Event] = []
     async for page in at.sessions.missed("me", resumed, "again"):
         events += page
     if resumed.info.busy:
-        at.driver.caught_up("again")
-        events += await tokens(outbox, 5)
-    at.driver.release(outbox)
+        at.async_engine.caught_up("again")
+        events += await tokens(event_queue, 5)
+    at.async_engine.release(event_queue)
     return events
 
 
@@ -92,20 +92,20 @@ def seqs(events: list[Event]) -> list[int]:
 
 async def test_a_session_at_rest_moves_without_a_question(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        outbox: Outbox[Event] = Outbox(10**6)
-        await one.sessions.submit(request("r", 5, keep=True), outbox)
-        end = (await collect(outbox))[-1]
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        await one.sessions.submit(request("r", 5, keep=True), event_queue)
+        end = (await collect(event_queue))[-1]
         assert isinstance(end, Finished)
         info = await other.sessions.info(end.session, "me")
         assert info.seq == end.seq
         with pytest.raises(SessionNotFound):
-            await one.driver.call(lambda e, now: e.session_info(end.session, "me", now))
+            await one.async_engine.call(lambda e, now: e.session_info(end.session, "me", now))
 
 
 async def test_a_stream_that_was_left_goes_on_at_another_replica(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
-        one.driver.release(outbox)
+        session, event_queue = await begin(one)
+        one.async_engine.release(event_queue)
         events = await resume(other, session, 0)
         assert seqs(events) == list(range(1, len(events) + 1))
         text = "".join(event.text for event in events if isinstance(event, TokenEvent))
@@ -114,27 +114,27 @@ async def test_a_stream_that_was_left_goes_on_at_another_replica(database_url: s
 
 async def test_a_stream_with_a_reader_stays(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
+        session, event_queue = await begin(one)
         with pytest.raises(SessionAttached):
             await resume(other, session, 0)
-        await tokens(outbox, 3)
+        await tokens(event_queue, 3)
 
 
 async def test_taking_over_cuts_the_reader_off(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
+        session, event_queue = await begin(one)
         events = await resume(other, session, 0, take_over=True)
         assert seqs(events) == list(range(1, len(events) + 1))
-        end = await last(outbox)
+        end = await last(event_queue)
         assert isinstance(end, Failed)
         assert isinstance(end.error, SessionAttached)
 
 
 async def test_only_one_of_two_gets_it(database_url: str) -> None:
     async with replicas(database_url, 3) as (one, *others):
-        session, outbox = await begin(one)
-        one.driver.release(outbox)
-        sinks = [Outbox[Event](10**6) for _ in others]
+        session, event_queue = await begin(one)
+        one.async_engine.release(event_queue)
+        sinks = [EventQueue[Event](10**6) for _ in others]
         resumes = [
             at.sessions.resume(session, "me", Cursor(0), "again", sink, False)
             for at, sink in zip(others, sinks, strict=True)
@@ -147,18 +147,18 @@ async def test_only_one_of_two_gets_it(database_url: str) -> None:
 
 async def test_what_is_asked_about_a_stream_leaves_it_alone(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
+        session, event_queue = await begin(one)
         info = await other.sessions.info(session, "me")
         assert info.busy
         assert info.seq >= 3
-        await tokens(outbox, 3)
+        await tokens(event_queue, 3)
 
 
 async def test_cancel_moves_the_stream_and_ends_it(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
+        session, event_queue = await begin(one)
         await other.sessions.cancel(session, "me")
-        assert isinstance(await last(outbox), Migrated)
+        assert isinstance(await last(event_queue), Migrated)
         async with asyncio.timeout(10):
             while (await other.sessions.info(session, "me")).busy:
                 pass
@@ -166,9 +166,9 @@ async def test_cancel_moves_the_stream_and_ends_it(database_url: str) -> None:
 
 async def test_delete_reaches_a_session_of_another_replica(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
+        session, event_queue = await begin(one)
         await other.sessions.delete(session, "me")
-        assert isinstance(await last(outbox), Migrated)
+        assert isinstance(await last(event_queue), Migrated)
         for at in (one, other):
             with pytest.raises(SessionNotFound):
                 await at.sessions.info(session, "me")
@@ -176,19 +176,19 @@ async def test_delete_reaches_a_session_of_another_replica(database_url: str) ->
 
 async def test_another_s_session_is_not_found_anywhere(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
+        session, event_queue = await begin(one)
         with pytest.raises(SessionNotFound):
             await other.sessions.info(session, "she")
         with pytest.raises(SessionNotFound):
             await other.sessions.delete(session, "she")
-        await tokens(outbox, 3)
+        await tokens(event_queue, 3)
 
 
 async def test_a_drained_replica_s_streams_go_on_elsewhere(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
-        await one.driver.retire()
-        end = await last(outbox)
+        session, event_queue = await begin(one)
+        await one.async_engine.retire()
+        end = await last(event_queue)
         assert isinstance(end, Migrated)
         events = await resume(other, session, 0)
         assert seqs(events) == list(range(1, len(events) + 1))
@@ -210,25 +210,25 @@ async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(database_url: s
                     continue
         assert seqs(events) == list(range(1, len(events) + 1))
         async with asyncio.timeout(10):
-            await one.driver.died.wait()
+            await one.async_engine.died.wait()
 
 
 async def test_a_replica_that_does_not_answer_is_an_error_and_no_wait_for_ever(
     database_url: str,
 ) -> None:
     async with replicas(database_url) as (one, other):
-        session, outbox = await begin(one)
+        session, event_queue = await begin(one)
         one.store.listen(lambda message: None, lambda key: None)
         with pytest.raises(HeldElsewhere):
             await other.sessions.cancel(session, "me")
-        await tokens(outbox, 3)
+        await tokens(event_queue, 3)
 
 
 async def test_fork_and_rewind_take_a_session_at_rest(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        outbox: Outbox[Event] = Outbox(10**6)
-        await one.sessions.submit(request("r", 20, keep=True), outbox)
-        end = (await collect(outbox))[-1]
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        await one.sessions.submit(request("r", 20, keep=True), event_queue)
+        end = (await collect(event_queue))[-1]
         assert isinstance(end, Finished)
         (copy,) = await other.sessions.fork(end.session, "me", 1, 10)
         assert copy.position == 10
@@ -239,7 +239,7 @@ async def test_fork_and_rewind_take_a_session_at_rest(database_url: str) -> None
 
 async def test_the_same_key_at_two_replicas_is_one_request(database_url: str) -> None:
     async with replicas(database_url) as both:
-        sinks = [Outbox[Event](10**6) for _ in both]
+        sinks = [EventQueue[Event](10**6) for _ in both]
         begun = await asyncio.gather(
             *(
                 at.sessions.submit_once(request(f"r{i}", 5, keep=True, key="k"), sinks[i])

@@ -136,7 +136,7 @@ class TestBurial:
         one, other = join(), join()
         writer = Writer()
         in_ticks(one, [writer.opened(), *writer.turn(700), writer.accepted(), *writer.tokens(3)])
-        assert other.bury(one.key)
+        assert other.reclaim(one.key)
         assert other.unfinished() == [("s1", "ann")]
         has_all(other, writer)
 
@@ -144,7 +144,7 @@ class TestBurial:
         one, other = join(), join()
         writer = Writer()
         one.commit([writer.opened()])
-        other.bury(one.key)
+        other.reclaim(one.key)
         with pytest.raises(Fenced):
             one.commit([writer.accepted()])
         with pytest.raises(Fenced):
@@ -164,7 +164,7 @@ class TestBurial:
             one._link.abandon()
             has_all(one, writer)
         else:
-            other.bury(one.key)
+            other.reclaim(one.key)
             has_all(other, writer)
 
     def test_one_that_stopped_within_a_transaction_holds_nobody_up(self, join: Join) -> None:
@@ -176,7 +176,7 @@ class TestBurial:
         transaction = database.transaction()
         transaction.__enter__()
         assert database.execute("SELECT 1").fetchall() == [(1,)]
-        while not other.bury(one.key):
+        while not other.reclaim(one.key):
             in_ticks(other, [another.opened(), another.deleted()])
         with pytest.raises(psycopg.Error):
             transaction.__exit__(None, None, None)
@@ -192,7 +192,7 @@ class TestBurial:
         transaction = database.transaction()
         transaction.__enter__()
         assert database.connection.execute("SELECT 1").fetchall() == [(1,)]
-        while not other.bury(one.key):
+        while not other.reclaim(one.key):
             other.maintain(0.0)
         with pytest.raises(psycopg.Error):
             transaction.__exit__(None, None, None)
@@ -212,13 +212,13 @@ class TestBurial:
             until = time.monotonic() + 3
             while time.monotonic() < until:
                 database.execute("SELECT pg_sleep(0.05)")
-                assert not third.bury(one.key)
-        assert third.bury(one.key)
+                assert not third.reclaim(one.key)
+        assert third.reclaim(one.key)
 
     def test_the_second_to_bury_it_finds_nothing_to_do(self, join: Join) -> None:
         one, other, third = join(), join(), join()
-        assert other.bury(one.key)
-        assert not third.bury(one.key)
+        assert other.reclaim(one.key)
+        assert not third.reclaim(one.key)
 
     def test_what_it_had_let_go_stays_with_who_took_it(self, join: Join) -> None:
         """Its journal still has the session's first entries, numbered as only it understands."""
@@ -228,7 +228,7 @@ class TestBurial:
         one.release("s1")
         other.load("s1", "ann")
         in_ticks(other, writer.turn(10))
-        assert third.bury(one.key)
+        assert third.reclaim(one.key)
         in_ticks(other, writer.turn(10))
         has_all(other, writer)
 
@@ -242,7 +242,7 @@ class TestBurial:
         third = join()
         third.load("s1", "ann")
         in_ticks(third, writer.turn(10))
-        assert other.bury(third.key)
+        assert other.reclaim(third.key)
         has_all(other, writer)
 
     def test_a_deleted_session_does_not_come_back(self, join: Join) -> None:
@@ -252,7 +252,7 @@ class TestBurial:
         one.release("s1")
         other.load("s1", "ann")
         other.commit([writer.deleted()])
-        other.bury(one.key)
+        other.reclaim(one.key)
         with pytest.raises(SessionNotFound):
             other.load("s1", "ann")
 
@@ -260,7 +260,7 @@ class TestBurial:
         one, other = join(), join()
         writer = Writer()
         one.commit([writer.opened(), writer.accepted(key="k"), *writer.tokens(2)])
-        other.bury(one.key)
+        other.reclaim(one.key)
         found = other.find_key("ann", "k")
         assert found is not None
         assert (found.session, found.finished) == ("s1", None)
@@ -272,7 +272,7 @@ def test_a_replica_that_leaves_leaves_everything(join: Join) -> None:
     in_ticks(one, [writer.opened(), *writer.turn(5), writer.saved(), writer.accepted()])
     one.close()
     has_all(other, writer)
-    assert not other.bury(one.key)
+    assert not other.reclaim(one.key)
 
 
 def test_a_state_that_two_sessions_share_outlives_one_of_them(join: Join) -> None:
@@ -306,7 +306,7 @@ class TestKeys:
     def test_a_dead_one_s_is_free(self, join: Join) -> None:
         one, other = join(), join()
         one.claim_key("ann", "k")
-        other.bury(one.key)
+        other.reclaim(one.key)
         assert other.claim_key("ann", "k")
 
 

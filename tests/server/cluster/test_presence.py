@@ -18,14 +18,14 @@ TIMEOUT_S = 20.0
 
 
 class Watcher:
-    """A replica that notes whom it would bury, and what it hears."""
+    """A replica that notes whom it would reclaim, and what it hears."""
 
     def __init__(self, url: str, lease_s: float) -> None:
         self.dead: queue.Queue[int] = queue.Queue()
         self.gone: queue.Queue[int] = queue.Queue()
         self.heard: queue.Queue[str] = queue.Queue()
         self.presence = Presence(url, SCHEMA, "here", lease_s)
-        self.presence.bury = self.dead.put
+        self.presence.reclaim = self.dead.put
         self.presence.left = self.gone.put
         self.presence.hear = self.heard.put
         self.key = self.presence.key

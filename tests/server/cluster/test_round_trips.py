@@ -111,7 +111,7 @@ def test_round_trips_of_a_take_over_do_not_grow_with_the_sessions(
                 one.commit([w.accepted(key=w.id) for w in writers])
                 one.commit([w.token() for w in writers])
                 before = proxy.num_turns
-                assert other.bury(one.key)
+                assert other.reclaim(one.key)
                 found.append(proxy.num_turns - before)
             for writer in writers:
                 assert other.read(writer.id, "ann", 0, 9)[-1].seq == writer.value.seq

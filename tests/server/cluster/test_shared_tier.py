@@ -11,8 +11,8 @@ import pytest
 
 from server.engine.types import EngineStats, Event
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
-from server.runtime.event_queue import Outbox
+from server.runtime.async_engine import AsyncEngine
+from server.runtime.event_queue import EventQueue
 from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
@@ -20,7 +20,7 @@ from server.store.object_storage.objects import TableObjects
 from server.store.postgres.database import Database, connect
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
-from tests.server.driving import collect
+from tests.server.running_engine import collect
 from tests.tiny import request, solo, tiny_checkpoint, tiny_engine, tokens_of
 
 SCHEMA = "everstream_test"
@@ -28,19 +28,19 @@ PROMPT = tuple(10 + n % 200 for n in range(300))
 
 
 class Replica:
-    def __init__(self, driver: Driver, tier: PrefixTier) -> None:
-        self._driver, self._tier = driver, tier
+    def __init__(self, async_engine: AsyncEngine, tier: PrefixTier) -> None:
+        self._async_engine, self._tier = async_engine, tier
 
     async def generate(self, request_id: str, owner: str) -> list[int]:
         asked = request(request_id, PROMPT, owner=owner)
         await self._tier.fetch(asked)
-        outbox: Outbox[Event] = Outbox(100)
-        await self._driver.submit(asked, outbox)
-        return tokens_of(await collect(outbox))
+        event_queue: EventQueue[Event] = EventQueue(100)
+        await self._async_engine.submit(asked, event_queue)
+        return tokens_of(await collect(event_queue))
 
     async def stats(self) -> EngineStats:
-        await self._driver.stats()
-        return await self._driver.stats()
+        await self._async_engine.stats()
+        return await self._async_engine.stats()
 
 
 @pytest.fixture
@@ -64,12 +64,12 @@ def new_prefixes(database_url: str) -> Callable[[], SharedPrefixes]:
 async def replica(prefixes: SharedPrefixes) -> AsyncIterator[Replica]:
     """When it is left, all that it had to share is there."""
     engine = tiny_engine(max_prefixes=64, max_evicted_prefixes=64)
-    driver = Driver(engine, time.monotonic, Metrics(), MemoryStore())
-    await driver.start()
+    async_engine = AsyncEngine(engine, time.monotonic, Metrics(), MemoryStore())
+    await async_engine.start()
     bos = tiny_checkpoint().config.bos_token_id
-    tier = PrefixTier(driver, prefixes, bos, shared=True, at_end=prefixes.close)
-    yield Replica(driver, tier)
-    assert await driver.stop()
+    tier = PrefixTier(async_engine, prefixes, bos, shared=True, at_end=prefixes.close)
+    yield Replica(async_engine, tier)
+    assert await async_engine.stop()
     tier.close()
 
 

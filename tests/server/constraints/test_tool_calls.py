@@ -15,7 +15,7 @@ from server.constraints.compiler import Constraints
 from server.constraints.ending import ids_of
 from server.constraints.free_text import FreeText
 from server.constraints.matcher import GrammarMatcher
-from server.errors import EngineError, InvalidRequest
+from server.errors import InvalidRequest, RequestError
 from tests.tiny import tiny_tokenizer
 
 TEXT = {"type": "text"}
@@ -142,7 +142,7 @@ async def accepts(constraints: Constraints, format: ToolCallsFormat, text: str) 
     try:
         for token in tiny_tokenizer().encode(text):
             matcher.accept(token)
-    except EngineError:
+    except RequestError:
         return False
     return matcher.is_over() or bool(matcher.allowed()[eos // 32] >> (eos % 32) & 1)
 

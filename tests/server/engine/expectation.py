@@ -21,7 +21,7 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
-from server.errors import CapacityExhausted, EngineError, SessionAttached
+from server.errors import CapacityExhausted, RequestError, SessionAttached
 from tests.server.engine.texts import Text
 
 
@@ -49,7 +49,9 @@ class Expectation:
     def __init__(self, tokenizer: Tokenizer, bos: int) -> None:
         self.texts: dict[str, Text] = {}
         self.works: dict[str, Work] = {}
-        self.lost: dict[str, type[EngineError]] = {}  # what readers must hear that have lost theirs
+        self.lost: dict[
+            str, type[RequestError]
+        ] = {}  # what readers must hear that have lost theirs
         self._tokenizer, self._bos = tokenizer, bos
 
     def submit(self, request: Request) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from server.engine.engine import Engine
 from server.engine.types import Request
 from server.engine.value import Constraint
-from server.errors import EngineError
+from server.errors import RequestError
 from tests.tiny import request, tiny_tokenizer
 
 VOCAB_SIZE, EOS = tiny_tokenizer().vocab_size, 0
@@ -57,7 +57,7 @@ class FakeMatcher:
     def accept(self, token: int) -> None:
         self._fail("accept")
         if token not in self.ids() or token == self._eos:
-            raise EngineError(f"{token} may not come here")
+            raise RequestError(f"{token} may not come here")
         self._hash = (self._hash * 31 + token + 1) % (1 << 30)
         self._count += 1
 

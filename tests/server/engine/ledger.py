@@ -78,8 +78,8 @@ def rebuilt(past: Past, tokenizer: Tokenizer) -> SessionValue:
 
 def unseen(value: SessionValue) -> tuple[int, ...]:
     """The tokens of the text that the state has not seen."""
-    owed = tuple(token for segment in value.debt for token in segment.tokens)
-    return owed if value.pending is None else (*owed, value.pending)
+    unfed = tuple(token for segment in value.debt for token in segment.tokens)
+    return unfed if value.pending is None else (*unfed, value.pending)
 
 
 def recent(value: SessionValue) -> tuple[int, ...]:

@@ -157,12 +157,12 @@ def test_room_is_for_those_that_run_and_those_that_wait() -> None:
 
 
 def test_turn_is_over_only_where_another_waits() -> None:
-    fresh, tired = Job(0, 1, "fresh"), Job(0, 1, "tired", num_in_turn=TURN_TOKENS)
-    schedule = scheduler(fresh, tired)
+    fresh, preemptible = Job(0, 1, "fresh"), Job(0, 1, "preemptible", num_in_turn=TURN_TOKENS)
+    schedule = scheduler(fresh, preemptible)
     assert schedule.had_its_turn() is None
     schedule.add(Job(0, 1, "new"))
-    assert schedule.had_its_turn() is tired
-    tired.num_in_turn -= 1
+    assert schedule.had_its_turn() is preemptible
+    preemptible.num_in_turn -= 1
     assert schedule.had_its_turn() is None
 
 

@@ -67,7 +67,7 @@ class Model:
 
     @property
     def plan(self) -> int:
-        """Of what is owed; the pending token is fed alone."""
+        """Of what has not been fed; the pending token is fed alone."""
         return max(1, self.ends[self.position] - self.position) if self.has_pending else 1
 
 
@@ -111,7 +111,7 @@ def test_session_keeps_its_text_whatever_happens(commands: list[tuple[str, objec
         assert (session.position, session.length) == (model.position, len(model.text))
         assert session.next(unseen) == model.text[model.position :]
         assert session.pending == (model.text[-1] if model.has_pending else None)
-        assert session.num_owed == max(0, unseen - 1)
+        assert session.num_unfed == max(0, unseen - 1)
         assert list(session.recent) == model.text[: model.position][-PENALTY_WINDOW:]
         assert session.plan == model.plan
 

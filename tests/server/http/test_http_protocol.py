@@ -169,7 +169,7 @@ async def test_socket_that_never_reads_is_dropped_and_its_slot_freed() -> None:
 
 
 async def test_sse_client_that_never_reads_is_dropped_and_its_slot_freed() -> None:
-    async with running(user_timeout_ms=500, outbox_events=256) as server:
+    async with running(user_timeout_ms=500, max_queued_events=256) as server:
         client = await deaf_client(server, post(json.dumps({**ENDLESS, "stream": True}).encode()))
         await server.until_disconnected()
         await server.until_slots_are_free()
@@ -178,10 +178,10 @@ async def test_sse_client_that_never_reads_is_dropped_and_its_slot_freed() -> No
 
 async def test_reader_that_pauses_for_long_gets_everything_in_order() -> None:
     body = json.dumps({"prompt": "hi", "max_tokens": 5000, "stream": True}).encode()
-    async with running(outbox_events=1 << 20) as server:
+    async with running(max_queued_events=1 << 20) as server:
         client = await deaf_client(server, post(body, "connection: close\r\n"))
         received = await asyncio.get_running_loop().sock_recv(client, 1)  # it has begun
-        await asyncio.wait_for(server.driver.drained(), 20)
+        await asyncio.wait_for(server.async_engine.drained(), 20)
         while part := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
             received += part
         client.close()
@@ -191,11 +191,11 @@ async def test_reader_that_pauses_for_long_gets_everything_in_order() -> None:
 
 async def test_socket_whose_peer_pauses_for_long_gets_everything_in_order() -> None:
     message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": 5000}
-    async with running(outbox_events=1 << 20) as server:
+    async with running(max_queued_events=1 << 20) as server:
         client = await deaf_websocket(server)
         client.send(frame(1, json.dumps(message).encode()))
         received = await asyncio.get_running_loop().sock_recv(client, 1)  # it has begun
-        await asyncio.wait_for(server.driver.drained(), 20)
+        await asyncio.wait_for(server.async_engine.drained(), 20)
         while b'"finished"' not in received[-1000:]:
             received += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
         client.close()

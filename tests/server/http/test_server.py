@@ -136,7 +136,7 @@ async def test_socket_that_comes_during_a_drain_gets_1012() -> None:
     async with running(FakeEngine(before_step=gate)) as server:
         work = asyncio.create_task(server.generate(prompt="hi", max_tokens=1))
         await gate.reached()
-        server.driver.begin_drain()
+        server.async_engine.begin_drain()
         async with server.socket() as client:
             await client.wait_closed()
             assert client.close_code == 1012
@@ -177,6 +177,6 @@ async def test_storm_of_disconnects_leaves_nothing_behind() -> None:
         for start in range(0, 60, 20):
             await asyncio.gather(*(visit(start + number) for number in range(20)))
         async with asyncio.timeout(20):
-            await server.driver.drained()
+            await server.async_engine.drained()
         stats = await settled(server)
         assert (stats.held_slots, stats.num_running) == (0, 0)

@@ -88,7 +88,7 @@ async def test_unloaded_model_ends_its_streams_and_gives_its_threads_and_memory_
         threads = engines()
         await post(server, "", name="second", path="b")
         expected = await server.text("Once", model="second", **LONG)
-        pool = await server.version("second").driver.call(
+        pool = await server.version("second").async_engine.call(
             lambda engine, now: weakref.ref(engine._pool)  # type: ignore[attr-defined]
         )
         body = {"type": "generate", "request_id": "r", "prompt": "Once", "model": "second"}
@@ -301,7 +301,7 @@ async def test_reload_sends_new_work_to_new_weights_and_old_streams_end_with_the
 async def test_old_version_is_freed(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         threads = engines()
-        pool = await server.version("a").driver.call(
+        pool = await server.version("a").async_engine.call(
             lambda engine, now: weakref.ref(engine._pool)  # type: ignore[attr-defined]
         )
         for seed in (1, 2, 3):
@@ -414,13 +414,13 @@ async def test_versions_find_their_sessions_after_a_restart(tmp_path: Path) -> N
 
 async def test_same_weights_keep_their_engine_and_sessions(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, server.socket() as socket:
-        driver = server.version("a").driver
+        async_engine = server.version("a").async_engine
         session = (await server.complete(keep=True))["session"]
         await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
         await receive_until(socket, "token")
         (tmp_path / "a" / "chat_template.jinja").write_text("{{ messages[0].content }}!")
         assert (await reload(server))["changed"] is False
-        assert server.version("a").driver is driver
+        assert server.version("a").async_engine is async_engine
         assert server.version("a").service.chat_template.source.endswith("!")
         assert (await server.complete(session=session))["choices"]
         await send(socket, type="cancel", request_id="r")
@@ -460,7 +460,7 @@ async def test_request_that_has_begun_before_a_reload_is_taken_after_it(tmp_path
     async with serving(tmp_path) as server:
         expected = await server.text("Once", **LONG)
         service = server.version("a").service
-        with service.driver.use():
+        with service.async_engine.use():
             write_model(tmp_path / "a", seed=1)
             await reload(server)
             assert await statuses(server) == [("a", "serving"), ("a", "retiring")]

@@ -147,7 +147,7 @@ async def test_death_of_one_engine_makes_the_server_unhealthy(server: Served) ->
 
     assert (await server.http.get("/ready")).status_code == 200
     with pytest.raises(Exception, match="the engine has stopped"):
-        await server.version("second").driver.call(die)
+        await server.version("second").async_engine.call(die)
     assert server.models.died.is_set()
     assert not server.models.healthy
 

@@ -173,7 +173,7 @@ def test_harmless_text_stays_as_it_is() -> None:
 def test_configured_process_logs_json_of_all_loggers_to_stderr() -> None:
     lines = printed(
         "configure('json', keys=['s3cret'])\n"
-        "logging.getLogger('everstream.driver').info('one s3cret', extra={'request_id': 'r1'})\n"
+        "logging.getLogger('everstream.server').info('one s3cret', extra={'request_id': 'r1'})\n"
         "logging.getLogger('uvicorn.error').warning('two', extra={'color_message': 'x'})\n"
         "logging.getLogger('some.package').error('three')\n"
     )
@@ -193,17 +193,17 @@ def test_debug_is_for_our_own_loggers_alone() -> None:
     """The frames of a WebSocket are debug lines of uvicorn's logger, and have prompts in them."""
     lines = printed(
         "configure('text', 'debug')\n"
-        "for name in ('everstream.driver', 'uvicorn.error', 'websockets.server', 'asyncio'):\n"
+        "for name in ('everstream.server', 'uvicorn.error', 'websockets.server', 'asyncio'):\n"
         "    logging.getLogger(name).debug('from %s', name)\n"
         "logging.getLogger('uvicorn.error').info('each socket')\n"
     )
-    assert [line.rpartition(": ")[2] for line in lines] == ["from everstream.driver"]
+    assert [line.rpartition(": ")[2] for line in lines] == ["from everstream.server"]
 
 
 def test_level_applies_to_all() -> None:
     lines = printed(
         "configure('text', 'error')\n"
-        "for name in ('everstream.driver', 'uvicorn', 'some.package'):\n"
+        "for name in ('everstream.async_engine', 'uvicorn', 'some.package'):\n"
         "    logging.getLogger(name).warning('no')\n"
         "    logging.getLogger(name).error('yes')\n"
     )

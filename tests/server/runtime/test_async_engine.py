@@ -21,94 +21,97 @@ from server.errors import (
 from server.observability.metrics import Scrape, render
 from server.runtime.async_engine import STALL_S, Draining
 from server.runtime.engine_thread import MAX_COMMANDS
-from server.runtime.event_queue import Outbox, ReaderTooSlow
+from server.runtime.event_queue import EventQueue, ReaderTooSlow
 from tests.fakes import FakeEngine
-from tests.server.driving import collect, create, driving, info, request, settled
 from tests.server.harness import Gate
+from tests.server.running_engine import collect, create, driving, info, request, settled
 
 
 async def test_events_come_in_order_and_end_with_finished() -> None:
-    async with driving(FakeEngine()) as driver:
-        outbox: Outbox[Event] = Outbox(100)
-        await driver.submit(request(), outbox)
-        events = await collect(outbox)
+    async with driving(FakeEngine()) as async_engine:
+        event_queue: EventQueue[Event] = EventQueue(100)
+        await async_engine.submit(request(), event_queue)
+        events = await collect(event_queue)
     assert [type(event) for event in events] == [Started, *[TokenEvent] * 5, Finished]
     assert [event.seq for event in events if isinstance(event, TokenEvent)] == [1, 2, 3, 4, 5]
 
 
 async def test_error_of_submit_is_raised_and_leaves_nothing_behind() -> None:
-    async with driving(FakeEngine(max_sessions=1)) as driver:
-        await create(driver)
+    async with driving(FakeEngine(max_sessions=1)) as async_engine:
+        await create(async_engine)
         with pytest.raises(CapacityExhausted):
-            await driver.submit(request(), Outbox(10))
+            await async_engine.submit(request(), EventQueue(10))
         async with asyncio.timeout(60):
-            await driver.drained()
+            await async_engine.drained()
 
 
 async def test_used_request_id_is_refused() -> None:
     gate = Gate()
-    async with driving(FakeEngine(before_step=gate), gate) as driver:
-        submitting = asyncio.create_task(driver.submit(request(), Outbox(100)))
+    async with driving(FakeEngine(before_step=gate), gate) as async_engine:
+        submitting = asyncio.create_task(async_engine.submit(request(), EventQueue(100)))
         await gate.reached()
         with pytest.raises(InvalidRequest, match="request_id"):
-            await driver.submit(request(), Outbox(10))
+            await async_engine.submit(request(), EventQueue(10))
         gate.open()
         await submitting
 
 
 async def test_cancel_ends_with_reason_cancelled_and_frees_the_slot() -> None:
     gate = Gate()
-    async with driving(FakeEngine(before_step=gate), gate) as driver:
-        outbox: Outbox[Event] = Outbox(100)
-        submitting = asyncio.create_task(driver.submit(request(max_tokens=10**6), outbox))
+    async with driving(FakeEngine(before_step=gate), gate) as async_engine:
+        event_queue: EventQueue[Event] = EventQueue(100)
+        submitting = asyncio.create_task(
+            async_engine.submit(request(max_tokens=10**6), event_queue)
+        )
         gate.allow(2)
         await submitting
-        driver.cancel("r")
+        async_engine.cancel("r")
         gate.open()
-        last = (await collect(outbox))[-1]
-        stats = await driver.stats()
+        last = (await collect(event_queue))[-1]
+        stats = await async_engine.stats()
     assert isinstance(last, Finished)
     assert last.finish_reason == "cancelled"
     assert stats.held_slots == 0
 
 
 async def test_cancel_of_an_unknown_request_does_nothing() -> None:
-    async with driving(FakeEngine()) as driver:
-        driver.cancel("nobody")
-        assert (await driver.stats()).num_running == 0
+    async with driving(FakeEngine()) as async_engine:
+        async_engine.cancel("nobody")
+        assert (await async_engine.stats()).num_running == 0
 
 
 async def test_release_cancels_all_requests_of_a_reader_and_no_others() -> None:
-    async with driving(FakeEngine()) as driver:
-        gone: Outbox[Event] = Outbox(10**6)
-        stays: Outbox[Event] = Outbox(10**6)
-        await driver.submit(request("a", 10**6), gone)
-        await driver.submit(request("b", 10**6), gone)
-        await driver.submit(request("c", 50), stays)
-        driver.release(gone)
+    async with driving(FakeEngine()) as async_engine:
+        gone: EventQueue[Event] = EventQueue(10**6)
+        stays: EventQueue[Event] = EventQueue(10**6)
+        await async_engine.submit(request("a", 10**6), gone)
+        await async_engine.submit(request("b", 10**6), gone)
+        await async_engine.submit(request("c", 50), stays)
+        async_engine.release(gone)
         last = (await collect(stays))[-1]
-        await driver.drained()
-        assert (await settled(driver)).held_slots == 0
+        await async_engine.drained()
+        assert (await settled(async_engine)).held_slots == 0
     assert isinstance(last, Finished)
     assert last.finish_reason == "length"
 
 
 async def test_overflow_releases_the_reader() -> None:
-    async with driving(FakeEngine()) as driver:
-        outbox: Outbox[Event] = Outbox(16)
-        await driver.submit(request(max_tokens=10**6), outbox)
-        await driver.drained()
+    async with driving(FakeEngine()) as async_engine:
+        event_queue: EventQueue[Event] = EventQueue(16)
+        await async_engine.submit(request(max_tokens=10**6), event_queue)
+        await async_engine.drained()
         with pytest.raises(ReaderTooSlow):
-            await outbox.take()
-        assert (await settled(driver)).held_slots == 0
+            await event_queue.take()
+        assert (await settled(async_engine)).held_slots == 0
 
 
 async def test_loop_wakes_once_per_step_whatever_the_number_of_requests() -> None:
     gate = Gate()
-    async with driving(FakeEngine(max_sessions=64, before_step=gate), gate) as driver:
-        outbox: Outbox[Event] = Outbox(10**4)
+    async with driving(FakeEngine(max_sessions=64, before_step=gate), gate) as async_engine:
+        event_queue: EventQueue[Event] = EventQueue(10**4)
         submits = [
-            asyncio.create_task(driver.submit(request(f"r{n}", 4), outbox)) for n in range(64)
+            asyncio.create_task(async_engine.submit(request(f"r{n}", 4), event_queue))
+            for n in range(64)
         ]
         await asyncio.sleep(0)
         gate.open()
@@ -116,7 +119,7 @@ async def test_loop_wakes_once_per_step_whatever_the_number_of_requests() -> Non
         batches = []
         num_finished = 0
         while num_finished < 64:
-            batches.append(await outbox.take())
+            batches.append(await event_queue.take())
             num_finished += sum(isinstance(event, Finished) for event in batches[-1])
     assert len(batches) <= 64  # of 64 x 6 events
 
@@ -129,55 +132,55 @@ async def test_steps_that_wait_for_the_loop_reach_a_reader_as_one_batch() -> Non
         steps.release()
         gate()
 
-    async with driving(FakeEngine(before_step=before_step), gate) as driver:
-        outbox: Outbox[Event] = Outbox(100)
-        submitting = asyncio.create_task(driver.submit(request(max_tokens=50), outbox))
+    async with driving(FakeEngine(before_step=before_step), gate) as async_engine:
+        event_queue: EventQueue[Event] = EventQueue(100)
+        submitting = asyncio.create_task(async_engine.submit(request(max_tokens=50), event_queue))
         gate.allow(1)
         await submitting
-        assert [type(event) for event in await outbox.take()] == [Started, TokenEvent]
+        assert [type(event) for event in await event_queue.take()] == [Started, TokenEvent]
         gate.allow(8)
         for _ in range(10):  # nothing is delivered meanwhile: this is the event loop's thread
             assert steps.acquire(timeout=10)
-        batch = await outbox.take()
+        batch = await event_queue.take()
         assert [event.seq for event in batch if isinstance(event, TokenEvent)] == list(range(2, 10))
-        driver.cancel("r")
+        async_engine.cancel("r")
 
 
 async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     gate = Gate()
-    async with driving(FakeEngine(before_step=gate), gate) as driver:
-        outbox: Outbox[Event] = Outbox(100)
-        submitting = asyncio.create_task(driver.submit(request(), outbox))
+    async with driving(FakeEngine(before_step=gate), gate) as async_engine:
+        event_queue: EventQueue[Event] = EventQueue(100)
+        submitting = asyncio.create_task(async_engine.submit(request(), event_queue))
         await asyncio.sleep(0)
-        driver.begin_drain()
-        assert driver.healthy
-        assert not driver.ready
+        async_engine.begin_drain()
+        assert async_engine.healthy
+        assert not async_engine.ready
         with pytest.raises(Draining):
-            await driver.submit(request("late"), outbox)
+            await async_engine.submit(request("late"), event_queue)
         with pytest.raises(Draining):
-            await create(driver)
-        drained = asyncio.create_task(driver.drained())
+            await create(async_engine)
+        drained = asyncio.create_task(async_engine.drained())
         await asyncio.sleep(0)
         assert not drained.done()
         gate.open()
         await submitting
         await drained
-        assert isinstance((await collect(outbox))[-1], Finished)
+        assert isinstance((await collect(event_queue))[-1], Finished)
 
 
 async def test_crash_of_the_engine_fails_every_reader_and_shows() -> None:
-    async with driving(FakeEngine()) as driver:
-        bystander: Outbox[Event] = Outbox(10**6)
-        await driver.submit(request("bystander", 10**6), bystander)
+    async with driving(FakeEngine()) as async_engine:
+        bystander: EventQueue[Event] = EventQueue(10**6)
+        await async_engine.submit(request("bystander", 10**6), bystander)
         with pytest.raises(InternalFailure):
-            await driver.submit(request("culprit", prompt="<crash>"), Outbox(10))
-        await driver.died.wait()
+            await async_engine.submit(request("culprit", prompt="<crash>"), EventQueue(10))
+        await async_engine.died.wait()
         with pytest.raises(InternalFailure):
             await collect(bystander)
-        assert not driver.healthy
+        assert not async_engine.healthy
         with pytest.raises(InternalFailure):
-            await driver.submit(request("later"), Outbox(10))
-        assert (await driver.stats()).max_sessions == 16  # the last known ones
+            await async_engine.submit(request("later"), EventQueue(10))
+        assert (await async_engine.stats()).max_sessions == 16  # the last known ones
 
 
 async def test_unexpected_error_of_a_command_fails_that_command_alone() -> None:
@@ -185,47 +188,47 @@ async def test_unexpected_error_of_a_command_fails_that_command_alone() -> None:
         def create_session(self, owner: str, now: float) -> None:  # type: ignore[override]
             raise ZeroDivisionError
 
-    async with driving(Broken()) as driver:
+    async with driving(Broken()) as async_engine:
         with pytest.raises(InternalFailure):
-            await create(driver)
-        assert driver.healthy
+            await create(async_engine)
+        assert async_engine.healthy
 
 
 async def test_hung_step_turns_health_red() -> None:
     gate, clock = Gate(), [0.0]
-    async with driving(FakeEngine(before_step=gate), gate, clock) as driver:
-        submitting = asyncio.create_task(driver.submit(request(), Outbox(100)))
+    async with driving(FakeEngine(before_step=gate), gate, clock) as async_engine:
+        submitting = asyncio.create_task(async_engine.submit(request(), EventQueue(100)))
         await gate.reached()
-        assert driver.healthy
+        assert async_engine.healthy
         clock[0] = STALL_S + 0.1
-        assert not driver.healthy
+        assert not async_engine.healthy
         gate.open()
         await submitting
-        assert driver.healthy
+        assert async_engine.healthy
 
 
 async def test_commands_are_bounded() -> None:
     gate = Gate()
-    async with driving(FakeEngine(before_step=gate), gate) as driver:
-        submitting = asyncio.create_task(driver.submit(request(), Outbox(100)))
+    async with driving(FakeEngine(before_step=gate), gate) as async_engine:
+        submitting = asyncio.create_task(async_engine.submit(request(), EventQueue(100)))
         await gate.reached()
-        calls = [asyncio.create_task(driver.stats()) for _ in range(MAX_COMMANDS)]
+        calls = [asyncio.create_task(async_engine.stats()) for _ in range(MAX_COMMANDS)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
-            await info(driver, "sess_x")
+            await info(async_engine, "sess_x")
         gate.open()
         await asyncio.gather(submitting, *calls)
 
 
 async def test_idle_session_expires_while_the_engine_sleeps() -> None:
-    async with driving(FakeEngine(session_ttl_s=0.01)) as driver:
-        created = await create(driver)
+    async with driving(FakeEngine(session_ttl_s=0.01)) as async_engine:
+        created = await create(async_engine)
         async with asyncio.timeout(10):
-            while (await driver.stats()).expired_sessions_total == 0:
+            while (await async_engine.stats()).expired_sessions_total == 0:
                 pass
         with pytest.raises(SessionNotFound):
-            await info(driver, created.session)
-        assert (await driver.stats()).expired_sessions_total == 1
+            await info(async_engine, created.session)
+        assert (await async_engine.stats()).expired_sessions_total == 1
 
 
 async def test_latencies_are_measured_on_the_given_clock() -> None:
@@ -234,11 +237,11 @@ async def test_latencies_are_measured_on_the_given_clock() -> None:
     def tick() -> None:
         clock[0] += 0.25
 
-    async with driving(FakeEngine(before_step=tick), clock=clock) as driver:
-        outbox: Outbox[Event] = Outbox(100)
-        await driver.submit(request(max_tokens=3), outbox)
-        await collect(outbox)
-        text = render([Scrape("m", driver.metrics, [await driver.stats()])], 0).decode()
+    async with driving(FakeEngine(before_step=tick), clock=clock) as async_engine:
+        event_queue: EventQueue[Event] = EventQueue(100)
+        await async_engine.submit(request(max_tokens=3), event_queue)
+        await collect(event_queue)
+        text = render([Scrape("m", async_engine.metrics, [await async_engine.stats()])], 0).decode()
     assert 'everstream_ttft_seconds_sum{model="m"} 0.25\n' in text
     assert 'everstream_inter_token_seconds_sum{model="m"} 0.5\n' in text
     assert 'everstream_inter_token_seconds_bucket{le="0.25",model="m"} 2.0\n' in text

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import threading
 
-from server.runtime.command_queue import Mailbox
+from server.runtime.command_queue import CommandQueue
 
 
 def test_take_gives_all_items_in_order() -> None:
-    box: Mailbox[int] = Mailbox(4)
+    box: CommandQueue[int] = CommandQueue(4)
     for item in (1, 2, 3):
         assert box.post(item)
     assert box.take(0) == [1, 2, 3]
@@ -14,7 +14,7 @@ def test_take_gives_all_items_in_order() -> None:
 
 
 def test_full_box_refuses_all_but_urgent_items() -> None:
-    box: Mailbox[str] = Mailbox(1)
+    box: CommandQueue[str] = CommandQueue(1)
     assert box.post("first")
     assert not box.post("second")
     assert box.post("cancel", urgent=True)
@@ -22,7 +22,7 @@ def test_full_box_refuses_all_but_urgent_items() -> None:
 
 
 def test_closed_box_gives_what_it_holds_and_then_none() -> None:
-    box: Mailbox[int] = Mailbox(4)
+    box: CommandQueue[int] = CommandQueue(4)
     box.post(1)
     box.close()
     assert not box.post(2, urgent=True)
@@ -31,7 +31,7 @@ def test_closed_box_gives_what_it_holds_and_then_none() -> None:
 
 
 def test_post_wakes_a_sleeping_taker() -> None:
-    box: Mailbox[int] = Mailbox(4)
+    box: CommandQueue[int] = CommandQueue(4)
     taken: list[list[int] | None] = []
     taker = threading.Thread(target=lambda: taken.append(box.take(None)))
     taker.start()
@@ -41,5 +41,5 @@ def test_post_wakes_a_sleeping_taker() -> None:
 
 
 def test_take_returns_after_its_timeout() -> None:
-    box: Mailbox[int] = Mailbox(4)
+    box: CommandQueue[int] = CommandQueue(4)
     assert box.take(0.001) == []

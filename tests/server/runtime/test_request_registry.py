@@ -10,8 +10,8 @@ from server.engine.types import (
 )
 from server.errors import InternalFailure, SessionAttached
 from server.observability.metrics import Metrics, Scrape, render
-from server.runtime.event_queue import Outbox
-from server.runtime.request_registry import Readers, Sink
+from server.runtime.event_queue import EventQueue
+from server.runtime.request_registry import RequestRegistry, Sink
 
 
 def token(request_id: str, seq: int = 1) -> TokenEvent:
@@ -23,7 +23,7 @@ def finished(request_id: str) -> Finished:
 
 
 async def test_events_are_sorted_by_reader_in_order() -> None:
-    readers, one, two = Readers(Metrics()), Outbox[Event](9), Outbox[Event](9)
+    readers, one, two = RequestRegistry(Metrics()), EventQueue[Event](9), EventQueue[Event](9)
     for request_id, sink in (("a", one), ("b", two), ("c", one)):
         readers.add(request_id, sink, 0.0)
     batches: dict[Sink, list[Event]] = {}
@@ -36,7 +36,7 @@ async def test_events_are_sorted_by_reader_in_order() -> None:
 
 
 async def test_finished_request_is_live_no_more() -> None:
-    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
     readers.add("a", sink, 0.0)
     readers.add("b", sink, 0.0)
     readers.sort([finished("a")], 1.0, {})
@@ -48,14 +48,14 @@ async def test_finished_request_is_live_no_more() -> None:
 
 
 async def test_requests_of_a_reader_are_its_own() -> None:
-    readers, one, two = Readers(Metrics()), Outbox[Event](9), Outbox[Event](9)
+    readers, one, two = RequestRegistry(Metrics()), EventQueue[Event](9), EventQueue[Event](9)
     readers.add("a", one, 0.0)
     readers.add("b", two, 0.0)
     assert readers.requests(two) == ["b"]
 
 
 async def test_every_reader_sees_a_failure() -> None:
-    readers, one, two = Readers(Metrics()), Outbox[Event](9), Outbox[Event](9)
+    readers, one, two = RequestRegistry(Metrics()), EventQueue[Event](9), EventQueue[Event](9)
     readers.add("a", one, 0.0)
     readers.add("b", two, 0.0)
     readers.fail_all(InternalFailure("the engine has stopped"))
@@ -66,7 +66,7 @@ async def test_every_reader_sees_a_failure() -> None:
 
 async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
     metrics = Metrics()
-    readers, sink = Readers(metrics), Outbox[Event](9)
+    readers, sink = RequestRegistry(metrics), EventQueue[Event](9)
     for request_id in ("a", "b"):
         readers.add(request_id, sink, 0.0)
     readers.sort([token("a")], 0.5, {})
@@ -80,7 +80,7 @@ async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
 
 
 async def test_events_of_a_reader_that_is_behind_are_held_back_in_order() -> None:
-    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
     readers.add("a", sink, 0.0, behind=True)
     readers.add("b", sink, 0.0)
     batches: dict[Sink, list[Event]] = {}
@@ -93,7 +93,7 @@ async def test_events_of_a_reader_that_is_behind_are_held_back_in_order() -> Non
 
 
 async def test_only_a_reader_that_is_behind_can_catch_up_and_once() -> None:
-    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
     readers.add("a", sink, 0.0)
     assert readers.caught_up("a") is None
     assert readers.caught_up("nobody") is None
@@ -103,7 +103,7 @@ async def test_only_a_reader_that_is_behind_can_catch_up_and_once() -> None:
 
 
 async def test_failed_and_migrated_requests_are_live_no_more() -> None:
-    readers, sink = Readers(Metrics()), Outbox[Event](9)
+    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
     readers.add("a", sink, 0.0)
     readers.add("b", sink, 0.0)
     events: list[Event] = [Failed("a", SessionAttached()), Migrated("b", "s", 0, 4, 9)]

@@ -9,8 +9,8 @@ import pytest
 
 from server.engine.types import TokenEvent
 from server.engine.value import Opened, Record, SessionValue
-from server.errors import EngineError, SessionNotFound
-from server.runtime.store_thread import MAINTENANCE_S, SOON_S, Journal
+from server.errors import RequestError, SessionNotFound
+from server.runtime.store_thread import MAINTENANCE_S, SOON_S, StoreThread
 from server.store.base import Store
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull, StoreLost
 from server.store.memory_store import MemoryStore
@@ -21,11 +21,11 @@ OPENED: Record = ("s", Opened(SessionValue("s", "me")))
 
 @dataclass
 class Step:
-    """What the journal knows of a step."""
+    """What the store thread knows of a step."""
 
     records: list[Record] = field(default_factory=list)
     generation: int = 0
-    lost: dict[str, EngineError] = field(default_factory=dict)
+    lost: dict[str, RequestError] = field(default_factory=dict)
 
 
 def token(seq: int) -> Record:
@@ -33,16 +33,16 @@ def token(seq: int) -> Record:
 
 
 class Desk:
-    """A journal, and all that it says."""
+    """A store thread, and all that it says."""
 
     def __init__(self, store: FailingStore) -> None:
         self.store = store
         self.clock = [0.0]
         self.passed: list[Step] = []
         self.threads: list[str] = []
-        self.forgotten: list[tuple[int, EngineError, str | None]] = []
+        self.forgotten: list[tuple[int, RequestError, str | None]] = []
         self.died = threading.Event()
-        self.journal = Journal(
+        self.journal = StoreThread(
             store, lambda: self.clock[0], self._pass_on, self._forget, self.died.set
         )
 
@@ -50,7 +50,7 @@ class Desk:
         self.threads.append(threading.current_thread().name)
         self.passed.append(step)
 
-    def _forget(self, generation: int, error: EngineError, session: str | None = None) -> None:
+    def _forget(self, generation: int, error: RequestError, session: str | None = None) -> None:
         self.forgotten.append((generation, error, session))
 
     def add(self, *records: Record, generation: int = 0) -> Step:
@@ -326,7 +326,7 @@ def test_questions_are_answered_where_the_thread_dies() -> None:
         go_on.wait()
         raise SystemExit
 
-    journal = Journal(
+    journal = StoreThread(
         MemoryStore(), lambda: 0.0, lambda step: None, lambda generation, error: None, died.set
     )
     journal.start()

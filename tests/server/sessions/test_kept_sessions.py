@@ -11,21 +11,21 @@ import pytest
 
 from server.engine.types import Event, Failed, Finished, Request, TokenEvent
 from server.errors import (
-    EngineError,
     InvalidRequest,
+    RequestError,
     SessionAttached,
     SessionNotFound,
 )
-from server.runtime.async_engine import Driver
-from server.runtime.event_queue import Outbox
+from server.runtime.async_engine import AsyncEngine
+from server.runtime.event_queue import EventQueue
 from server.sessions.loading import MAX_MOVES
 from server.sessions.ownership import KeyInUse
 from server.sessions.sessions import PAGE_EVENTS, Cursor, Resumed, Sessions
 from server.store.base import Loaded
 from server.store.errors import Fenced, HistoryGone, SnapshotBroken, StoreFailed, StoreFull
 from tests.fakes import STORY, FakeEngine
-from tests.server.driving import collect, driving, request, settled, until
 from tests.server.failing_store import FailingStore
+from tests.server.running_engine import collect, driving, request, settled, until
 
 ANOTHER = "0" * 16
 
@@ -33,9 +33,9 @@ ANOTHER = "0" * 16
 @asynccontextmanager
 async def keeping(
     engine: FakeEngine | None = None, store: FailingStore | None = None
-) -> AsyncIterator[tuple[Driver, Sessions]]:
-    async with driving(engine or FakeEngine(), store=store) as driver:
-        yield driver, Sessions(driver)
+) -> AsyncIterator[tuple[AsyncEngine, Sessions]]:
+    async with driving(engine or FakeEngine(), store=store) as async_engine:
+        yield async_engine, Sessions(async_engine)
 
 
 def small(**more: Any) -> FakeEngine:
@@ -44,18 +44,18 @@ def small(**more: Any) -> FakeEngine:
 
 
 async def run(sessions: Sessions, work: Request) -> list[Event]:
-    outbox: Outbox[Event] = Outbox(10**6)
-    await sessions.submit(work, outbox)
-    return await collect(outbox)
+    event_queue: EventQueue[Event] = EventQueue(10**6)
+    await sessions.submit(work, event_queue)
+    return await collect(event_queue)
 
 
-async def until_failed(outbox: Outbox[Event]) -> tuple[list[int], EngineError]:
+async def until_failed(event_queue: EventQueue[Event]) -> tuple[list[int], RequestError]:
     """The numbers of the tokens that came, and what ended them."""
     seqs: list[int] = []
     while True:
         try:
-            events = await outbox.take()
-        except EngineError as error:
+            events = await event_queue.take()
+        except RequestError as error:
             return seqs, error
         seqs += [event.seq for event in events if isinstance(event, TokenEvent)]
         if isinstance(events[-1], Failed):
@@ -67,9 +67,9 @@ async def feed(sessions: Sessions, session: str, text: str) -> None:
 
 
 async def resume(sessions: Sessions, session: str, cursor: Cursor, **more: Any) -> Resumed:
-    outbox: Outbox[Event] = more.pop("outbox", None) or Outbox(10**6)
+    event_queue: EventQueue[Event] = more.pop("event_queue", None) or EventQueue(10**6)
     take_over = more.pop("take_over", False)
-    return await sessions.resume(session, "me", cursor, "resumed", outbox, take_over)
+    return await sessions.resume(session, "me", cursor, "resumed", event_queue, take_over)
 
 
 async def missed(sessions: Sessions, resumed: Resumed) -> list[TokenEvent | Finished]:
@@ -80,11 +80,11 @@ async def missed(sessions: Sessions, resumed: Resumed) -> list[TokenEvent | Fini
 
 async def test_session_that_sleeps_in_the_store_is_fetched_when_it_is_wanted() -> None:
     store = FailingStore(durable=True)
-    async with keeping(small(), store) as (driver, sessions):
+    async with keeping(small(), store) as (async_engine, sessions):
         first = (await sessions.create("me")).session
         await feed(sessions, first, "hi")
         second = (await sessions.create("me")).session
-        assert (await driver.stats()).evicted_sessions_total == 1
+        assert (await async_engine.stats()).evicted_sessions_total == 1
         events = await run(sessions, request(session=first, prompt="", max_tokens=4))
         story = bytes(event.token_id for event in events if isinstance(event, TokenEvent))
         assert story == STORY[2:6]
@@ -97,7 +97,7 @@ async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times:
     """It is no reason to say that there is no such session."""
     tries = 0
 
-    async with keeping(small(), FailingStore(durable=True)) as (driver, sessions):
+    async with keeping(small(), FailingStore(durable=True)) as (async_engine, sessions):
         first = (await sessions.create("me")).session
 
         async def use() -> int:
@@ -105,7 +105,9 @@ async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times:
             if tries <= num_times:
                 await sessions.create("me")  # which takes the only place
             tries += 1
-            info = await driver.call(lambda engine, now: engine.session_info(first, "me", now))
+            info = await async_engine.call(
+                lambda engine, now: engine.session_info(first, "me", now)
+            )
             return info.position
 
         if num_times < MAX_MOVES:
@@ -119,17 +121,17 @@ async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times:
 async def test_store_that_was_replaced_while_nobody_wrote_is_an_explicit_reset() -> None:
     """The engine still has the session, and the store has never heard of it."""
     store = FailingStore(durable=True)
-    async with keeping(store=store) as (driver, sessions):
+    async with keeping(store=store) as (async_engine, sessions):
         end = (await run(sessions, request(keep=True, max_tokens=4)))[-1]
         assert isinstance(end, Finished)
-        cursor = Cursor(2, driver.epoch_name(0))
+        cursor = Cursor(2, async_engine.epoch_name(0))
         store.replace()
-        outbox: Outbox[Event] = Outbox(10**6)
-        lost = await resume(sessions, end.session, cursor, outbox=outbox)
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        lost = await resume(sessions, end.session, cursor, event_queue=event_queue)
         assert lost.reset is not None
         assert "another one" in lost.reset
         with pytest.raises(SessionNotFound):
-            await driver.call(lambda e, now: e.session_info(end.session, "me", now))
+            await async_engine.call(lambda e, now: e.session_info(end.session, "me", now))
 
 
 async def test_session_is_fetched_once_however_many_want_it() -> None:
@@ -161,7 +163,7 @@ async def test_sleeping_session_is_nothing_to_another_owner() -> None:
             sessions.rewind(first, "you", 0),
             sessions.value(first, "you"),
             sessions.cancel(first, "you"),
-            sessions.resume(first, "you", Cursor(0), "r", Outbox(9), True),
+            sessions.resume(first, "you", Cursor(0), "r", EventQueue(9), True),
         ):
             with pytest.raises(SessionNotFound):
                 await call
@@ -202,11 +204,11 @@ async def test_missed_events_come_in_pages_up_to_the_present() -> None:
 
 
 async def test_cursor_of_another_history_is_a_reset() -> None:
-    async with keeping() as (driver, sessions):
+    async with keeping() as (async_engine, sessions):
         end = (await run(sessions, request(max_tokens=3, keep=True)))[-1]
         assert isinstance(end, Finished)
         assert end.session is not None
-        name = driver.epoch_name
+        name = async_engine.epoch_name
         for cursor in (Cursor(5), Cursor(2, name(1)), Cursor(2, f"{ANOTHER}-0"), Cursor(0, "x")):
             resumed = await resume(sessions, end.session, cursor)
             assert resumed.reset
@@ -217,11 +219,11 @@ async def test_cursor_of_another_history_is_a_reset() -> None:
 
 
 async def test_session_of_a_lost_store_is_a_reset_and_one_that_never_was_is_not() -> None:
-    async with keeping() as (driver, sessions):
+    async with keeping() as (async_engine, sessions):
         lost = await resume(sessions, "sess_lost", Cursor(7, f"{ANOTHER}-0"))
         assert lost.reset
         assert (lost.info.busy, lost.info.seq, lost.info.position) == (False, 0, 0)
-        for cursor in (Cursor(7), Cursor(0, driver.epoch_name(0))):
+        for cursor in (Cursor(7), Cursor(0, async_engine.epoch_name(0))):
             with pytest.raises(SessionNotFound):
                 await resume(sessions, "sess_lost", cursor)
 
@@ -246,16 +248,16 @@ async def test_what_ran_when_the_server_went_down_goes_on_and_a_broken_one_stops
             return super().load(session, owner, at)
 
     store = PartlyBroken(durable=True)
-    async with keeping(store=store) as (driver, sessions):
-        outbox: Outbox[Event] = Outbox(10**6)
+    async with keeping(store=store) as (async_engine, sessions):
+        event_queue: EventQueue[Event] = EventQueue(10**6)
         for name in ("a", "b"):
-            await sessions.submit(request(name, 10**6, keep=True), outbox)
-        await driver.retire()
+            await sessions.submit(request(name, 10**6, keep=True), event_queue)
+        await async_engine.retire()
     store.broken, whole = sorted(session for session, _ in store.unfinished())
-    async with keeping(FakeEngine(max_detached_tokens=20), store) as (driver, sessions):
+    async with keeping(FakeEngine(max_detached_tokens=20), store) as (async_engine, sessions):
         before = (await sessions.info(whole, "me")).seq
         await sessions.continue_unfinished()
-        await until(driver, lambda stats: stats.num_parked == 1)
+        await until(async_engine, lambda stats: stats.num_parked == 1)
         assert (await sessions.info(whole, "me")).seq == before + 20
         with pytest.raises(SnapshotBroken):
             await sessions.info(store.broken, "me")
@@ -263,53 +265,53 @@ async def test_what_ran_when_the_server_went_down_goes_on_and_a_broken_one_stops
 
 async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
     store = FailingStore()
-    async with keeping(store=store) as (driver, sessions):
-        outbox: Outbox[Event] = Outbox(10**6)
+    async with keeping(store=store) as (async_engine, sessions):
+        event_queue: EventQueue[Event] = EventQueue(10**6)
         store.hold()
         first = asyncio.create_task(
-            sessions.submit_once(request("a", 3, keep=True, key="k"), outbox)
+            sessions.submit_once(request("a", 3, keep=True, key="k"), event_queue)
         )
         assert await asyncio.to_thread(store.held.wait, 10)
         with pytest.raises(KeyInUse):
-            await sessions.submit_once(request("b", 3, keep=True, key="k"), outbox)
+            await sessions.submit_once(request("b", 3, keep=True, key="k"), event_queue)
         store.let_go()
         assert await first is None
-        events = await collect(outbox)
-        found = await sessions.submit_once(request("b", 3, keep=True, key="k"), outbox)
+        events = await collect(event_queue)
+        found = await sessions.submit_once(request("b", 3, keep=True, key="k"), event_queue)
         assert found is not None
         assert found.finished == events[-1]
         other = Request("c", "you", (1,), None, keep=True, key="k")
-        assert await sessions.submit_once(other, Outbox(9)) is None
-        assert (await driver.stats()).num_sessions == 2
+        assert await sessions.submit_once(other, EventQueue(9)) is None
+        assert (await async_engine.stats()).num_sessions == 2
 
 
 async def test_work_under_a_key_is_read_again_alone_whatever_came_after_it() -> None:
-    async with keeping() as (driver, sessions):
+    async with keeping() as (async_engine, sessions):
         end = (await run(sessions, request("a", 3, keep=True, key="k")))[-1]
         assert isinstance(end, Finished)
         assert end.session is not None
-        busy: Outbox[Event] = Outbox(10**6)
+        busy: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("b", 10**6, session=end.session), busy)
         found = await sessions.find_key("me", "k")
         assert found is not None
-        again = await sessions.again("me", found, "c", Outbox(9))
+        again = await sessions.again("me", found, "c", EventQueue(9))
         events = [e async for page in sessions.missed("me", again, "c") for e in page]
         assert [event.seq for event in events] == [1, 2, 3, 4]
         assert not again.info.busy
-        assert driver.healthy
+        assert async_engine.healthy
         assert (await sessions.info(end.session, "me")).busy
-        driver.release(busy)
+        async_engine.release(busy)
 
 
 async def test_work_under_a_key_that_has_another_reader_is_not_taken_from_it() -> None:
-    async with keeping() as (driver, sessions):
-        outbox: Outbox[Event] = Outbox(10**6)
-        await sessions.submit_once(request("a", 10**6, keep=True, key="k"), outbox)
+    async with keeping() as (async_engine, sessions):
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        await sessions.submit_once(request("a", 10**6, keep=True, key="k"), event_queue)
         found = await sessions.find_key("me", "k")
         assert found is not None
         with pytest.raises(SessionAttached):
-            await sessions.again("me", found, "b", Outbox(9))
-        driver.release(outbox)
+            await sessions.again("me", found, "b", EventQueue(9))
+        async_engine.release(event_queue)
 
 
 async def test_work_under_a_key_whose_log_is_gone_says_so() -> None:
@@ -318,23 +320,23 @@ async def test_work_under_a_key_whose_log_is_gone_says_so() -> None:
         found = await sessions.find_key("me", "k")
         assert found is not None
         with pytest.raises(HistoryGone):
-            await sessions.again("me", found, "b", Outbox(9))
+            await sessions.again("me", found, "b", EventQueue(9))
 
 
 async def test_nothing_of_a_failed_commit_is_seen_and_unkept_work_is_not_disturbed() -> None:
     store = FailingStore()
-    async with keeping(store=store) as (driver, sessions):
-        kept: Outbox[Event] = Outbox(10**6)
+    async with keeping(store=store) as (async_engine, sessions):
+        kept: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("kept", 10**6, keep=True), kept)
-        unkept: Outbox[Event] = Outbox(10**6)
+        unkept: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("unkept", 2000), unkept)
         error = store.error = StoreFull("no room")
         assert [e.seq for e in await collect(unkept) if isinstance(e, TokenEvent)][-1] == 2000
         seen = await until_failed(kept)
         (listed,) = store.list("me", None, 9)
         assert seen == ([e.seq for e in store.read(listed.id, "me", 0, 10**6)], error)
-        assert not driver.ready
-        assert driver.healthy
+        assert not async_engine.ready
+        assert async_engine.healthy
         with pytest.raises(StoreFull) as caught:
             await sessions.submit(request("more", 3, keep=True), kept)
         assert caught.value is error
@@ -358,8 +360,8 @@ async def test_command_whose_record_is_lost_gets_the_error() -> None:
 
 async def test_sessions_go_on_from_what_the_store_has_when_it_works_again() -> None:
     store = FailingStore()
-    async with keeping(store=store) as (driver, sessions):
-        kept: Outbox[Event] = Outbox(10**6)
+    async with keeping(store=store) as (async_engine, sessions):
+        kept: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("kept", 10**6, keep=True), kept)
         first = await kept.take()
         store.error = StoreFailed("a write failed")
@@ -367,30 +369,30 @@ async def test_sessions_go_on_from_what_the_store_has_when_it_works_again() -> N
         last_seq = len([event for event in first if isinstance(event, TokenEvent)]) + len(seqs)
         store.error = None
         async with asyncio.timeout(10):
-            while not driver.ready:
-                await driver.stats()
+            while not async_engine.ready:
+                await async_engine.stats()
         (listed,) = store.list("me", None, 9)
-        outbox: Outbox[Event] = Outbox(10**6)
-        resumed = await resume(sessions, listed.id, Cursor(last_seq), outbox=outbox)
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        resumed = await resume(sessions, listed.id, Cursor(last_seq), event_queue=event_queue)
         assert (resumed.reset, resumed.info.busy) == (None, True)
         assert await missed(sessions, resumed) == []
-        driver.caught_up("resumed")
-        event = (await outbox.take())[0]
+        async_engine.caught_up("resumed")
+        event = (await event_queue.take())[0]
         assert isinstance(event, TokenEvent)
         assert event.seq == last_seq + 1
         assert event.token_id == STORY[event.position % len(STORY)]
-        driver.cancel("resumed")
+        async_engine.cancel("resumed")
 
 
 async def test_server_whose_store_was_taken_sends_nothing_more_and_dies() -> None:
     store = FailingStore()
-    async with driving(FakeEngine(), store=store) as driver:
-        sessions = Sessions(driver)
-        kept: Outbox[Event] = Outbox(10**6)
+    async with driving(FakeEngine(), store=store) as async_engine:
+        sessions = Sessions(async_engine)
+        kept: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("kept", 10**6, keep=True), kept)
         store.error = Fenced("another process has the store")
         async with asyncio.timeout(10):
-            await driver.died.wait()
+            await async_engine.died.wait()
         with pytest.raises(Fenced):
             await sessions.create("me")
         seqs, error = await until_failed(kept)
@@ -401,24 +403,24 @@ async def test_server_whose_store_was_taken_sends_nothing_more_and_dies() -> Non
 
 async def test_retired_sessions_tell_where_they_stand_and_go_on_in_the_next_server() -> None:
     store = FailingStore(durable=True)
-    async with keeping(store=store) as (driver, sessions):
-        outbox: Outbox[Event] = Outbox(10**6)
-        await sessions.submit(request("kept", 50, keep=True), outbox)
-        driver.begin_drain()
-        await driver.retire()
+    async with keeping(store=store) as (async_engine, sessions):
+        event_queue: EventQueue[Event] = EventQueue(10**6)
+        await sessions.submit(request("kept", 50, keep=True), event_queue)
+        async_engine.begin_drain()
+        await async_engine.retire()
         async with asyncio.timeout(10):
-            await driver.drained()
-        events = await outbox.take()
+            await async_engine.drained()
+        events = await event_queue.take()
         (listed,) = store.list("me", None, 9)
-        stats = await settled(driver)
+        stats = await settled(async_engine)
         assert (stats.num_sessions, stats.held_slots) == (0, 0)
     last = events[-1]
     assert not isinstance(last, Finished | TokenEvent)
     assert getattr(last, "seq", None) == listed.seq
-    async with keeping(store=store) as (driver, sessions):
-        outbox = Outbox(10**6)
-        resumed = await resume(sessions, listed.id, Cursor(listed.seq), outbox=outbox)
+    async with keeping(store=store) as (async_engine, sessions):
+        event_queue = EventQueue(10**6)
+        resumed = await resume(sessions, listed.id, Cursor(listed.seq), event_queue=event_queue)
         assert resumed.info.busy
-        driver.caught_up("resumed")
-        rest = await collect(outbox)
+        async_engine.caught_up("resumed")
+        rest = await collect(event_queue)
         assert [getattr(e, "seq", 0) for e in rest] == list(range(listed.seq + 1, 52))

@@ -179,7 +179,7 @@ async def test_same_text_after_two_states_is_two_texts(folder: Path) -> None:
         for num_hits in (0, 3):
             found = [await server.text(ASKED, state=name) for name in ("system", "other")]
             assert [*found, await server.text(ASKED)] == wanted
-            stats = await server.version("a").driver.stats()
+            stats = await server.version("a").async_engine.stats()
             assert stats.prefix_hits_total == num_hits
 
 

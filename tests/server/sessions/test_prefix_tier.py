@@ -1,4 +1,4 @@
-"""The second tier of the prefix cache, between a driver and a place that a test controls."""
+"""The second tier of the prefix cache, between an async engine and a place that a test controls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from server.engine.prefix_cache import Evicted, Hit, keys
 from server.engine.types import Event, Request, SamplingParams
 from server.engine.value import StateBlock
-from server.runtime.event_queue import Outbox
+from server.runtime.event_queue import EventQueue
 from server.sessions.prefix_tier import MAX_UNWRITTEN, PrefixTier
 from tests.fakes import EOS, STATE_BYTES, FakeEngine
-from tests.server.driving import collect, driving, until
+from tests.server.running_engine import collect, driving, until
 
 PREFIXES: dict[str, Any] = {"max_prefixes": 64, "max_evicted_prefixes": 64}
 TEXT = tuple(range(1, 201))
@@ -63,19 +63,19 @@ def entry(token: int, kept: bool = False) -> Evicted:
 async def test_what_is_there_is_brought_to_the_engine() -> None:
     prefixes = FakePrefixes()
     prefixes.hits["me"] = Hit(128, BLOCK)
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS)
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
         await tier.fetch(request())
         await tier.fetch(request(owner="you"))
-        assert (await driver.stats()).prefix_entries == 1
+        assert (await async_engine.stats()).prefix_entries == 1
         tier.close()
     assert prefixes.calls == ["find me", "find you"]
 
 
 async def test_short_texts_and_kept_sessions_are_not_looked_for() -> None:
     prefixes = FakePrefixes()
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS)
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
         await tier.fetch(request(tokens=TEXT[:127]))
         await tier.fetch(Request("r", "me", TEXT, None, session="s"))
         tier.close()
@@ -85,12 +85,12 @@ async def test_short_texts_and_kept_sessions_are_not_looked_for() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 async def test_new_states_go_to_a_shared_tier_alone(shared: bool) -> None:
     prefixes = FakePrefixes()
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS, shared=shared)
-        outbox: Outbox[Event] = Outbox(100)
-        await driver.submit(request(), outbox)
-        await collect(outbox)
-        await driver.stats()
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS, shared=shared)
+        event_queue: EventQueue[Event] = EventQueue(100)
+        await async_engine.submit(request(), event_queue)
+        await collect(event_queue)
+        await async_engine.stats()
         tier.close()
     assert {e.num_tokens for e in prefixes.put_entries} == ({128, 199} if shared else set())
     assert all(e.kept for e in prefixes.put_entries)
@@ -98,12 +98,12 @@ async def test_new_states_go_to_a_shared_tier_alone(shared: bool) -> None:
 
 async def test_evicted_states_go_to_every_tier() -> None:
     prefixes = FakePrefixes()
-    async with driving(FakeEngine(max_prefixes=1, max_evicted_prefixes=64)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS)
-        outbox: Outbox[Event] = Outbox(100)
-        await driver.submit(request(), outbox)
-        await collect(outbox)
-        await driver.stats()
+    async with driving(FakeEngine(max_prefixes=1, max_evicted_prefixes=64)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
+        event_queue: EventQueue[Event] = EventQueue(100)
+        await async_engine.submit(request(), event_queue)
+        await collect(event_queue)
+        await async_engine.stats()
         tier.close()
     assert [(e.num_tokens, e.kept) for e in prefixes.put_entries] == [(128, False)]
 
@@ -111,26 +111,26 @@ async def test_evicted_states_go_to_every_tier() -> None:
 async def test_tier_that_hangs_holds_up_one_request_and_only_for_its_time() -> None:
     prefixes = FakePrefixes()
     prefixes.hits["me"] = Hit(128, BLOCK)
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS, shared=True, timeout_s=0.01)
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS, shared=True, timeout_s=0.01)
         prefixes.gate.clear()
         async with asyncio.timeout(30):
             await tier.fetch(request())
             for _ in range(5):
                 await tier.fetch(request(owner="you"))
-        assert (await driver.stats()).prefix_entries == 0
+        assert (await async_engine.stats()).prefix_entries == 0
         prefixes.gate.set()
-        await until(driver, lambda stats: stats.prefix_entries == 1)  # of use to the next one
+        await until(async_engine, lambda stats: stats.prefix_entries == 1)  # of use to the next one
         tier.close()
     assert "find you" not in prefixes.calls
 
 
 async def test_prompt_does_not_wait_for_all_that_is_written() -> None:
     prefixes = FakePrefixes()
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS, shared=True)
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS, shared=True)
         prefixes.gate.clear()
-        driver.on_evicted_prefixes([entry(token, kept=True) for token in range(10)])
+        async_engine.on_evicted_prefixes([entry(token, kept=True) for token in range(10)])
         assert await asyncio.to_thread(prefixes.entered.wait, 30)
         fetching = asyncio.create_task(tier.fetch(request()))
         await asyncio.sleep(0)
@@ -143,13 +143,13 @@ async def test_prompt_does_not_wait_for_all_that_is_written() -> None:
 
 async def test_what_waits_for_a_shared_tier_is_bounded() -> None:
     prefixes = FakePrefixes()
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS, shared=True)
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS, shared=True)
         prefixes.gate.clear()
-        driver.on_evicted_prefixes([entry(0)])
+        async_engine.on_evicted_prefixes([entry(0)])
         assert await asyncio.to_thread(prefixes.entered.wait, 30)
         last = [entry(token) for token in range(1, MAX_UNWRITTEN + 6)]
-        driver.on_evicted_prefixes(last)
+        async_engine.on_evicted_prefixes(last)
         prefixes.gate.set()
         tier.close()
     assert prefixes.put_entries == [entry(0), *last[-MAX_UNWRITTEN:]]
@@ -158,9 +158,9 @@ async def test_what_waits_for_a_shared_tier_is_bounded() -> None:
 async def test_what_cannot_be_written_is_lost_alone(caplog: pytest.LogCaptureFixture) -> None:
     prefixes = FakePrefixes()
     prefixes.error = OSError("no room")
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS)
-        driver.on_evicted_prefixes([entry(1), entry(2)])
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
+        async_engine.on_evicted_prefixes([entry(1), entry(2)])
         tier.close()
     assert prefixes.calls == ["put", "put"]
     assert "no room" in caplog.text
@@ -169,13 +169,13 @@ async def test_what_cannot_be_written_is_lost_alone(caplog: pytest.LogCaptureFix
 async def test_request_that_is_gone_leaves_its_state_to_others() -> None:
     prefixes = FakePrefixes()
     prefixes.hits["me"] = Hit(128, BLOCK)
-    async with driving(FakeEngine(**PREFIXES)) as driver:
-        tier = PrefixTier(driver, prefixes, EOS)
+    async with driving(FakeEngine(**PREFIXES)) as async_engine:
+        tier = PrefixTier(async_engine, prefixes, EOS)
         prefixes.gate.clear()
         fetching = asyncio.create_task(tier.fetch(request()))
         assert await asyncio.to_thread(prefixes.entered.wait, 30)
         fetching.cancel()
         await asyncio.wait([fetching])
         prefixes.gate.set()
-        await until(driver, lambda stats: stats.prefix_entries == 1)
+        await until(async_engine, lambda stats: stats.prefix_entries == 1)
         tier.close()

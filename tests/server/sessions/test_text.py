@@ -38,7 +38,7 @@ async def test_shows_what_was_fed_and_what_was_generated(server: Running) -> Non
         ("input", 25, 31, "[more]"),
         ("output", 31, 35, STORY[31:35].decode()),
     ]
-    epoch = server.driver.epoch_name(0)
+    epoch = server.async_engine.epoch_name(0)
     assert body == {"session": session, "epoch": epoch, "start": 0, "end": 35, "position": 35}
 
 

@@ -44,7 +44,7 @@ async def test_imported_session_goes_on_where_the_exported_one_was(server: Runni
     answer = (await take(server, data)).json()
     assert answer["session"] != session
     assert answer["position"] == 7
-    assert answer["epoch"] == server.driver.epoch_name(0)
+    assert answer["epoch"] == server.async_engine.epoch_name(0)
     for one in (answer["session"], session):
         more = await server.generate(session=one, max_tokens=8, seed=0)
         assert more.json()["choices"][0]["text"] == story(7, 8)

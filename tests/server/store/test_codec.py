@@ -182,4 +182,4 @@ def test_what_it_has_not_written_is_refused(right: bytes, wrong: bytes) -> None:
 def test_a_word_that_is_no_choice_is_refused() -> None:
     finished = Finished("r", None, 1, 1, "", "stop", Usage(1, 1))
     with pytest.raises(Malformed):
-        build(Finished, decode_json(encode(finished).replace(b'"stop"', b'"tired"')))
+        build(Finished, decode_json(encode(finished).replace(b'"stop"', b'"preemptible"')))

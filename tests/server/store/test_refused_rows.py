@@ -223,7 +223,7 @@ def begin_and_die(place: Place, poison: Poison, writers: list[Writer]) -> Iterat
     store._link.connection.log.append(records)
     store.presence.close()
     with closing(place.open()) as other:
-        assert other.bury(store.key)
+        assert other.reclaim(store.key)
         yield
     with suppress(StoreError):
         store._link.close()

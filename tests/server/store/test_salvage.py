@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from server.errors import EngineError
+from server.errors import RequestError
 from server.store.errors import HistoryGone
 from server.store.sqlite.check import problems
 from server.store.sqlite.database import FILE_NAME
@@ -186,7 +186,7 @@ def test_the_new_folder_must_be_new(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_is_no_store(path: Path) -> None:
-    with pytest.raises(EngineError, match="is a file"):
+    with pytest.raises(RequestError, match="is a file"):
         open_store(path / FILE_NAME, IDENTITY)
     result = run("check", path / FILE_NAME)
     assert (result.exit_code, "is a file" in result.output) == (2, True)

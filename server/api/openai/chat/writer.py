@@ -15,7 +15,7 @@ from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piec
 from server.api.openai.logprobs import JsonList, TokenNames, finite
 from server.api.translate import usage_object, whole_usage
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
-from server.errors import EngineError
+from server.errors import RequestError
 
 Json = dict[str, Any]
 
@@ -140,7 +140,7 @@ class ChatWriter:
             choice.last = event
 
     def whole(self) -> Iterator[bytes]:
-        """The JSON answer, in parts; raises the `EngineError` that a choice ended by."""
+        """The JSON answer, in parts; raises the `RequestError` that a choice ended by."""
         for choice in self._choices.values():
             assert choice.last is not None
             choice.keep(choice.finish(ended([choice.last])))
@@ -174,7 +174,7 @@ class ChatWriter:
             return b""
         try:
             deltas = choice.finish(ended([event]))
-        except EngineError as error:
+        except RequestError as error:
             return sse({"error": error_object(error)})
         parts = [self._chunk(choice, delta) for delta in deltas]
         last = self._chunk(choice, {}, finish_reason=choice.finish_reason)

@@ -48,7 +48,7 @@ async def complete(request: Request) -> Response:
     _check(body)
     prompts = _prompts(body)
     works = await _works(service, body, prompts, request.state.owner)
-    epoch_name = service.driver.epoch_name
+    epoch_name = service.async_engine.epoch_name
     shown = _shown(service, body, prompts)
     writer = CompletionWriter(works, service.model.name, int(time.time()), epoch_name, shown)
     of_prompts, of_texts = _prompt_bytes(works, shown), _text_bytes(works, shown)

@@ -15,7 +15,7 @@ from server.api.openai.logprobs import LegacyLogprobs, ScoredPrompt
 from server.api.schemas.frames import EpochName
 from server.api.translate import usage_object, whole_usage
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
-from server.errors import EngineError
+from server.errors import RequestError
 
 TEXT = Shown()
 
@@ -69,7 +69,7 @@ class CompletionWriter:
             self._lasts[index] = event
 
     def whole(self) -> Iterator[bytes]:
-        """The JSON answer, in parts; raises the `EngineError` that one of the requests ended by."""
+        """The JSON answer, in parts. Raises the `RequestError` that ended a request."""
         ends = [ended([self._lasts[index]]) for index in range(len(self._index))]
         position = ends[0].position if len(self.requests) == 1 else None
         answer = self._object([], position, ends[0].session)
@@ -135,7 +135,7 @@ class CompletionWriter:
             return b"".join(parts)
         try:
             last = ended([event])
-        except EngineError as error:
+        except RequestError as error:
             return sse({"error": error_object(error)})
         return self._finished(last)
 

@@ -18,9 +18,9 @@ from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
 from server.api.watched import WatchedAnswer, start_stream
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
-from server.errors import EngineError
+from server.errors import RequestError
 from server.models.service import Service
-from server.runtime.event_queue import Outbox
+from server.runtime.event_queue import EventQueue
 from server.sessions.sessions import NO_MORE, Cursor
 from server.store.errors import HistoryGone
 
@@ -32,7 +32,7 @@ MANY_EVENTS = 64
 
 
 class ResponseAnswer(WatchedAnswer):
-    """Writes what comes to its outbox until the response has ended."""
+    """Writes what comes to its event queue until the response has ended."""
 
     def __init__(self, service: Service, owner: str, writer: ResponseWriter, streams: bool) -> None:
         super().__init__(service)
@@ -47,7 +47,7 @@ class ResponseAnswer(WatchedAnswer):
                 events = await self._first_events()
                 if not self._streams:
                     body = await self._whole(events)
-            except EngineError as error:
+            except RequestError as error:
                 await error_response(error)(scope, receive, send)
                 return
             if self._streams:
@@ -58,19 +58,19 @@ class ResponseAnswer(WatchedAnswer):
                 await send_whole(send, [body])
 
     async def _begin(self) -> None:
-        """Raises the `EngineError` that is still a plain HTTP error."""
+        """Raises the `RequestError` that is still a plain HTTP error."""
         raise NotImplementedError
 
     async def _first_events(self) -> list[Event]:
         """What there is to write first; nothing has been sent before."""
-        events = await self._outbox.take()
+        events = await self._event_queue.take()
         for event in events:
             if isinstance(event, Failed):
                 raise event.error
         return events
 
     async def _missed(self) -> list[Event]:
-        """More of what is not to come through the outbox; nothing where there is no more."""
+        """More of what is not to come through the event queue; nothing where there is no more."""
         return []
 
     async def _whole(self, events: list[Event]) -> bytes:
@@ -83,10 +83,10 @@ class ResponseAnswer(WatchedAnswer):
             await self._chunk(events)
             if isinstance(events[-1], ENDS):
                 return await self._large.run(lambda: orjson.dumps(self._writer.response()))
-            events = await self._missed() or await self._outbox.take(self._take_in)
+            events = await self._missed() or await self._event_queue.take(self._take_in)
 
     async def _stream(self, events: list[Event], scope: Scope, send: Send) -> None:
-        """Tokens take the shortcut while the client reads."""
+        """Tokens take the direct write while the client reads."""
         write = writer_of(scope)
 
         def write_now(events: Sequence[Event]) -> bool:
@@ -100,8 +100,8 @@ class ResponseAnswer(WatchedAnswer):
             if isinstance(events[-1], ENDS):
                 return
             try:
-                events = await self._missed() or await self._outbox.take(write_now)
-            except EngineError as error:
+                events = await self._missed() or await self._event_queue.take(write_now)
+            except RequestError as error:
                 await send_piece(send, sse(self._writer.error(error)))
                 return
 
@@ -136,11 +136,11 @@ class NewResponse(ResponseAnswer):
             await super().__call__(scope, receive, send)
         finally:
             if not self._writer.is_over and not self._made.is_in_background:
-                self._driver.cancel(self._made.request.request_id)
+                self._async_engine.cancel(self._made.request.request_id)
             await self._made.end()
 
     async def _begin(self) -> None:
-        self._made = await self._made.begin(self._outbox)
+        self._made = await self._made.begin(self._event_queue)
 
 
 class KeptResponse(ResponseAnswer):
@@ -168,7 +168,7 @@ class KeptResponse(ResponseAnswer):
             self._kept.owner,
             Cursor(keyed.first_seq),
             self._id,
-            self._outbox,
+            self._event_queue,
             take_over=True,
         )
         if resumed.reset is not None:
@@ -188,13 +188,13 @@ class KeptResponse(ResponseAnswer):
             return events
         if self._is_live:
             self._is_live = False
-            self._driver.caught_up(self._id)
+            self._async_engine.caught_up(self._id)
         return []
 
 
 async def in_background(work: Work) -> bytes:
     """Begins ``work``, which nobody reads as it comes; returns the response as it is then."""
-    sink: Outbox[Event] = Outbox(work.service.outbox_events)
+    sink: EventQueue[Event] = EventQueue(work.service.max_queued_events)
     begun = await work.begin(sink)
-    work.service.driver.release(sink)
+    work.service.async_engine.release(sink)
     return orjson.dumps(begun.writer().response())

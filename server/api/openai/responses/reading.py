@@ -11,7 +11,7 @@ import orjson
 from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.writer import SILENT, ResponseWriter
 from server.engine.types import Finished, Started, TokenEvent
-from server.errors import EngineError, SessionNotFound
+from server.errors import RequestError, SessionNotFound
 from server.models.service import Service
 from server.sessions.sessions import PAGE_EVENTS
 from server.store.base import Keyed
@@ -20,7 +20,7 @@ from server.store.base import Keyed
 MAX_SHOWN = 128
 
 
-class ResponseNotFound(EngineError):
+class ResponseNotFound(RequestError):
     """No such response of this owner's, be it that it was deleted or never stored."""
 
     code = "response_not_found"
@@ -54,7 +54,7 @@ class Kept:
         """
         session, owner = self.keyed.session, self.owner
         try:
-            page = await self.service.driver.ask_store(
+            page = await self.service.async_engine.ask_store(
                 lambda store: store.read(session, owner, after, PAGE_EVENTS)
             )
         except SessionNotFound:

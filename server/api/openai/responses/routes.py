@@ -176,7 +176,7 @@ async def _find(request: Request, id: str) -> Kept:
     """The response, whose model is held until the request is answered."""
     services: Iterable[Service] = [each.service for each in models_of(request).versions]
     kept = await find(services, request.state.owner, id)
-    request.state.held.enter_context(kept.service.driver.use())
+    request.state.held.enter_context(kept.service.async_engine.use())
     return kept
 
 

@@ -40,10 +40,10 @@ from server.api.schemas.parse import beside, parse_body
 from server.api.websocket.sockets import Sockets
 from server.api.websocket.stream_sender import Close
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
-from server.errors import EngineError, InternalFailure, InvalidRequest, QueueFull, invalid
+from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
 from server.models.registry import Models
 from server.models.service import Service
-from server.runtime.event_queue import ON_THEIR_WAY, Outbox, ReaderTooSlow
+from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue, ReaderTooSlow
 
 logger = logging.getLogger("everstream.responses")
 
@@ -103,8 +103,8 @@ class ResponsesSocket:
         self._receive, self._send, self._write = receive, send, write
         self._max_ids = models.default.limits.max_prompt_tokens
         self._max_requests = models.default.max_socket_requests
-        self._outbox: Outbox[Event | bytes | Close] = Outbox(
-            models.default.outbox_events, self._press, ON_THEIR_WAY
+        self._event_queue: EventQueue[Event | bytes | Close] = EventQueue(
+            models.default.max_queued_events, self._press, MAX_IN_FLIGHT
         )
         self._services: set[Service] = set()
         self._max_waiting_bytes = models.default.max_message_bytes
@@ -119,25 +119,25 @@ class ResponsesSocket:
         reader = asyncio.create_task(self._read())
         sender = asyncio.create_task(self._send_all())
         try:
-            watched: set[asyncio.Future[Any]] = {reader, sender, self._outbox.broken}
+            watched: set[asyncio.Future[Any]] = {reader, sender, self._event_queue.broken}
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for id, live in self._live.items():
-                live.work.service.driver.cancel(id)
+                live.work.service.async_engine.cancel(id)
             for service in self._services:
-                service.driver.release(self._outbox)
+                service.async_engine.release(self._event_queue)
             await _stop(reader, sender, *self._tasks)
-        if self._outbox.broken.done():
-            await self._send_close(_reason(self._outbox.broken.result()))
+        if self._event_queue.broken.done():
+            await self._send_close(_reason(self._event_queue.broken.result()))
 
     def close(self, code: int, reason: str) -> None:
-        """Closes the socket after everything that waits in its outbox."""
-        self._outbox.put([Close(code, reason)])
+        """Closes the socket after everything that waits in its event queue."""
+        self._event_queue.put([Close(code, reason)])
 
     def _press(self, full: bool) -> None:
         """A client that does not keep up costs nothing: what it asked for parks."""
         for service in self._services:
-            (service.driver.hold if full else service.driver.go_on)(self._outbox)
+            (service.async_engine.hold if full else service.async_engine.go_on)(self._event_queue)
 
     # Client to server
 
@@ -163,8 +163,8 @@ class ResponsesSocket:
                 raise QueueFull("too many responses on this socket")
             if self._num_waiting_bytes + len(body) > self._max_waiting_bytes:
                 raise QueueFull("too many bytes wait on this socket")
-        except EngineError as error:
-            self._outbox.put([error_frame(error, stream_id)])
+        except RequestError as error:
+            self._event_queue.put([error_frame(error, stream_id)])
             return
         self._num_waiting_bytes += len(body)
         lane = self._lanes.get(stream_id)
@@ -183,12 +183,12 @@ class ResponsesSocket:
             try:
                 body, lane[0] = lane[0], b""
                 await self._respond(body, stream_id)
-            except EngineError as error:
-                self._outbox.put([error_frame(error, stream_id)])
+            except RequestError as error:
+                self._event_queue.put([error_frame(error, stream_id)])
             except Exception:  # ours; what else is asked for goes on
                 logger.exception("a response failed")
                 failure = InternalFailure("the server failed; it has logged why")
-                self._outbox.put([error_frame(failure, stream_id)])
+                self._event_queue.put([error_frame(failure, stream_id)])
             lane.popleft()
         del self._lanes[stream_id]
 
@@ -197,7 +197,7 @@ class ResponsesSocket:
             work = await self._work(body, held)
             live = self._begin(work, stream_id)
             try:
-                live.work = await work.begin(self._outbox)
+                live.work = await work.begin(self._event_queue)
                 await live.done
             finally:
                 self._live.pop(work.request.request_id, None)
@@ -219,7 +219,7 @@ class ResponsesSocket:
                 self._caller.require("sessions")
             name = message.model
             service = self._models.default if name is None else self._models.service(name)
-            held.enter_context(service.driver.use())
+            held.enter_context(service.async_engine.use())
             return await work_of(service, self._owner, message, self._find_previous(service))
         finally:
             self._num_waiting_bytes -= len(body)
@@ -262,10 +262,10 @@ class ResponsesSocket:
     # Server to client
 
     async def _send_all(self) -> None:
-        with contextlib.suppress(OSError, EngineError):
+        with contextlib.suppress(OSError, RequestError):
             while True:
                 frames: list[bytes] = []
-                for item in await self._outbox.take(self._send_now):
+                for item in await self._event_queue.take(self._send_now):
                     if isinstance(item, Close):
                         await self._send_frames(frames)
                         await self._send_close(item)
@@ -274,7 +274,7 @@ class ResponsesSocket:
                 await self._send_frames(frames)
 
     def _send_now(self, items: Sequence[Event | bytes | Close]) -> bool:
-        """The shortcut for tokens, which are nearly all there is."""
+        """The direct write for tokens, which are nearly all there is."""
         # The writer counts what it writes: it must not write the same twice.
         if not all(isinstance(item, TokenEvent) for item in items) or not self._write([]):
             return False
@@ -303,7 +303,7 @@ class ResponsesSocket:
             await self._send(message)
 
 
-def error_frame(error: EngineError, stream_id: str | None = None) -> bytes:
+def error_frame(error: RequestError, stream_id: str | None = None) -> bytes:
     """The event for what cannot be done."""
     status = outcome(error).status
     frame = {"type": "error", "status": status, "error": error_object(error)}
@@ -326,7 +326,7 @@ def _head(body: bytes) -> tuple[bool, str | None]:
     return is_create, stream_id if isinstance(stream_id, str) else None
 
 
-def _reason(error: EngineError) -> Close:
+def _reason(error: RequestError) -> Close:
     if isinstance(error, ReaderTooSlow):
         return Close(1008, "the client reads too slowly")
     return Close(1011, "the engine has stopped")

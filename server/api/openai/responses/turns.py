@@ -22,7 +22,7 @@ from server.api.openai.chat.messages import (
 from server.api.openai.responses.items import chat_messages
 from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.reading import ResponseNotFound
-from server.errors import EngineError, InvalidRequest, invalid
+from server.errors import InvalidRequest, RequestError, invalid
 from server.models.service import Service
 
 #: Responses of a conversation that is read again.
@@ -34,7 +34,7 @@ MAX_BYTES = 8 << 20
 _SAID = "Thus it was said"
 
 
-class PreviousNotFound(EngineError):
+class PreviousNotFound(RequestError):
     """There is no such response to go on from."""
 
     code = "previous_response_not_found"

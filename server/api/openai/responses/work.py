@@ -37,7 +37,7 @@ from server.api.openai.responses.writer import ResponseWriter
 from server.api.schemas.requests import Continuation
 from server.api.translate import Translator
 from server.engine.types import Finished, Request, TokenEvent
-from server.errors import EngineError, InvalidRequest, SessionNotFound, invalid
+from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
 from server.models.service import Service
 from server.runtime.request_registry import Sink
 from server.sessions.ownership import KeyInUse
@@ -103,7 +103,7 @@ class Work:
         try:
             return await asyncio.shield(branching)
         except asyncio.CancelledError:
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(RequestError):
                 session = await branching
                 await replace(self, request=replace(self.request, session=session)).forget()
             raise
@@ -123,7 +123,7 @@ class Work:
     async def forget(self) -> None:
         """Deletes the session that was made for it."""
         assert self.request.session is not None
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(RequestError):
             await self.service.sessions.delete(self.request.session, self.request.owner)
 
 
@@ -136,7 +136,7 @@ def needs_sessions(body: ResponsesBody) -> bool:
 async def work_of(
     service: Service, owner: str, body: ResponsesBody, find_previous: FindPrevious
 ) -> Work:
-    """What ``body`` asks for. Raises `EngineError`."""
+    """What ``body`` asks for. Raises `RequestError`."""
     check(body)
     is_stored = body.store is not False
     id = new_id()
@@ -174,7 +174,7 @@ async def work_of(
 
 def response_of_key(service: Service, owner: str, key: str) -> str:
     """The id of the response that ``owner`` asks for under its own ``key``."""
-    store = service.driver.epoch_name(0).removesuffix("-0")
+    store = service.async_engine.epoch_name(0).removesuffix("-0")
     return id_under_key(store, owner, key)
 
 

@@ -16,7 +16,7 @@ from server.api.errors import SessionMigrated, error_object
 from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.output import Output
 from server.engine.types import Event, Failed, Finished, Migrated, Started, TokenEvent
-from server.errors import EngineError
+from server.errors import RequestError
 
 #: How an end of the engine's is called here.
 STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled", "error": "failed"}
@@ -63,7 +63,7 @@ class ResponseWriter:
         written, self._written = self._written, []
         return written
 
-    def error(self, error: EngineError) -> bytes:
+    def error(self, error: RequestError) -> bytes:
         """What ends a stream whose response has not ended. It does not count."""
         known = error_object(error)
         event = {"type": "error", "code": known["code"], "message": known["message"]}

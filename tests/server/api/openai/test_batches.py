@@ -115,7 +115,7 @@ async def test_client_that_leaves_takes_its_whole_batch_with_it(stream: bool) ->
         await gate.reached()
         writer.close()
         gate.open()
-        await server.driver.drained()
+        await server.async_engine.drained()
         assert (await settled(server)).held_slots == 0
 
 

@@ -21,7 +21,7 @@ from server.engine.types import (
     TokenEvent,
     Usage,
 )
-from server.errors import EngineError, QueueFull
+from server.errors import QueueFull, RequestError
 from tests.fakes import ByteTokenizer
 
 NAMES = TokenNames(ByteTokenizer())
@@ -210,7 +210,7 @@ def test_plain_chunk_is_the_same_by_either_way() -> None:
 def test_one_prompt_that_fails_fails_the_answer_and_is_named_in_a_stream() -> None:
     both = [request("r"), request("q")]
     happened = [*events("r"), Failed("q", QueueFull("full"))]
-    with pytest.raises(EngineError, match="full"):
+    with pytest.raises(RequestError, match="full"):
         whole(writer(*both), happened)
     *chunks, last = streamed(writer(*both, usage=True), happened)
     assert last["error"]["code"] == "queue_full"

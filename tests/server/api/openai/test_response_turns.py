@@ -26,7 +26,7 @@ from server.config.settings import ServerConfig
 from server.errors import InvalidRequest
 from server.models.service import Service, make_service
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.store.memory_store import MemoryStore
 from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
 from tests.server.api.openai.thinking import WORLD
@@ -56,11 +56,11 @@ ASK = Ask(ITEMS, None, ())
 
 @pytest.fixture
 async def services() -> AsyncIterator[dict[str, Service]]:
-    driver = Driver(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
+    async_engine = AsyncEngine(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
     tokenizer = cast(Tokenizer, ByteTokenizer())
     made = {
         name: make_service(
-            driver,
+            async_engine,
             tokenizer,
             MODEL,
             ServerConfig(),

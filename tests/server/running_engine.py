@@ -1,4 +1,4 @@
-"""A driver at work over the fake engine, and what tests ask of it."""
+"""An async engine at work over the fake engine, and what tests ask of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from server.engine.types import (
     SessionInfo,
 )
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
-from server.runtime.event_queue import Outbox
+from server.runtime.async_engine import AsyncEngine
+from server.runtime.event_queue import EventQueue
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
@@ -30,14 +30,14 @@ async def driving(
     gate: Gate | None = None,
     clock: list[float] | None = None,
     store: Store | None = None,
-) -> AsyncIterator[Driver]:
+) -> AsyncIterator[AsyncEngine]:
     read = time.monotonic if clock is None else lambda: clock[0]
-    driver = Driver(engine, read, Metrics(), store or MemoryStore())
-    await driver.start()
-    yield driver
+    async_engine = AsyncEngine(engine, read, Metrics(), store or MemoryStore())
+    await async_engine.start()
+    yield async_engine
     if gate is not None:
         gate.open()
-    assert await driver.stop()
+    assert await async_engine.stop()
 
 
 def request(
@@ -47,30 +47,30 @@ def request(
     return Request(request_id, "me", tuple(prompt.encode()), params, **more)  # type: ignore[arg-type]
 
 
-async def create(driver: Driver) -> SessionInfo:
-    return await driver.call(lambda engine, now: engine.create_session("me", now), work=True)
+async def create(async_engine: AsyncEngine) -> SessionInfo:
+    return await async_engine.call(lambda engine, now: engine.create_session("me", now), work=True)
 
 
-async def info(driver: Driver, session: str) -> SessionInfo:
-    return await driver.call(lambda engine, now: engine.session_info(session, "me", now))
+async def info(async_engine: AsyncEngine, session: str) -> SessionInfo:
+    return await async_engine.call(lambda engine, now: engine.session_info(session, "me", now))
 
 
-async def settled(driver: Driver) -> EngineStats:
+async def settled(async_engine: AsyncEngine) -> EngineStats:
     """The counts after the step that obeys what has been told: the first answer waits for it."""
-    await driver.stats()
-    return await driver.stats()
+    await async_engine.stats()
+    return await async_engine.stats()
 
 
-async def collect(outbox: Outbox[Event]) -> list[Event]:
+async def collect(event_queue: EventQueue[Event]) -> list[Event]:
     events: list[Event] = []
     while not events or not isinstance(events[-1], Finished):
-        events += await outbox.take()
+        events += await event_queue.take()
     return events
 
 
-async def until(driver: Driver, holds: Callable[[EngineStats], bool]) -> EngineStats:
+async def until(async_engine: AsyncEngine, holds: Callable[[EngineStats], bool]) -> EngineStats:
     """The engine's counts as soon as ``holds`` of them."""
     async with asyncio.timeout(10):
-        while not holds(stats := await driver.stats()):
+        while not holds(stats := await async_engine.stats()):
             pass
     return stats

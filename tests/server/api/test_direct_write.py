@@ -25,7 +25,7 @@ from server.engine.types import Event, Request, SamplingParams, TokenEvent
 from server.models.registry import Models
 from server.models.service import Service
 from server.observability.metrics import Metrics
-from server.runtime.async_engine import Driver
+from server.runtime.async_engine import AsyncEngine
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
 from tests.server.harness import only
@@ -75,11 +75,11 @@ class Peer:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Service]:
-    driver = Driver(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
-    await driver.start()
+    async_engine = AsyncEngine(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
+    await async_engine.start()
     config = ServerConfig(max_prompt_tokens=100, max_tokens_limit=1000)
-    yield only(driver, config).default
-    await driver.stop()
+    yield only(async_engine, config).default
+    await async_engine.stop()
 
 
 class Writer(CompletionWriter):
