@@ -35,12 +35,13 @@ def problems(
     log: Log,
     expected: Mapping[int, Sequence[Event]],
     finished: Iterable[str] = (),
+    lost: Set[Key] = frozenset(),
 ) -> list[Problem]:
     """Everything that is wrong, that which was seen to be wrong at once first.
 
     ``log`` has every session of every store that there was. ``expected`` are each
     script's events where nothing goes wrong; of sessions in ``finished`` all of
-    them have been seen.
+    them have been seen. ``lost`` are the keys of ``log`` that lost stores had.
     """
     found = [*recording.wrong, *recording.history.problems(log, complete=False)]
     union, contradictions = united(recording)
@@ -51,7 +52,7 @@ def problems(
     found += two_owners(recording.attachments)
     found += other_tokens(union, log, recording.scripts, expected)
     found += unfinished(union, recording.scripts, expected, finished)
-    found += strangers(recording.scripts, log)
+    found += strangers(recording.scripts, log.keys() - lost)
     return found
 
 
@@ -168,8 +169,12 @@ def unfinished(
             yield Problem("not whole", session, "any", num_seen[session], None, detail)
 
 
-def strangers(scripts: Mapping[str, int], log: Log) -> Iterator[Problem]:
-    """Each session in the log is a client's: none was begun twice for the same work."""
+def strangers(scripts: Mapping[str, int], log: Iterable[Key]) -> Iterator[Problem]:
+    """Each session in the log is a client's: none was begun twice for the same work.
+
+    Not in a lost store: what was committed there, and lost before its client was told, the client
+    begins again in the next one.
+    """
     for session, epoch in log:
         if session not in scripts:
             yield Problem("begun twice", session, epoch, 0, None, "no client has been told of it")

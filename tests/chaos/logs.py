@@ -22,6 +22,12 @@ Log = dict[tuple[str, Epoch], list[Event]]
 
 async def logs_of(cluster: Cluster, model: Path) -> Log:
     """Kills the replicas, and reads what they and the lost stores have left."""
+    lost, present = await lost_and_present(cluster, model)
+    return lost | present
+
+
+async def lost_and_present(cluster: Cluster, model: Path) -> tuple[Log, Log]:
+    """Kills the replicas; returns the logs of the lost stores, and of the last one."""
     for replica in cluster.replicas:
         replica.hold()
         replica.mean_to_end()
@@ -29,11 +35,10 @@ async def logs_of(cluster: Cluster, model: Path) -> Log:
         if replica.is_up:
             replica.signal(signal.SIGKILL)
             await replica.ended(num_exits)
-    log: Log = {}
-    for database in (*cluster.lost_databases, DATABASE):
-        if await asyncio.to_thread(_is_used, cluster, database):
-            log.update(await _log_of(cluster.postgres.url(database), model))
-    return log
+    lost: Log = {}
+    for database in cluster.lost_databases:
+        lost |= await _log_of(cluster, database, model)
+    return lost, await _log_of(cluster, DATABASE, model)
 
 
 def _is_used(cluster: Cluster, database: str) -> bool:
@@ -42,8 +47,10 @@ def _is_used(cluster: Cluster, database: str) -> bool:
     return int(cluster.postgres.psql(tables, database)) > 0
 
 
-async def _log_of(url: str, model: Path) -> Log:
-    server = ServerProcess("--model", model, "--store", url)
+async def _log_of(cluster: Cluster, database: str, model: Path) -> Log:
+    if not await asyncio.to_thread(_is_used, cluster, database):
+        return {}
+    server = ServerProcess("--model", model, "--store", cluster.postgres.url(database))
     try:
         await asyncio.to_thread(server.start)
         log: Log = {}

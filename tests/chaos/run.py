@@ -16,7 +16,7 @@ from tests.chaos import checker
 from tests.chaos.clients import Client, Reader, World
 from tests.chaos.cluster import LEASE_S, Cluster, cluster_of
 from tests.chaos.faults import KINDS, Fault, Injector, Kind, schedule
-from tests.chaos.logs import logs_of
+from tests.chaos.logs import lost_and_present
 from tests.chaos.network import Wires
 from tests.chaos.record import Recording
 from tests.chaos.replicas import Exit, Replica
@@ -110,8 +110,11 @@ class _Run:
             await self._faults()
             self._world.is_ending = True
             await self._finish(playing)
-        log = await logs_of(self._cluster, model)
-        verdict.problems = checker.problems(self._recording, log, expected, self._world.finished)
+        lost, present = await lost_and_present(self._cluster, model)
+        log = lost | present
+        verdict.problems = checker.problems(
+            self._recording, log, expected, self._world.finished, lost.keys()
+        )
         self._count()
         verdict.counts["sessions in the logs"] = len(log)
         return verdict

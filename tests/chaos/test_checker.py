@@ -23,6 +23,7 @@ class Run:
     recording: Recording
     log: dict[tuple[str, Epoch], list[Event]]
     finished: set[str] = field(default_factory=lambda: {"s"})
+    lost: set[tuple[str, Epoch]] = field(default_factory=set)
     now_s: float = 0.0
 
     def attach(self, replica: str, after_seq: int, log_end: int, epoch: str = "e") -> Attachment:
@@ -36,7 +37,7 @@ class Run:
             self.recording.saw(attachment, EXPECTED[seq - 1])
 
     def kinds(self) -> set[str]:
-        found = problems(self.recording, self.log, {0: EXPECTED}, self.finished)
+        found = problems(self.recording, self.log, {0: EXPECTED}, self.finished, self.lost)
         return {problem.kind for problem in found}
 
 
@@ -165,6 +166,13 @@ def test_lost_store_may_have_had_more_than_its_client() -> None:
     run = new_run()
     run.see(run.attach("A", 0, 0), 1, 2, 3)
     run.finished.clear()
+    assert run.kinds() == set()
+
+
+def test_lost_store_may_have_a_session_of_which_no_client_was_told() -> None:
+    run, *attachments = good_run()
+    begun_twice(run, *attachments)
+    run.lost = {("t", "e")}
     assert run.kinds() == set()
 
 
