@@ -1,4 +1,4 @@
-"""One layer: attention and an MLP, each behind a norm and beside a residual path."""
+"""One layer: attention and an MLP, each after a norm and with a residual path."""
 
 from __future__ import annotations
 

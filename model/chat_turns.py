@@ -42,7 +42,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Turns:
-    """How a model's turns end beside by tokens, and how it thinks.
+    """How a model's turns end other than by tokens, and how it thinks.
 
     Texts of ``ends`` end an answer, those of ``ends_anywhere`` thinking as well.
     """

@@ -7,7 +7,7 @@ the ``model_type`` of their config; their weights may be several files beside
 an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth``, with
 a tokenizer in the same folder or the published one, and ``NAME.gguf``, which has one of its own.
 
-A chat template may lie beside them (`model.chat_template`); what a state means
+A chat template may lie next to them (`model.chat_template`); what a state means
 does not depend on it, so the digest leaves it out.
 
 Loading needs no torch; a checkpoint's `model` and saving import it.

@@ -184,7 +184,7 @@ def _paragraphs(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _pattern(special: Iterable[AddedToken]) -> re.Pattern[str]:
-    """Finds special tokens' names, the longest first; some take the spaces beside them along."""
+    """Finds special tokens' names, the longest first; some take adjacent spaces along."""
     names = sorted(special, key=lambda token: len(token.content), reverse=True)
     sides = {True: r"\s*", False: ""}
     alternatives = (

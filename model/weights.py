@@ -4,7 +4,7 @@ A file is 8 bytes with the length of a JSON header, the header (name -> dtype,
 shape, place) and the tensors' bytes. The library checks a file when it is
 opened, but gives numpy no bfloat16, so the bytes are read here. Files are mapped
 into memory: what is 32 bits wide already is not copied. A matrix of int8 with a
-scale per row beside it (`model.quantization`) comes out as their product.
+scale per row next to it (`model.quantization`) comes out as their product.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Conversation:
         self._say("\n" + self._speed(finished, started_s, first_s or time.perf_counter()))
 
     def _speed(self, finished: Finished, started_s: float, first_s: float) -> str:
-        """How quick the answer was, and what its length has cost, beside a KV cache."""
+        """How quick the answer was, and what its length has cost, compared with a KV cache."""
         now_s, details = time.perf_counter(), self._model["everstream"]
         num_tokens = finished.usage.completion_tokens
         state_kib = details["state_bytes_per_session"] / 1024

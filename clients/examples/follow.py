@@ -1,4 +1,4 @@
-"""Follows a growing file for ever and prints the lines that surprise the model.
+"""Follows a growing file without end and prints the lines that surprise the model.
 
 Every line is appended to one kept session, so that the model has read all that
 came before, at constant memory on both sides. A small file remembers session and

@@ -1,6 +1,6 @@
 """Lines of a file that grows, is renamed and begun anew, or is cut to nothing.
 
-No clock and no waiting: whoever follows a file asks now and then for what is new.
+No clock and no waiting: the caller asks now and then for what is new.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When to try again what failed in passing: later each time, at odd moments, and not for ever."""
+"""When to retry after a transient failure: exponential, jittered, bounded."""
 
 from __future__ import annotations
 

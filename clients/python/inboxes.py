@@ -26,7 +26,7 @@ class Lost(NamedTuple):
 class Inboxes:
     """``farewells`` are due to the server, and what is ``lost`` is to be brought back.
 
-    Whoever owns the socket takes them from there.
+    The socket's owner takes them from there.
     """
 
     def __init__(self, max_unread: int = MAX_UNREAD) -> None:
@@ -54,7 +54,7 @@ class Inboxes:
         return is_open and inbox.is_alive and inbox.is_lost
 
     def deliver(self, event: Event) -> None:
-        """Puts an event where it belongs; one that nobody waits for is dropped."""
+        """Puts an event where it belongs; one without a waiter is dropped."""
         if event.request_id is None:
             assert isinstance(event, Refused), event
             self._fail_unnamed(event.error)
@@ -129,7 +129,7 @@ class Inboxes:
             inbox.fail(error)
 
     def _fail_unnamed(self, error: EverstreamError) -> None:
-        """The server could not read a frame, so nobody knows whose it was: none may hang."""
+        """The server could not read a frame, so its request is unknown: none may hang."""
         for request_id, inbox in list(self._inboxes.items()):
             if inbox.is_alive:
                 inbox.fail(error)

@@ -65,7 +65,7 @@ class SessionText:
 
 @dataclass(frozen=True, slots=True)
 class ListedSession:
-    """A kept session in the list of them, awake or asleep."""
+    """A kept session in the list of them, in memory or hibernated."""
 
     session: str
     epoch: str

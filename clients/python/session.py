@@ -77,7 +77,7 @@ class AsyncSession:
         return await self._stream.ask("rewind", Rewound, session=self.id, at=at)
 
     async def cancel(self) -> SessionInfo:
-        """Ends what the session runs, also where nobody reads it."""
+        """Ends what the session runs, also where it has no reader."""
         return await self._client._call(calls.cancel_session(self.id))
 
     async def info(self) -> SessionInfo:
@@ -158,7 +158,7 @@ class Session:
         return self._run(self._session.rewind(at))
 
     def cancel(self) -> SessionInfo:
-        """Ends what the session runs, also where nobody reads it."""
+        """Ends what the session runs, also where it has no reader."""
         return self._run(self._session.cancel())
 
     def info(self) -> SessionInfo:

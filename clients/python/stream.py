@@ -101,7 +101,7 @@ class Stream:
         self._attend()
 
     def abandon(self, request_id: str) -> None:
-        """Cancels a request that nobody reads any more, if it still runs. From any thread."""
+        """Cancels a request without a reader, if it still runs. From any thread."""
         if self._inboxes.is_open(request_id):
             with contextlib.suppress(RuntimeError):  # the loop is closed, so the socket is too
                 self._loop.call_soon_threadsafe(self._abandon, request_id)

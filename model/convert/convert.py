@@ -44,7 +44,7 @@ class Conversion:
 
 
 def convert(conversion: Conversion) -> ConversionReport:
-    """Converts; the model comes into OUT/model, the report beside it.
+    """Converts; the model comes into OUT/model, the report next to it.
 
     Raises what `load_checkpoint` raises, and `ConfigError`, `DataError` and `TrainingError`.
     """

@@ -36,9 +36,9 @@ def write_pth(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     refuse_others(".pth", "bos_token_id", 0, config.bos_token_id)
     refuse_others(".pth", "eos_token_id", 0, config.eos_token_id)
     tokenizer = checkpoint.tokenizer
-    beside = path.with_name(tokenizer.file_name)
-    if beside.exists() and beside.read_text(encoding="utf-8") != tokenizer.content:
-        raise CheckpointError(f"{beside} is another tokenizer than the model's")
+    companion = path.with_name(tokenizer.file_name)
+    if companion.exists() and companion.read_text(encoding="utf-8") != tokenizer.content:
+        raise CheckpointError(f"{companion} is another tokenizer than the model's")
     torch.save(_tensors(checkpoint, NATIVE, dtype), path)
     save_tokenizer(path.parent, tokenizer)
 

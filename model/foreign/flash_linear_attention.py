@@ -3,7 +3,7 @@
 Theirs is our block: RMS norms, a SwiGLU and an attention with projections of
 its own. Historical variants of the keys are read: until spring 2024 the
 embedding was ``embed_tokens``; until February 2025 the MLP held gate and value
-in one ``gate_proj``, since then with ``up_proj`` beside it; and the norm before
+in one ``gate_proj``, since then with ``up_proj`` next to it; and the norm before
 the output gate is ``g_norm_swish_gate`` where it is fused with the gate, else
 ``g_norm``. Grouped keys are repeated for each of their queries.
 
@@ -185,7 +185,7 @@ class _Shape:
     def model(
         self, weights: Weights, attention: Callable[[str], dict[str, Array]]
     ) -> dict[str, Array]:
-        """All our weights; ``attention`` gives those of a layer beside its projections."""
+        """All our weights; ``attention`` gives those of a layer besides its projections."""
         ours = {
             "embedding.weight": weights.take(
                 "model.embeddings.weight", "model.embed_tokens.weight"

@@ -77,7 +77,7 @@ def _config(source: ForeignConfig) -> ModelConfig:
 def _rope_theta(source: ForeignConfig) -> float:
     """The base of the rotation, of which the scaled kinds are refused by name.
 
-    Older files hold it beside ``rope_scaling``, newer ones inside ``rope_parameters``.
+    Older files hold it next to ``rope_scaling``, newer ones inside ``rope_parameters``.
     """
     theta: Any = source.number("rope_theta", 10_000.0)
     for field in ("rope_scaling", "rope_parameters"):

@@ -16,7 +16,7 @@ The chunk form splits T into blocks of `BLOCK` tokens. With ``b_i`` the sum of
 so a block costs two matrix products with S and a triangular one inside
 (`decayed_scores`), and memory is linear in T.
 
-S may be float64 beside float32 inputs, and is where nothing decays: a float32
+S may be float64 with float32 inputs, and is where nothing decays: a float32
 sum stops taking in new tokens after 2^24 of them. Only the sum over blocks is
 then done in float64; inside a block nothing changes.
 """

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """What the user can mend becomes one line on stderr and exit status 2."""
+    """What the user can fix becomes one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
     from model.config import ConfigError
     from model.evaluation import DataError

@@ -1,6 +1,6 @@
 """Checkpoints whose large matrices are int8, or all of whose weights are bfloat16.
 
-A matrix of int8 has a scale per output row beside it, under its name and
+A matrix of int8 has a scale per output row next to it, under its name and
 ``.scale``: w[i, :] ~ int8[i, :] * scale[i]. `model.weights` multiplies them
 when it reads. The scale is max|w[i, :]| / 127 in float32, rounding is to
 nearest, ties to even: what the native runtime does when it packs float32 for

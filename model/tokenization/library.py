@@ -131,7 +131,7 @@ def _backend(text: str) -> Backend:
 
 
 def _ids(backend: Backend, text: str) -> list[int]:
-    # The batch form lets go of the GIL, so that a long text stalls no other thread.
+    # The batch form releases the GIL, so that a long text stalls no other thread.
     (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
     return list(encoding.ids)
 
@@ -160,7 +160,7 @@ def _without_space(values: Json) -> Json:
     values = copy.deepcopy(values)
     for cut in _cuts(values):
         if cut["type"] == "Metaspace":
-            cut.pop("add_prefix_space", None)  # of older files, beside the scheme or instead
+            cut.pop("add_prefix_space", None)  # of older files, next to the scheme or instead
             cut["prepend_scheme"] = "never"
         elif cut["type"] == "ByteLevel":
             cut["add_prefix_space"] = False

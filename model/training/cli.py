@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """What the user can mend becomes one line on stderr and exit status 2."""
+    """What the user can fix becomes one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
     from model.ops.cpu.runtime import NativeError
     from model.tokenizer import TokenizerError
@@ -215,7 +215,7 @@ def train_command(
 
 
 def default_embedding_rate(optimizer: str, learning_rate: float) -> float:
-    """The peak rate of what is not a matrix; twice the others' was the better one beside Muon."""
+    """The peak rate of what is not a matrix; twice the others' was better together with Muon."""
     return 2 * learning_rate if optimizer == "muon" else learning_rate
 
 

@@ -77,7 +77,7 @@ class Renderer:
         return self._process
 
     async def _reason(self) -> str:
-        """Why the process is no more."""
+        """Why the process has ended."""
         assert self._process is not None
         code = await self._process.wait()
         if code == -signal.SIGALRM:

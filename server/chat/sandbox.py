@@ -1,7 +1,7 @@
 """Runs chat templates, in a process of its own: this file is its program.
 
 A template is code from a checkpoint. The sandbox keeps it from what Python can
-do, but not from running for ever or making a text without end; so each
+do, but not from running or writing without end; so each
 rendering has a deadline, by which the kernel ends the process, and the process
 a bound on its memory. It reads requests and writes answers, each as JSON after
 its length in four bytes, and needs nothing of this project.

@@ -19,7 +19,7 @@ ANNOTATIONS = frozenset(
     ("contentSchema", "discriminator", "example", "externalDocs", "xml", "enumNames")
 )
 
-#: Of JSON schema's own formats, those that are kept to; others of its own are refused.
+#: Of JSON schema's own formats, those that are enforced; others of its own are refused.
 CHECKED = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )

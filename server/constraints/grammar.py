@@ -1,4 +1,4 @@
-"""A format in llguidance's grammar text, with what its endings cost beside it.
+"""A format in llguidance's grammar text, together with what its endings cost.
 
 The text says all that a matcher needs, in any process and after any restart.
 """

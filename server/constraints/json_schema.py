@@ -53,7 +53,7 @@ class _Rewriting:
         self._places: set[str] = set()
         self._refs: list[str] = []
         self._in_one_of = 0
-        # What may be anything is left to llguidance there: it would follow the reference for ever.
+        # What may be anything is left to llguidance: the reference would be followed without end.
         self._intersects = _intersects(schema)
         # Two schemas for one object would each forbid what the other has.
         self._closes = closed and not self._intersects
@@ -187,7 +187,7 @@ class _Rewriting:
         if not isinstance(value, list):
             return self._one(keyword, value, schema, place)
         if "prefixItems" in schema:
-            raise Refused("items: must be one schema beside prefixItems")
+            raise Refused("items: must be one schema next to prefixItems")
         rest = self._one("items", schema.get("additionalItems", True), schema, place)
         if not value:
             return rest
@@ -231,7 +231,7 @@ def _few_free_names(schema: Schema) -> None:
 
 
 def _bound(keyword: str, value: object, schema: Schema) -> Schema:
-    """Draft 4 has booleans beside ``minimum`` and ``maximum``."""
+    """Draft 4 has booleans next to ``minimum`` and ``maximum``."""
     if keyword.startswith("exclusive") and isinstance(value, bool):
         plain = keyword.removeprefix("exclusive").lower()
         return {keyword: _number(plain, schema[plain])} if value and plain in schema else {}

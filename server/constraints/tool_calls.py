@@ -74,7 +74,7 @@ def _answer(otherwise: Mapping[str, Any]) -> list[str]:
         case "json_schema":
             return [f"answer: {_json(json_schema.normal(otherwise['json_schema']['schema']))}"]
         case other:
-            raise AssertionError(f"no answer beside calls: {other!r}")
+            raise AssertionError(f"no answer next to calls: {other!r}")
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 It reads frames from its input, a length of four bytes and JSON, and answers each with
 one: first the vocabulary, then formats, until the input ends. What it tries may hurt
 it: it has a bound on memory, one on processor time for each format, and a small
-stack, and whoever started it kills it after a time. It knows nothing of the server.
+stack, and its parent kills it after a time. It knows nothing of the server.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _limit_cpu(more_s: float) -> None:
-    """Ends this process when it has computed so much longer, whoever watches."""
+    """Ends this process when it has computed so much longer, even without a parent."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + more_s))
 

@@ -1,4 +1,4 @@
-"""Whether a request can be done at all, whatever runs beside it."""
+"""Whether a request can be done at all, whatever else runs."""
 
 from __future__ import annotations
 

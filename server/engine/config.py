@@ -12,7 +12,7 @@ from server.engine.matcher import Matcher
 class EngineConfig:
     """Limits, all fixed at start. ``new_id`` names sessions: unguessable in production.
 
-    ``max_asleep`` sessions fit beside the pool. With ``can_evict`` a store takes
+    ``max_asleep`` hibernated sessions fit next to the pool. With ``can_evict`` a store takes
     those that have been idle for longest, or for ``session_ttl_s``; otherwise the
     latter are deleted. A kept session is saved every ``save_interval`` tokens, and
     parks ``max_detached_tokens`` after its client has left. ``matchers`` makes one

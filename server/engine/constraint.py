@@ -21,7 +21,7 @@ class OpenConstraint:
     """The live form of a `Constraint`.
 
     Its matcher is made when it is first needed, from the grammar and ``tokens``,
-    and may be let go at any time: what comes next is the same.
+    and may be dropped at any time: what comes next is the same.
     """
 
     __slots__ = ("_matcher", "grammar", "tokens")

@@ -60,7 +60,7 @@ class Engine(Host):
             self._round.endings.cancelled[live] = None
 
     def park(self, request_id: str) -> None:
-        """Lets a request rest; its slot is for whoever needs it."""
+        """Parks a request; its slot is free for another."""
         live = self._live.get(request_id)
         if live is not None and not live.parked:
             self._round.park(live)
@@ -74,7 +74,7 @@ class Engine(Host):
             self._scheduler.add(live)
 
     def detach(self, request_id: str) -> None:
-        """Nobody reads the request any more: a kept session goes on for a while, then parks."""
+        """The request has lost its reader: a kept session goes on for a while, then parks."""
         live = self._live.get(request_id)
         if live is None:
             return
@@ -124,7 +124,7 @@ class Engine(Host):
     def num_running(self, owner: str) -> int:
         """Requests of an owner that compute or wait to; those that are parked for a reader count.
 
-        What is parked because nobody reads it does not: it takes `num_starting` to go on.
+        What is parked for lack of a reader does not: it takes `num_starting` to go on.
         """
         return sum(
             live.request.num_branches

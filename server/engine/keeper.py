@@ -197,7 +197,7 @@ class Keeper:
         self._leave(session)
 
     def expire(self, now: float) -> None:
-        """Lets the sessions go that have been idle for too long: to the store, or for ever."""
+        """Evicts sessions that have been idle for too long: to the store, or for good."""
         while (due := self._table.next_expiry()) is not None and due <= now:
             session = self._table.oldest_quiet()
             assert session is not None

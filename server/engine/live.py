@@ -60,7 +60,7 @@ class Live:
     num_in_turn: int = 0  # generated since it got its slot
     max_generated: int = sys.maxsize
     started: bool = False
-    detached: bool = False  # nobody reads its events
+    detached: bool = False  # its events have no reader
     prompt: tuple[int, ...] = field(default=(), repr=False)
     prompt_at: int = 0
     cached_at: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class Live:
 
     @property
     def progress(self) -> Progress:
-        """What a continuation of it needs beside its session."""
+        """What a continuation of it needs besides its session."""
         withheld = self.stop_strings.withheld if self.stop_strings else ""
         turn = None if self.turn is None else self.turn.state
         return Progress(

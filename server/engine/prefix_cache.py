@@ -121,7 +121,7 @@ class _Owned:
 
 
 class PrefixCache:
-    """At most ``max_entries`` states, shared with whoever took them: blocks are immutable.
+    """At most ``max_entries`` states, shared with those who took them: blocks are immutable.
 
     Up to ``max_evicted`` evicted entries wait for `take_evicted`, the latest ones;
     beyond that, and so without it, an evicted state is gone. As many new ones wait there.

@@ -1,6 +1,6 @@
 """One round of the engine: who runs, one call of the runner, and what comes of each row.
 
-An error in one request is that request's end and nobody else's: a call of the
+An error in one request ends that request alone: a call of the
 runner that fails has changed nothing, and is repeated row by row.
 """
 
@@ -88,7 +88,7 @@ class Round:
         self._scheduler.add(live)
 
     def park(self, live: Live) -> None:
-        """Takes the request out of its turn; the slot is for whoever needs it."""
+        """Takes the request out of its turn; its slot is free for another."""
         self._scheduler.remove(live)
         live.move(Phase.PARKED)
         self._sessions.release(live.session)

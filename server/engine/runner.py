@@ -20,7 +20,7 @@ NO_TOKEN, NOT_FINITE = -1, -2
 #: To which `Runner.embed` rounds; a float32 near one is no finer. Sums are exact below 2**29.
 HIDDEN_UNIT = 2.0**-24
 
-#: What a runner makes once of a request's parameters; nobody else looks inside.
+#: What a runner makes once of a request's parameters; opaque to all others.
 Draw = Any
 
 

@@ -43,7 +43,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one row's draw depends on, beside its logits.
+    """What one row's draw depends on, besides its logits.
 
     ``recent`` is for the penalties; ``allowed`` as in `server.engine.runner.Feed`.
     """

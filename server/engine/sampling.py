@@ -1,4 +1,4 @@
-"""What a request may ask of the draws: the ranges of its parameters, whoever draws."""
+"""What a request may ask of the draws: the ranges of its parameters, whichever sampler draws."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What runs in the next step: a decision over counts and positions, without tensors.
 
 Every running request gets one token per step: its next one to decode, or the
-last of its prompt. Beside them at most `PREFILL_TOKENS` tokens of prompts are
+last of its prompt. In addition at most `PREFILL_TOKENS` tokens of prompts are
 fed, taken in turn. So prompts, however long or many, delay each token of
 another stream by no more than that, and long prompts advance alike.
 

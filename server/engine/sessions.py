@@ -93,7 +93,7 @@ class SessionTable:
             session.slot = None
 
     def rest(self, session: Session, now: float) -> None:
-        """Nobody waits for the session: from now on it is idle, and may leave."""
+        """No request waits for the session: it is idle, and may be evicted."""
         session.last_used = now
         self._quiet[session.id] = session
 
@@ -126,7 +126,7 @@ class SessionTable:
         self._pool.block(session.slot)[:] = state.data
 
     def release(self, session: Session) -> None:
-        """The session does not run now: whoever needs its slot may have it."""
+        """The session does not run now: its slot may be reused."""
         if session.slot is not None:
             self._slotted[session.id] = session
 

@@ -93,12 +93,12 @@ class Request:
     ``key`` is the client's own name for this piece of work: what comes twice
     under one key, from one owner, is done once. ``score`` asks for the
     log-probability of each token fed, and ``num_top`` for the most probable ones in
-    its place; beside ``sampling`` they come in `Scored`. ``num_choices``
+    its place; with ``sampling`` they come in `Scored`. ``num_choices``
     continuations are drawn, with seeds that count up; the prompt is fed once, and
     those after the first have ``/1``, ``/2`` ... behind the request's id. Each of
     ``continuations``, instead of drawing any, is fed to a copy of the session and
     scored; these have the same ids, and the session is not kept. ``embed`` asks
-    for the mean of the fed tokens' hidden states. A ``note`` is kept beside the key
+    for the mean of the fed tokens' hidden states. A ``note`` is kept with the key
     for as long as the session is. One that is ``unattended`` does not park where
     nobody reads it, and its session may be forgotten where there is no store to take it.
     A new session begins with the named state ``state``; `Engine.submit` gets that state itself.

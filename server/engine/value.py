@@ -151,7 +151,7 @@ class Rewound(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """The session is no more."""
+    """The session was deleted."""
 
 
 #: `Accepted`, `TokenEvent` and `Finished` count in ``log_index``; the others carry it.

@@ -49,7 +49,7 @@ class ReadsLittle(asyncio.BufferedProtocol):
 
 
 class CountedProtocol(asyncio.BaseProtocol):
-    """Tells ``connection`` when it begins and ends; None where nobody counts connections."""
+    """Tells ``connection`` when it begins and ends; None where connections are not counted."""
 
     connection: OpenConnection | None = None
 
@@ -99,7 +99,7 @@ class RunsApp(CountedProtocol):
                 await answer_with_error(scope, with_id(scope, send), InternalFailure(FAILED))
 
     def _watch_answer(self) -> Callable[[], bool]:
-        """Says of the present request if an answer has begun, or nobody is there to get one."""
+        """Says of the present request if an answer has begun, or there is no client to get one."""
         raise NotImplementedError
 
     def _direct_write(self, scope: Any) -> Write:

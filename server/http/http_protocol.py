@@ -1,7 +1,7 @@
 """HTTP/1.1 as uvicorn has it, with the ends closed that it leaves open.
 
-A peer that never finishes its head or body keeps uvicorn's connections for ever:
-here it meets a deadline and `abort`, which needs nobody's cooperation. Pieces of
+A peer that never finishes its head or body keeps uvicorn's connections open indefinitely:
+here it meets a deadline and `abort`, which needs no cooperation of the peer. Pieces of
 an answer are framed and written without h11's event objects.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["HttpProtocol", "WebSocketProtocol"]
 
 # What a client gets to read the answer to what it has not finished sending.
 LINGER_S = 2.0
-# What it gets to take the kilobytes that wait in our memory, beside the kernel's.
+# What it gets to take the kilobytes that wait in our memory, besides the kernel's.
 DRAIN_S = 10.0
 
 

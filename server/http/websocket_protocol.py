@@ -1,7 +1,7 @@
 """WebSockets as uvicorn has them, with the ends closed that it leaves open.
 
-A peer that never reads keeps uvicorn's sockets for ever: here it meets a deadline
-and `abort`, which needs nobody's cooperation. Tokens are framed and written
+A peer that never reads keeps uvicorn's sockets open indefinitely: here it meets a deadline
+and `abort`, which needs no cooperation of the peer. Tokens are framed and written
 without the libraries' event objects, which are most of a token's cost.
 """
 
@@ -125,7 +125,7 @@ class WebSocketProtocol(RunsApp, WebSocketsSansIOProtocol, ReadsLittle):
             self.handshake_complete = True  # by a refusal; uvicorn would log that it never was
 
     def _refuse_handshake(self) -> None:
-        """Where h11 took a head that is too long for websockets, uvicorn would wait for ever."""
+        """Where h11 took a head that is too long for websockets, uvicorn would wait forever."""
         if not self._refused:
             self._refused = True
             self.transport.write(refusal("a WebSocket handshake needs fewer and shorter headers"))

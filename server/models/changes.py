@@ -1,6 +1,6 @@
 """Models are loaded, replaced and unloaded while the server runs.
 
-Loading happens in a thread, beside all that is served. What is replaced or unloaded
+Loading happens in a thread, while everything else is served. What is replaced or unloaded
 takes no new work, ends what it runs, saves its kept sessions, and gives its memory back.
 """
 

@@ -53,7 +53,7 @@ class Service:
     reasoning: str | None = None
 
     async def close(self) -> None:
-        """After the async engine has stopped: writes what is outstanding, ends what helps."""
+        """After the async engine has stopped: writes what is pending, ends child processes."""
         await asyncio.to_thread(self.sessions.close)
         self.large_answers.close()
         await self.renderer.close()

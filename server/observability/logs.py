@@ -144,7 +144,7 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         line = super().formatMessage(record).strip()
-        line = line.replace("\n", "\\n").replace("\r", "\\r")  # nobody else begins a line
+        line = line.replace("\n", "\\n").replace("\r", "\\r")  # no message can begin a line
         fields = self._redaction.fields(record)
         return line + "".join(f" {name}={_word(value)}" for name, value in fields.items())
 

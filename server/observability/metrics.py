@@ -153,7 +153,7 @@ def _one(count: _Count) -> dict[str, _Count]:
     return {"": count}
 
 
-#: Kind, name and help text of an engine's families, the label beside the model's and its values.
+#: Kind, name and help text of an engine's families, the label next to the model's and its values.
 _ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
     (
         CounterMetricFamily,
@@ -185,7 +185,7 @@ _ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
     (
         GaugeMetricFamily,
         "everstream_sessions",
-        "Sessions in memory, in a slot or asleep",
+        "Sessions in memory, in a slot or hibernated",
         "",
         _one(lambda stats: stats.num_sessions),
     ),
@@ -237,7 +237,7 @@ _ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
     (
         CounterMetricFamily,
         "everstream_prefix_saved_tokens",
-        "Tokens of prompts that had not to be computed",
+        "Prompt tokens whose state came from the prefix cache",
         "",
         _one(lambda stats: stats.prefix_saved_tokens_total),
     ),

@@ -79,7 +79,7 @@ class _Off:
 
 _off = _Off()
 OFF: Tracer = _off
-#: For what has no span, beside others that have.
+#: For what has no span, among others that have one.
 NO_SPAN: GenerationSpan = _off
 
 

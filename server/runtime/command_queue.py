@@ -38,7 +38,7 @@ class CommandQueue(Generic[T]):
             self._changed.notify()
 
     def take(self, timeout_s: float | None) -> list[T] | None:
-        """All items; sleeps for the first one up to ``timeout_s`` (None: for ever, 0: not at all).
+        """All items; sleeps for the first one up to ``timeout_s`` (None: no limit, 0: not at all).
 
         Returns an empty list after the timeout, and None once the box is closed and empty.
         """

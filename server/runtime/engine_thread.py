@@ -1,7 +1,7 @@
 """The thread that owns an engine: commands go in, what each turn has made comes out.
 
-It sleeps while there is nothing to do. When it ends it lets go of the engine, and so
-of the model and the states: nobody else has them.
+It sleeps while there is nothing to do. When it ends it releases the engine, and so
+of the model and the states: no other thread has them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Command:
 
     ``logged`` are the sessions of whose records it counts only if these do. ``arrived`` is
     called with the result in the event loop, before any event that came after it,
-    unless nobody waits for it any more.
+    unless nothing waits for it any more.
     With a ``generation`` it begins a new one: nothing before it is in the same step.
     """
 
@@ -104,7 +104,7 @@ class Step:
     is_idle: bool = False
 
     def lose(self) -> None:
-        """Takes out what has not been logged: nobody may see it."""
+        """Removes what has not been logged: it must not be seen."""
         for command in self.commands:
             if command.error is None:
                 lost = (self.lost[id] for id in command.logged if id in self.lost)
@@ -168,12 +168,12 @@ class EngineThread:
         try:
             while (commands := self._command_queue.take(self._patience_s(engine))) is not None:
                 self._turn(engine, commands)
-        except BaseException:  # whatever it is, the thread is no more
+        except BaseException:  # whatever it is, the thread ends
             logger.exception("the engine failed")
             self._died()
 
     def _patience_s(self, engine: EngineLike) -> float | None:
-        """How long the thread may sleep if no command comes: for ever, unless there is work."""
+        """How long the thread may wait for a command: without a limit, unless there is work."""
         if engine.has_work():
             return 0.0
         expiry = engine.next_expiry()

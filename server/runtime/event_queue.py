@@ -34,8 +34,8 @@ class EventQueue(Generic[T]):
 
     ``on_backpressure`` is called with True for each `put` that leaves it half full or
     more, and with False once the reader has taken all of that. As what is on its
-    way then comes all the same, there is room for ``spare`` items more. ``broken`` is
-    done, with the error as its result, once the event queue overflowed all the same,
+    way then still comes, there is room for ``spare`` items more. ``broken`` is
+    done, with the error as its result, once the event queue overflowed anyway,
     or failed: what waited is dropped, `put` has no effect and `take` raises. A
     reader that may hang in a send watches it.
     """

@@ -75,7 +75,7 @@ class RequestRegistry:
             self.forget(request_id)
 
     def leave(self, request_id: str) -> None:
-        """Takes a request out whose reader goes away; its later events are nobody's."""
+        """Takes a request out whose reader goes away; its later events are dropped."""
         if (live := self._live.get(request_id)) is not None:
             live.generation.left("detached")
             self.forget(request_id)

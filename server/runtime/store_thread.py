@@ -134,11 +134,11 @@ class StoreThread:
                 self._work(items)
                 self._maintain()
             self._store.close()
-        except BaseException:  # whatever it is, the thread is no more
+        except BaseException:  # whatever it is, the thread ends
             logger.exception("the store thread failed")
             self.error = StoreError("the store's thread has died")
             with self._changed:
-                self._closed = True  # nobody would answer
+                self._closed = True  # there would be no answer
                 unanswered = [*self._taken, *self._items]
             for item in unanswered:
                 if isinstance(item, _Call) and not item.future.done():

@@ -160,4 +160,4 @@ class Store(Protocol):
         """The engine has none of its sessions any more, after a commit that failed."""
 
     def close(self) -> None:
-        """Writes what is outstanding and gives the store back."""
+        """Writes what is pending and closes the store."""

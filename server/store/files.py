@@ -28,7 +28,7 @@ class Files(Protocol):
         """What was written is on the disk when this returns."""
 
     def rename(self, path: Path, to: Path) -> None:
-        """At once: whoever opens ``to`` sees the old file or the new one."""
+        """Atomic: an open of ``to`` sees the old file or the new one."""
 
     def sync_dir(self, path: Path) -> None:
         """The names in a directory are on the disk when this returns."""

@@ -1,6 +1,6 @@
 """A session as one signed file, which another server of the same model can go on from.
 
-The file is safetensors: the state, and the session's fields as strings beside it.
+The file is safetensors: the state, and the session's fields as strings next to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from server.store.state_file import check_identity, check_sum, checksum, labels,
 FORMAT = "everstream-session-3"
 #: Those that can be read: in the first a session had no constraint, in the second no origin.
 FORMATS = ("everstream-session-1", "everstream-session-2", FORMAT)
-#: Bytes beside the state: much of a text that the state has not seen yet has room in them.
+#: Bytes besides the state: much of a text that the state has not seen yet has room in them.
 MAX_ABOUT_BYTES = 16 << 20
 _MAX_UNDECODED_BYTES = 16
 

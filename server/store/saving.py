@@ -22,7 +22,7 @@ KEY_RETENTION_S = 86_400.0
 class Limits:
     """What a store keeps.
 
-    A session that nobody has used for ``retention_s`` is deleted. Of its log, what
+    A session that was not used for ``retention_s`` is deleted. Of its log, what
     is beyond ``max_log_tokens`` goes, of its snapshots what is beyond
     ``max_snapshots``. A store with ``max_bytes`` takes no more.
     """

@@ -110,7 +110,7 @@ class Tables:
         self._execute(query, (now_s, key))
 
     def quarantine(self, key: int, why: str) -> None:
-        """Nobody goes on with the session: part of its log is unusable."""
+        """The session cannot continue: part of its log is unusable."""
         query = "UPDATE session SET broken = ?, running = NULL WHERE key = ?"
         self._execute(query, (why, key))
 

@@ -18,7 +18,7 @@ class Save(NamedTuple):
 
 
 class Unsaved:
-    """The newest value of each session that has one; whoever waits longest comes first."""
+    """The newest value of each session that has one; the one that waits longest comes first."""
 
     def __init__(self) -> None:
         self._saves: dict[str, Save] = {}

@@ -37,7 +37,7 @@ class Objects(Protocol):
         """Removes those that are there."""
 
     def close(self) -> None:
-        """Lets go of what the calls need."""
+        """Releases what the calls need."""
 
 
 class TableObjects:

@@ -19,7 +19,7 @@ from server.store.snapshots import Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
 
-#: Fewer than the embedded store has: whoever takes over reads them all at once.
+#: Fewer than the embedded store has: a take-over reads them all at once.
 MAX_JOURNAL_ROWS = 512
 #: Sessions that a replica can make: the other bits of their keys are its own key.
 KEY_BITS = 32

@@ -1,6 +1,6 @@
 """The rows of the prefix cache that replicas share, and the names of objects without a row.
 
-An object without a row would stay for ever. So its name is in ``garbage`` before it is
+An object without a row would never be deleted. So its name is in ``garbage`` before it is
 put, and leaves that in the transaction that makes its row; one that loses its row
 goes there with it. Times are the database's: replicas need not agree on theirs.
 """
@@ -19,7 +19,7 @@ from server.store.object_storage.objects import Connection
 #: How the names of all objects begin that have their rows here, and of no others.
 FOLDER = "prefixes/"
 
-#: The second key of the lock of whoever adds a row; the first is the schema's. The replicas'
+#: The second key of the lock that adding a row takes; the first is the schema's. The replicas'
 #: own locks have numbers above zero.
 _ROOM = -1
 

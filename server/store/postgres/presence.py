@@ -40,7 +40,7 @@ _WATCH = """
     FROM (SELECT key, beat FROM {replica} WHERE key <> %(me)s ORDER BY key < %(me)s, key LIMIT 2)
     AS neighbour
 """
-#: The server may not have noticed yet that an earlier connection of this replica is no more.
+#: The server may not have noticed yet that an earlier connection of this replica has ended.
 _END_EARLIER = """
     SELECT pg_terminate_backend(pid) FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'

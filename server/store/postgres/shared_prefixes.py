@@ -105,7 +105,7 @@ class SharedPrefixes:
         return self._ask(partial(self._find, owner, tokens, origin), None)
 
     def sweep(self) -> None:
-        """Deletes prompts' states without a row, whoever put them. `put` does it as well."""
+        """Deletes prompts' states without a row, of any replica. `put` does it as well."""
         self._ask(self._sweep, None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The states of a shared store: objects by name, and how none is left over for ever.
+"""The states of a shared store: objects by name, and how none is leaked.
 
 A name is noted as garbage before its object is put, and again by a trigger when a row
 that names it goes. (Those of prefixes are for `server.store.postgres.shared_prefixes` to

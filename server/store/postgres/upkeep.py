@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 #: How often sessions are looked for that have not been used for long.
 ROUND_S = 1.0
-#: How often the bytes of all sessions are counted, and states looked for that nobody needs.
+#: How often the bytes of all sessions are counted, and unused states looked for.
 RARELY_S = 60.0
 #: States written at a time, so that commits do not wait long: with the store thread's ``SOON_S``
 #: and the settings' ``SHARED_SAVE_INTERVAL``, those of 6,400 tokens/s.
@@ -82,7 +82,7 @@ class SharedUpkeep(Saving):
         try:
             return self._shared.states.sweep() >= AT_ONCE
         except StoreFailed as error:  # it is done the next time
-            logger.warning("states that nobody needs are still there: %s", error.message)
+            logger.warning("unused states are still there: %s", error.message)
             return False
 
     def measure(self) -> bool:
@@ -100,7 +100,7 @@ class SharedUpkeep(Saving):
             self._clock.stored()
 
     def expire(self) -> None:
-        """Deletes some of what nobody has used for long."""
+        """Deletes some of what was unused for long."""
         if self._limits.retention_s is None:
             return
         before_s = self._clock.now_s - self._limits.retention_s

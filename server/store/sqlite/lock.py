@@ -4,7 +4,7 @@ The owner holds a lock on the file ``lock``, which dies with it, and changes the
 file's content now and then. Whoever finds the lock held and the content still
 for a whole lease takes the store over: the owner is stopped, and the fence in
 the database keeps it out when it wakes. An owner that was stopped in the middle of a
-commit holds a lock of SQLite's as well, which nobody can take from it.
+commit holds a lock of SQLite's as well, which cannot be taken from it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Lock:
             return False
 
     def beat(self) -> None:
-        """Shows others that this process is alive, and takes the lock of one that is no more."""
+        """Shows others that this process is alive, and takes the lock of one that has ended."""
         self._try()
         self._num_beats += 1
         os.pwrite(self._file, f"{os.getpid():<12}{self._num_beats:<20}\n".encode(), 0)

@@ -1,6 +1,6 @@
 """The named states of an embedded store: a file for each, in a folder of their own.
 
-A file is whole or it is not there: it is written beside the old one, synced, and then renamed.
+A file is whole or it is not there: it is written next to the old one, synced, and then renamed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Reserve:
         return True
 
     def restore(self) -> None:
-        """Makes it again, if there is room for it and for as much beside it."""
+        """Makes it again, if there is room for twice as much."""
         volume = os.statvfs(self._file.parent)
         num_bytes = min(RESERVE_BYTES, volume.f_blocks * volume.f_frsize // MAX_SHARE)
         try:

@@ -289,7 +289,7 @@ class SqliteStore:
             self._lock = None
         if self._lock is None:
             self._lock = Lock(path, self._waiting)
-        signing_key(path)  # there from the first day, for whoever exports
+        signing_key(path)  # there from the first day, for exports
         try:
             self._connection = Connection(
                 self._place, self._known, self._clock, self._unsaved, self._sifts

@@ -1,4 +1,4 @@
-"""What a store does about once a second, beside what it is asked: saving, thinning, expiring."""
+"""What a store does about once a second, besides what it is asked: saving, thinning, expiring."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Upkeep(Saving):
         return bool(num_bytes > self._limits.max_bytes)
 
     def _expire(self) -> bool:
-        """Deletes what nobody has used for long, as a commit of its own; whether there was any."""
+        """Deletes what was unused for long, as a commit of its own; whether there was any."""
         if self._limits.retention_s is None:
             return False
         before_s = self._clock.now_s - self._limits.retention_s
