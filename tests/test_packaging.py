@@ -28,6 +28,7 @@ PROJECT: dict[str, Any] = PYPROJECT["project"]
 LITTER = (
     "server/__pycache__/main.cpython-311.pyc",
     "clients/javascript/node_modules/typescript/package.json",
+    "clients/javascript/types/everstream.d.ts",
     "model/ops/cpu/_native.cpython-311-x86_64-linux-gnu.so",
     "model/ops/cpu/cmake/CMakeCache.txt",
     "model/ops/cpu/cmake/CMakeFiles/native.dir/kernels.cpp.o",
