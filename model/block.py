@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention import mechanism
-from model.attention.base import Losses, State
+from model.attention.base import Losses, State, mechanism
 from model.config import ModelConfig
 from model.linear import FusedLinear
 from model.ops.fused.norm import add_rms_norm, rms_norm

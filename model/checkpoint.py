@@ -30,6 +30,7 @@ from model.architectures.config import Config, ConfigError, read_json
 from model.bundled_models import bundled_models
 from model.chat import chat_of, plain_chat
 from model.chat_template import ChatTemplate, checked_template, read_chat_template
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX, TORCH_SUFFIX
 from model.hub.names import parse_name
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
@@ -60,11 +61,6 @@ __all__ = [
     "save_tokenizer",
 ]
 
-CONFIG = "config.json"
-#: A tokenizer of another kind may stand for ``tokenizer.json``, and an index for the weights.
-FILES = (CONFIG, WEIGHTS, TOKENIZER_FILES[0])
-#: End the names of files that are a model without a folder: native RWKV files, and GGUF.
-TORCH_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".gguf")
 #: Where a GGUF file has its chat template: text in Jinja's language, or the name of a known one.
 GGUF_TEMPLATE = "tokenizer.chat_template"
 

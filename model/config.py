@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from model.architectures.config import (
     Config,
@@ -19,9 +19,8 @@ from model.architectures.config import (
     check_token_ids,
     read_json,
 )
-
-if TYPE_CHECKING:
-    from model.attention.spec import Shape, TensorSpec
+from model.attention import spec_of
+from model.tensor_spec import Shape, TensorSpec
 
 __all__ = ["MODEL_TYPE", "ConfigError", "ModelConfig", "own_config", "read_json"]
 
@@ -91,9 +90,6 @@ class ModelConfig(JsonConfig):
         value = self.max_position_embeddings
         if type(value) is not int or value < 0:
             raise ConfigError(f"max_position_embeddings must be 0 or more, not {value!r}")
-        # Imported here because the specs are written against this class.
-        from model.attention import spec_of
-
         spec_of(self.attention).check(self)
 
     @classmethod
@@ -107,28 +103,20 @@ class ModelConfig(JsonConfig):
     @property
     def constant_state(self) -> bool:
         """See `model.architectures.config.Config`."""
-        from model.attention import spec_of
-
         return spec_of(self.attention).constant_state
 
     def layer_states(self) -> Sequence[dict[str, TensorSpec]]:
         """See `model.architectures.config.Config`; every layer has the same tensors."""
-        from model.attention import spec_of
-
         if not self.constant_state:
             raise ConfigError(f"attention {self.attention!r} has no constant state")
         return [spec_of(self.attention).state_spec(self)] * self.num_hidden_layers
 
     def weight_shapes(self) -> dict[str, Shape]:
         """See `model.architectures.config.Config`."""
-        from model.block_weights import weight_shapes
-
-        return weight_shapes(self)
+        return _weight_shapes(self)
 
     def fixed_weights(self) -> frozenset[str]:
         """Fixed features, and codebooks without a gradient."""
-        from model.attention import spec_of
-
         layers, buffers = range(self.num_hidden_layers), spec_of(self.attention).buffers
         return frozenset(f"blocks.{layer}.attention.{name}" for layer in layers for name in buffers)
 
@@ -138,3 +126,31 @@ def own_config(config: Config) -> ModelConfig:
     if not isinstance(config, ModelConfig):
         raise ConfigError(f"models of {config.attention} can be trained and served, not converted")
     return config
+
+
+def _weight_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Those of `model.lm.LanguageModel`."""
+    width, inner = config.hidden_size, config.intermediate_size
+    gelu = config.mlp == "gelu"
+    block = {
+        **_norm("attention_norm", config),
+        **_norm("mlp_norm", config),
+        "mlp.up.weight": (inner if gelu else 2 * inner, width),
+        "mlp.down.weight": (width, inner),
+        **({"mlp.up.bias": (inner,), "mlp.down.bias": (width,)} if gelu else {}),
+    }
+    attention = spec_of(config.attention).weight_shapes(config)
+    block |= {f"attention.{name}": shape for name, shape in attention.items()}
+    shapes = {"embedding.weight": (config.vocab_size, width), **_norm("norm", config)}
+    if config.max_position_embeddings:
+        shapes["position_embedding.weight"] = (config.max_position_embeddings, width)
+    if not config.tie_word_embeddings:
+        shapes["head.weight"] = (config.vocab_size, width)
+    for layer in range(config.num_hidden_layers):
+        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
+    return shapes
+
+
+def _norm(name: str, config: ModelConfig) -> dict[str, Shape]:
+    kinds = ("weight", "bias") if config.norm == "layer" else ("weight",)
+    return {f"{name}.{kind}": (config.hidden_size,) for kind in kinds}

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from model.attention.spec import Shape
+from model.tensor_spec import Shape
 from model.weights import (
     Array,
     CheckpointError,

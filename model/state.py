@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.config import Config
-from model.attention.spec import TensorSpec
+from model.tensor_spec import TensorSpec
 
 ALIGNMENT = 64
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from model.attention.spec import Shape
+from model.tensor_spec import Shape
 
 #: Storage classes of torch -> dtype of the numbers, and what numpy reads them as.
 STORAGES = {

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model.attention.spec import Shape
 from model.tensor_pickle import STORAGES, PickleError, Storage, Tensor, read_tensors
+from model.tensor_spec import Shape
 from model.weights import (
     Array,
     CheckpointError,

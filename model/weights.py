@@ -23,7 +23,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from model.architectures.config import Config, read_json
-from model.attention.spec import Shape
+from model.tensor_spec import Shape
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Ends the name of an int8 matrix's scales, [rows] float32.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from model.architectures import Config, network_class
-from model.architectures.network import Network, weights_of
+from model.architectures import Config
+from model.architectures.network import Network, network_class, weights_of
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig

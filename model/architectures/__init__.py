@@ -14,18 +14,15 @@ that sessions, forks, snapshots and stores handle. A new family costs a folder h
 in `ARCHITECTURES`; a reader of its published files is added to `model.foreign` or
 `model.files`.
 
-Importing this imports no torch; `network_class` does.
+Importing this imports no torch; `model.architectures.network` does.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from model.architectures.config import Config, ConfigError
-
-if TYPE_CHECKING:
-    from model.architectures.network import Network
 
 __all__ = [
     "ARCHITECTURES",
@@ -33,7 +30,7 @@ __all__ = [
     "ConfigError",
     "config_class",
     "config_from_dict",
-    "network_class",
+    "load_class",
 ]
 
 
@@ -72,7 +69,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = " or ".join(map(repr, ARCHITECTURES))
         raise ConfigError(f"model_type must be {known}, not {model_type!r}")
-    config: Config = _imported(ARCHITECTURES[model_type].config).from_dict(values)
+    config: Config = load_class(ARCHITECTURES[model_type].config).from_dict(values)
     return config
 
 
@@ -81,16 +78,11 @@ def config_class(name: str) -> type[Config]:
     families = {family.name: family for family in ARCHITECTURES.values()}
     if name not in families:
         raise ConfigError(f"architecture must be {' or '.join(families)}, not {name!r}")
-    cls: type[Config] = _imported(families[name].config)
+    cls: type[Config] = load_class(families[name].config)
     return cls
 
 
-def network_class(config: Config) -> type[Network]:
-    """The network that ``config`` describes; it is constructed from the config alone."""
-    cls: type[Network] = _imported(ARCHITECTURES[config.model_type].network)
-    return cls
-
-
-def _imported(place: tuple[str, str]) -> Any:
+def load_class(place: tuple[str, str]) -> Any:
+    """The class of an `Architecture`; imports its module."""
     module, name = place
     return getattr(import_module(module), name)

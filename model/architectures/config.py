@@ -6,10 +6,9 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
-if TYPE_CHECKING:
-    from model.attention.spec import Shape, TensorSpec
+from model.tensor_spec import Shape, TensorSpec
 
 
 class ConfigError(ValueError):

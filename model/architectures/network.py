@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures import network_class
+from model.architectures import ARCHITECTURES, load_class
 from model.architectures.config import Config
 from model.attention.base import DTYPES, Losses, State
 
@@ -91,6 +91,12 @@ class Network(nn.Module, ABC):
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def network_class(config: Config) -> type[Network]:
+    """The network that ``config`` describes; it is constructed from the config alone."""
+    cls: type[Network] = load_class(ARCHITECTURES[config.model_type].network)
+    return cls
 
 
 def model_of(

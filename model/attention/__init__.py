@@ -1,19 +1,13 @@
 """The attention mechanisms by name. A new one costs a file and a line here.
 
-Importing this imports no torch; `mechanism` does.
+Importing this imports no torch; `model.attention.base.mechanism` does.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+from model.architectures.config import ConfigError
 from model.attention import specs
 from model.attention.spec import Spec
-from model.config import ConfigError
-
-if TYPE_CHECKING:
-    from model.attention.base import Attention
 
 #: name -> (spec, module, class). The module is imported when asked for.
 MECHANISMS: dict[str, tuple[Spec, str, str]] = {
@@ -52,18 +46,12 @@ REFUSED: dict[str, str] = {
 
 
 def spec_of(name: str) -> Spec:
-    """What is known of ``name`` without torch; raises `ConfigError` as `mechanism` does."""
-    return _entry(name)[0]
+    """What is known of ``name`` without torch; raises `ConfigError` as `entry` does."""
+    return entry(name)[0]
 
 
-def mechanism(name: str) -> type[Attention]:
-    """The class called ``name``; raises `ConfigError` with the known names otherwise."""
-    _, module, class_name = _entry(name)
-    cls: type[Attention] = getattr(import_module(module), class_name)
-    return cls
-
-
-def _entry(name: str) -> tuple[Spec, str, str]:
+def entry(name: str) -> tuple[Spec, str, str]:
+    """Spec, module and class of ``name``; raises `ConfigError` with the known names otherwise."""
     if name in REFUSED:
         raise ConfigError(
             f"attention {name!r} cannot be autoregressive with a constant state: {REFUSED[name]}"

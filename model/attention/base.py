@@ -22,13 +22,14 @@ sum stops taking in new tokens after 2**24 of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from importlib import import_module
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from model.attention import spec_of
-from model.config import ModelConfig
+from model.attention import entry, spec_of
+from model.attention.spec import AttentionConfig
 
 State = dict[str, Tensor]
 
@@ -45,7 +46,7 @@ class Attention(nn.Module, ABC):
     #: Whether training changes buffers in the forward pass, which must then see whole batches.
     learns_in_forward: ClassVar[bool] = False
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.config, self.spec = config, spec_of(config.attention)
         #: Every option of the mechanism, defaults filled in.
@@ -83,3 +84,10 @@ class Attention(nn.Module, ABC):
     @abstractmethod
     def step(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         """``[B, D]`` to ``[B, D]`` and the state after one token; otherwise like `chunk`."""
+
+
+def mechanism(name: str) -> type[Attention]:
+    """The class of the mechanism called ``name``. Raises `ConfigError` for an unknown name."""
+    _, module, class_name = entry(name)
+    cls: type[Attention] = getattr(import_module(module), class_name)
+    return cls

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from model.attention.base import State
 from model.attention.heads import GatedOutputAttention
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.convolution import convolution_step
 from model.ops.fused.convolution import convolved_silu
 
@@ -19,7 +19,7 @@ class ConvolvedAttention(GatedOutputAttention):
     State: S [H, K, V] and, with a convolution, conv [W - 1, H (2 K + V)].
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.conv_size = self.options["conv_size"]
         if self.conv_size:

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention, token_positions
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.products import product
 
 EPSILON = 1e-6
@@ -38,7 +38,7 @@ BLOCK = 64
 class CosformerAttention(HeadsAttention):
     """See the module's docstring. Option: ``horizon`` (M, even)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.epoch: int = self.options["horizon"] // 2
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State
 from model.attention.convolved import ConvolvedAttention
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.delta import delta_step
 from model.ops.fused.convolution import convolved_silu, unit_heads, unit_length
 from model.ops.fused.delta import packed_delta_chunk
@@ -31,7 +31,7 @@ from model.ops.fused.delta import packed_delta_chunk
 class DeltaAttention(ConvolvedAttention):
     """See the module's docstring. Options: ``conv_size`` (0 for none), ``decay``."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.beta = nn.Linear(config.hidden_size, self.num_heads, bias=False)
         if self.options["decay"]:

@@ -23,14 +23,14 @@ from torch.nn import functional as F
 from model.attention.base import Losses, State
 from model.attention.heads import GatedOutputAttention
 from model.attention.retnet import head_log_decay
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.recurrence import recurrence_chunk, recurrence_step
 
 
 class DijiangAttention(GatedOutputAttention):
     """See the module's docstring."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.frequency_weight = nn.Parameter(
             torch.ones(config.num_attention_heads, config.head_dim)

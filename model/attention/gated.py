@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State
 from model.attention.convolved import ConvolvedAttention
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.decayed_scores import MIN_LOG_DECAY
 from model.ops.recurrence import recurrence_chunk, recurrence_step
 
@@ -35,7 +35,7 @@ class GatedAttention(ConvolvedAttention):
     Options: ``conv_size`` (0 for none), ``decay_rank``, ``key_dim`` (0 for ``head_dim``).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         rank = self.options["decay_rank"]
         self.decay_down = nn.Linear(config.hidden_size, rank, bias=False)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.base import Attention
-from model.attention.spec import key_dim
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig, key_dim
 from model.linear import FusedLinear
 from model.ops.fused.gated_norm import gated_rms_norm
 from model.ops.rotary import rotate
@@ -21,7 +20,7 @@ class HeadsAttention(Attention):
     and ``rope_theta``, the base of the rotation's frequencies.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.num_heads, self.key_width = config.num_attention_heads, key_dim(config, self.options)
         width = self.num_heads * config.head_dim
@@ -58,7 +57,7 @@ class HeadsAttention(Attention):
 class GatedOutputAttention(HeadsAttention):
     """Instead of a denominator: ``out(rms_norm(num) * norm_weight * silu(gate(x)))``."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         width = config.num_attention_heads * config.head_dim
         self.gate = nn.Linear(config.hidden_size, width, bias=False)

@@ -20,14 +20,14 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.recurrence import recurrence_chunk, recurrence_step
 
 
 class NormedAttention(HeadsAttention):
     """See the module's docstring. Options: ``map``, ``key_dim`` (0: as wide as a value)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         self.map = self.options["map"]
         if self.map == "product":

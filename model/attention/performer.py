@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from model.attention.exponential import ExponentialAttention
-from model.attention.spec import num_features
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig, num_features
 from model.ops.random_features import (
     gaussian_projection,
     log_positive_features,
@@ -40,7 +39,7 @@ class RandomFeatureAttention(ExponentialAttention):
 
     projection: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         shape = (config.num_attention_heads, num_features(config, self.options), config.head_dim)
         self.register_buffer("projection", torch.zeros(shape))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention.exponential import ExponentialAttention
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.random_features import log_softmax_of_distance, project
 
 
@@ -28,7 +28,7 @@ class SoftVqAttention(ExponentialAttention):
     Options: ``codewords`` (C), ``beta``, ``rotary``, ``rope_theta``.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         shape = (config.num_attention_heads, self.options["codewords"], config.head_dim)
         self.codebook = nn.Parameter(torch.zeros(shape))

@@ -7,32 +7,34 @@ are in `model.attention.specs`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Protocol
 
-import numpy as np
-
-from model.config import ConfigError, ModelConfig
-
-Shape = tuple[int, ...]
-DType = Literal["float32", "float64", "int64"]
+from model.architectures.config import ConfigError
+from model.tensor_spec import Shape, TensorSpec
 
 #: The options of a mechanism by name, defaults filled in.
 Options = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape (without batch) and dtype of one tensor of a layer's state."""
-
-    shape: Shape
-    dtype: DType = "float32"
+class AttentionConfig(Protocol):
+    """What a mechanism reads of a model's config."""
 
     @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+    def attention(self) -> str: ...
+    @property
+    def attention_options(self) -> Mapping[str, Any]: ...
+    @property
+    def attention_bias(self) -> bool: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -72,19 +74,19 @@ class Spec:
     ``constant_state`` is False only for the baseline whose cache grows.
     """
 
-    state: Callable[[ModelConfig, Options], dict[str, TensorSpec]]
-    weights: Callable[[ModelConfig, Options], dict[str, Shape]]
+    state: Callable[[AttentionConfig, Options], dict[str, TensorSpec]]
+    weights: Callable[[AttentionConfig, Options], dict[str, Shape]]
     options: Mapping[str, Option] = field(default_factory=dict)
-    rules: tuple[Callable[[ModelConfig, Options], None], ...] = ()
+    rules: tuple[Callable[[AttentionConfig, Options], None], ...] = ()
     buffers: tuple[str, ...] = ()
     constant_state: bool = True
 
-    def values(self, config: ModelConfig) -> dict[str, Any]:
+    def values(self, config: AttentionConfig) -> dict[str, Any]:
         """Every option of the mechanism: as the config has it, else its default."""
         defaults = {name: option.default for name, option in self.options.items()}
         return {**defaults, **config.attention_options}
 
-    def check(self, config: ModelConfig) -> None:
+    def check(self, config: AttentionConfig) -> None:
         """Raises `ConfigError` that names the option where one is unknown or out of range."""
         for name, value in config.attention_options.items():
             if name not in self.options:
@@ -96,27 +98,27 @@ class Spec:
         for rule in self.rules:
             rule(config, self.values(config))
 
-    def state_spec(self, config: ModelConfig) -> dict[str, TensorSpec]:
+    def state_spec(self, config: AttentionConfig) -> dict[str, TensorSpec]:
         """The tensors of one layer's state, known before any token is seen."""
         return self.state(config, self.values(config))
 
-    def weight_shapes(self, config: ModelConfig) -> dict[str, Shape]:
+    def weight_shapes(self, config: AttentionConfig) -> dict[str, Shape]:
         """The names and shapes of one layer's weights, as a checkpoint holds them."""
         return self.weights(config, self.values(config))
 
 
-def key_dim(config: ModelConfig, options: Options) -> int:
+def key_dim(config: AttentionConfig, options: Options) -> int:
     """K: option ``key_dim``, where there is one and it is not zero."""
     chosen: int = options.get("key_dim", 0)
     return chosen or config.head_dim
 
 
-def num_features(config: ModelConfig, options: Options) -> int:
+def num_features(config: AttentionConfig, options: Options) -> int:
     """F: option ``features``, where there is one and it is not zero."""
     chosen: int = options.get("features", 0)
     return chosen or config.head_dim
 
 
-def qkv_rows(config: ModelConfig, options: Options) -> int:
+def qkv_rows(config: AttentionConfig, options: Options) -> int:
     """Rows of the one matrix that gives q, k and v."""
     return config.num_attention_heads * (2 * key_dim(config, options) + config.head_dim)

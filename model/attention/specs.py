@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from model.architectures.config import ConfigError
 from model.attention import state_specs, weight_shapes
-from model.attention.spec import Option, Options, Spec, key_dim
-from model.config import ConfigError, ModelConfig
+from model.attention.spec import AttentionConfig, Option, Options, Spec, key_dim
 
 WIDTH = (1, 65536)
 #: 0 leaves the choice to the model's own width.
@@ -16,7 +16,7 @@ ROTARY = {
 }
 
 
-def check_rotary(config: ModelConfig, options: Options) -> None:
+def check_rotary(config: AttentionConfig, options: Options) -> None:
     """Refuses q and k that cannot be rotated in pairs of channels."""
     dim = key_dim(config, options)
     if dim % 2 and options.get("rotary", options.get("positions")) != "none":
@@ -24,13 +24,13 @@ def check_rotary(config: ModelConfig, options: Options) -> None:
         raise ConfigError(f"{name} must be even for rotary positions, not {dim}")
 
 
-def check_horizon(config: ModelConfig, options: Options) -> None:
+def check_horizon(config: AttentionConfig, options: Options) -> None:
     """Refuses a horizon that has no half."""
     if options["horizon"] % 2:
         raise ConfigError(f"attention_options.horizon must be even, not {options['horizon']}")
 
 
-def check_convolution(config: ModelConfig, options: Options) -> None:
+def check_convolution(config: AttentionConfig, options: Options) -> None:
     """Refuses a convolution over one token."""
     if options["conv_size"] == 1:
         raise ConfigError("attention_options.conv_size must be 0 or at least 2, not 1")

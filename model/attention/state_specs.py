@@ -6,53 +6,53 @@ of a map.
 
 from __future__ import annotations
 
-from model.attention.spec import DType, Options, TensorSpec, key_dim, num_features, qkv_rows
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig, Options, key_dim, num_features, qkv_rows
+from model.tensor_spec import DType, TensorSpec
 
 State = dict[str, TensorSpec]
 
 
-def _sums(config: ModelConfig, features: int, dtype: DType = "float32") -> State:
+def _sums(config: AttentionConfig, features: int, dtype: DType = "float32") -> State:
     return {"S": _per_head(config, features, config.head_dim, dtype=dtype)}
 
 
-def _per_head(config: ModelConfig, *shape: int, dtype: DType = "float32") -> TensorSpec:
+def _per_head(config: AttentionConfig, *shape: int, dtype: DType = "float32") -> TensorSpec:
     return TensorSpec((config.num_attention_heads, *shape), dtype)
 
 
-def linear_state(config: ModelConfig, options: Options) -> State:
+def linear_state(config: AttentionConfig, options: Options) -> State:
     """S [H, K, V] and z [H, K], float64 because nothing decays."""
     return _linear_state(config, config.head_dim)
 
 
-def cosine_state(config: ModelConfig, options: Options) -> State:
+def cosine_state(config: AttentionConfig, options: Options) -> State:
     """As `linear_state` with one feature more."""
     return _linear_state(config, config.head_dim + 1)
 
 
-def _linear_state(config: ModelConfig, features: int) -> State:
+def _linear_state(config: AttentionConfig, features: int) -> State:
     z = _per_head(config, features, dtype="float64")
     return {**_sums(config, features, "float64"), "z": z}
 
 
-def exponential_state(config: ModelConfig, options: Options) -> State:
+def exponential_state(config: AttentionConfig, options: Options) -> State:
     """Exponential features: S [H, F, V] and z [H, F] relative to max [H, F]."""
     features = num_features(config, options)
     return {**_linear_state(config, features), "max": _per_head(config, features)}
 
 
-def soft_vq_state(config: ModelConfig, options: Options) -> State:
+def soft_vq_state(config: AttentionConfig, options: Options) -> State:
     """As `exponential_state`, one feature per codeword."""
     return exponential_state(config, {"features": options["codewords"]})
 
 
-def window_linear_state(config: ModelConfig, options: Options) -> State:
+def window_linear_state(config: AttentionConfig, options: Options) -> State:
     """A window of keys and values [W, H, K], and `exponential_state` of what left it."""
     ring = TensorSpec((options["window"], config.num_attention_heads, config.head_dim))
     return {"k": ring, "v": ring, **exponential_state(config, options)}
 
 
-def vq_state(config: ModelConfig, options: Options) -> State:
+def vq_state(config: AttentionConfig, options: Options) -> State:
     """Codes and values of the window; counts and sums per codeword of what left it."""
     heads, dim, num_codes = config.num_attention_heads, config.head_dim, options["codewords"]
     return {
@@ -63,24 +63,24 @@ def vq_state(config: ModelConfig, options: Options) -> State:
     }
 
 
-def cosformer_state(config: ModelConfig, options: Options) -> State:
+def cosformer_state(config: AttentionConfig, options: Options) -> State:
     """S [H, 2K, V] and z [H, 2K] of this epoch and of the one before it."""
     s = _per_head(config, 2 * config.head_dim, config.head_dim)
     z = _per_head(config, 2 * config.head_dim)
     return {"S": s, "z": z, "S_before": s, "z_before": z}
 
 
-def decayed_state(config: ModelConfig, options: Options) -> State:
+def decayed_state(config: AttentionConfig, options: Options) -> State:
     """S [H, K, V]."""
     return _sums(config, key_dim(config, options))
 
 
-def normed_state(config: ModelConfig, options: Options) -> State:
+def normed_state(config: AttentionConfig, options: Options) -> State:
     """S [H, K, V], float64 because nothing decays."""
     return _sums(config, key_dim(config, options), "float64")
 
 
-def convolved_state(config: ModelConfig, options: Options) -> State:
+def convolved_state(config: AttentionConfig, options: Options) -> State:
     """S [H, K, V] and, with a convolution, conv [W - 1, H (2 K + V)]."""
     spec = decayed_state(config, options)
     if options["conv_size"]:
@@ -88,7 +88,7 @@ def convolved_state(config: ModelConfig, options: Options) -> State:
     return spec
 
 
-def softmax_state(config: ModelConfig, options: Options) -> State:
+def softmax_state(config: AttentionConfig, options: Options) -> State:
     """The cache of an empty text."""
     empty = _per_head(config, 0, config.head_dim)
     return {"k": empty, "v": empty}

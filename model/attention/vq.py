@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig
 from model.ops.exponential import LOG_ZERO
 from model.ops.random_features import half_square, project
 from model.ops.recurrence import recurrence_chunk
@@ -53,7 +53,7 @@ class VqAttention(HeadsAttention):
     codebook: Tensor
     ema_count: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         heads, num_codes = config.num_attention_heads, self.options["codewords"]
         self.register_buffer("codebook", torch.zeros(heads, num_codes, config.head_dim))

@@ -6,13 +6,13 @@ of a map, D model width.
 
 from __future__ import annotations
 
-from model.attention.spec import Options, Shape, key_dim, num_features, qkv_rows
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig, Options, key_dim, num_features, qkv_rows
+from model.tensor_spec import Shape
 
 Weights = dict[str, Shape]
 
 
-def heads_weights(config: ModelConfig, options: Options) -> Weights:
+def heads_weights(config: AttentionConfig, options: Options) -> Weights:
     """``qkv`` [H (2 K + V), D] and ``out`` [D, H V], as all have them."""
     rows, width = qkv_rows(config, options), config.num_attention_heads * config.head_dim
     shapes: Weights = {
@@ -24,7 +24,7 @@ def heads_weights(config: ModelConfig, options: Options) -> Weights:
     return shapes
 
 
-def gated_output_weights(config: ModelConfig, options: Options) -> Weights:
+def gated_output_weights(config: AttentionConfig, options: Options) -> Weights:
     """And an output gate after a norm."""
     width = config.num_attention_heads * config.head_dim
     return {
@@ -34,14 +34,14 @@ def gated_output_weights(config: ModelConfig, options: Options) -> Weights:
     }
 
 
-def _convolved_weights(config: ModelConfig, options: Options) -> Weights:
+def _convolved_weights(config: AttentionConfig, options: Options) -> Weights:
     shapes = gated_output_weights(config, options)
     if options["conv_size"]:
         shapes["conv_weight"] = (qkv_rows(config, options), options["conv_size"])
     return shapes
 
 
-def gated_weights(config: ModelConfig, options: Options) -> Weights:
+def gated_weights(config: AttentionConfig, options: Options) -> Weights:
     """A decay of low rank per channel."""
     keys = config.num_attention_heads * key_dim(config, options)
     return {
@@ -52,7 +52,7 @@ def gated_weights(config: ModelConfig, options: Options) -> Weights:
     }
 
 
-def delta_weights(config: ModelConfig, options: Options) -> Weights:
+def delta_weights(config: AttentionConfig, options: Options) -> Weights:
     """A gate beta per head and, where there is one, a decay."""
     heads = config.num_attention_heads
     shapes = _convolved_weights(config, options)
@@ -66,13 +66,13 @@ def delta_weights(config: ModelConfig, options: Options) -> Weights:
     return shapes
 
 
-def dijiang_weights(config: ModelConfig, options: Options) -> Weights:
+def dijiang_weights(config: AttentionConfig, options: Options) -> Weights:
     """A weight per frequency."""
     frequencies = (config.num_attention_heads, config.head_dim)
     return {**gated_output_weights(config, options), "frequency_weight": frequencies}
 
 
-def normed_weights(config: ModelConfig, options: Options) -> Weights:
+def normed_weights(config: AttentionConfig, options: Options) -> Weights:
     """A norm, and the affine maps of map "product"."""
     shapes, keys = heads_weights(config, options), key_dim(config, options)
     shapes["norm_weight"] = (config.head_dim,)
@@ -83,13 +83,13 @@ def normed_weights(config: ModelConfig, options: Options) -> Weights:
     return shapes
 
 
-def projected_weights(config: ModelConfig, options: Options) -> Weights:
+def projected_weights(config: AttentionConfig, options: Options) -> Weights:
     """A projection [H, F, K] of random features."""
     shape = (config.num_attention_heads, num_features(config, options), config.head_dim)
     return {**heads_weights(config, options), "projection": shape}
 
 
-def soft_vq_weights(config: ModelConfig, options: Options) -> Weights:
+def soft_vq_weights(config: AttentionConfig, options: Options) -> Weights:
     """A codebook [H, C, K] and its priors [H, C]."""
     heads, num_codes = config.num_attention_heads, options["codewords"]
     return {
@@ -99,7 +99,7 @@ def soft_vq_weights(config: ModelConfig, options: Options) -> Weights:
     }
 
 
-def vq_weights(config: ModelConfig, options: Options) -> Weights:
+def vq_weights(config: AttentionConfig, options: Options) -> Weights:
     """A codebook [H, C, K], how much each codeword is used, and a bias per distance."""
     heads, num_codes = config.num_attention_heads, options["codewords"]
     return {

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from model.attention.base import Losses, State
 from model.attention.heads import HeadsAttention, token_positions
 from model.attention.performer import draw_projection
-from model.attention.spec import num_features
-from model.config import ModelConfig
+from model.attention.spec import AttentionConfig, num_features
 from model.ops.exponential import exponential_chunk
 from model.ops.random_features import log_positive_features
 from model.ops.window import enter_window, has_left, join, window_attention
@@ -38,7 +37,7 @@ class WindowLinearAttention(HeadsAttention):
     Options: ``window`` (W), ``features`` (m; 0 for K), ``rotary``, ``rope_theta``.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
         shape = (config.num_attention_heads, num_features(config, self.options), config.head_dim)
         self.projection = nn.Parameter(torch.zeros(shape))

@@ -18,13 +18,13 @@ from gguf.quants import quant_shape_to_byte_shape, quantize
 
 from model.architectures.rwkv7.chat import NAME, TEMPLATE
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.attention.spec import Shape
 from model.chat_template import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint
 from model.export.gguf_vocabulary import vocabulary
 from model.export.rwkv7_tensors import config_of, published, refuse_others
 from model.foreign.rwkv7_gguf import BOS, EOS, GROUP_NORM_EPS
 from model.foreign.rwkv7_names import GGUF, parts_of
+from model.tensor_spec import Shape
 from model.weights import Array
 
 #: What llama.cpp's converter writes for a model whose context has no end.

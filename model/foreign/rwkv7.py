@@ -16,12 +16,12 @@ from dataclasses import replace
 import numpy as np
 
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.attention.spec import Shape
 from model.config import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7_names import FLA, FUSED, NATIVE, Names, Part, parts_of
 from model.foreign.weights import Weights
+from model.tensor_spec import Shape
 from model.weights import WEIGHTS, Array, CheckpointError, StoredWeights
 
 #: What training and other kernels use, and special ids: see the module's docstring.

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.attention.spec import Shape
 from model.config import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7 import Renamed, renamed, sizes
 from model.foreign.rwkv7_names import GGUF
 from model.gguf_file import GgufFile
+from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights
 
 #: llama.cpp computes with this epsilon whatever the head size is.

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.checkpoint import CONFIG, FILE_SUFFIXES
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.weights import INDEX, WEIGHTS, CheckpointError, weight_files

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from model import chat_template
-from model.checkpoint import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES

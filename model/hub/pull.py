@@ -10,7 +10,7 @@ from pathlib import Path
 from model import foreign
 from model.architectures import config_from_dict
 from model.architectures.config import read_json
-from model.checkpoint import CONFIG
+from model.checkpoint_files import CONFIG
 from model.hub.cache import Repository, local, repository
 from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
 from model.hub.listing import HubFile, Listing, choose, size_text

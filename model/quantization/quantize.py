@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from model.checkpoint import CONFIG, Checkpoint, save_tokenizer
+from model.checkpoint import Checkpoint, save_tokenizer
+from model.checkpoint_files import CONFIG
 from model.weights import SCALE, WEIGHTS, CheckpointError
 
 Dtype = Literal["int8", "bfloat16"]

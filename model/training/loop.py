@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.architectures import Config, network_class
-from model.architectures.network import ModelState, Network
+from model.architectures import Config
+from model.architectures.network import ModelState, Network, network_class
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.tokenizer import Tokenizer
 from model.training.data import Source, StreamBatches, tokenize_file

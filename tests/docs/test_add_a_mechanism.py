@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from model.architectures.network import weights_of
-from model.attention import MECHANISMS, mechanism, specs
-from model.attention.base import Attention
+from model.attention import MECHANISMS, specs
+from model.attention.base import Attention, mechanism
 from model.attention.spec import Spec
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig

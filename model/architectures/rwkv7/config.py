@@ -18,7 +18,7 @@ from model.architectures.config import (
     check_positive,
     check_token_ids,
 )
-from model.attention.spec import Shape, TensorSpec
+from model.tensor_spec import Shape, TensorSpec
 
 #: The low-rank maps of the time mix by module name; those with a bias, and the rank's field.
 LOW_RANKS = {

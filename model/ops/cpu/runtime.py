@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.config import Config
-from model.attention.spec import Shape
 from model.config import ConfigError
 from model.ops.cpu.options import covers, native_options
 from model.state import StateLayout
+from model.tensor_spec import Shape
 from model.weights import StoredWeights
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.architectures import ARCHITECTURES, config_class, config_from_dict, network_class
+from model.architectures import ARCHITECTURES, config_class, config_from_dict
+from model.architectures.network import network_class
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ConfigError, own_config

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import MECHANISMS, mechanism, spec_of
-from model.attention.base import DTYPES, Attention, State
+from model.attention import MECHANISMS, spec_of
+from model.attention.base import DTYPES, Attention, State, mechanism
 from model.config import ModelConfig
 from tests.model.attention.oracles import ORACLES
 
