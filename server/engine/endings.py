@@ -101,7 +101,7 @@ class Endings:
         if not live.parked:
             self._scheduler.remove(live)
         live.move(Phase.FINISHED)
-        live.session.live = None
+        self._sessions.drop_request(live.session)
         del self._live[live.request.request_id]
         self.cancelled.pop(live, None)
 

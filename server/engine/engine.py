@@ -95,7 +95,7 @@ class Engine(Host):
         ``take_over`` that one gets `Failed` instead.
         """
         found = self._sessions.find(session, owner)
-        live = found.live
+        live = self._sessions.request_of(found)
         if live is not None:
             if request_id in self._live:
                 raise InvalidRequest("request_id: is that of a running request", "request_id")
@@ -112,7 +112,7 @@ class Engine(Host):
 
     def go_on(self, session: str, owner: str) -> None:
         """Lets what a restored session runs go on, without a reader. Raises `SessionNotFound`."""
-        live = self._sessions.find(session, owner).live
+        live = self._sessions.request_of(self._sessions.find(session, owner))
         if live is not None and live.detached:
             self.detach(live.request.request_id)
 
@@ -134,12 +134,12 @@ class Engine(Host):
 
     def num_starting(self, session: str, owner: str) -> int:
         """By how many `num_running` grows when what the session runs goes on."""
-        live = self._sessions.find(session, owner).live
+        live = self._sessions.request_of(self._sessions.find(session, owner))
         return int(live is not None and live.parked and live.detached)
 
     def cancel_session(self, session: str, owner: str) -> None:
         """Ends what the session runs, if anything. Raises `SessionNotFound`."""
-        live = self._sessions.find(session, owner).live
+        live = self._sessions.request_of(self._sessions.find(session, owner))
         if live is not None:
             self.cancel(live.request.request_id)
 
@@ -149,11 +149,12 @@ class Engine(Host):
         Raises `SessionNotFound`.
         """
         found = self._sessions.find(session, owner)
-        if found.live is None:
+        live = self._sessions.request_of(found)
+        if live is None:
             self._keeper.delete(found)
         else:
             self._keeper.forget(found)
-            self.cancel(found.live.request.request_id)
+            self.cancel(live.request.request_id)
 
     # Progress
 

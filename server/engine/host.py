@@ -116,7 +116,8 @@ class Host:
             return self._info(self._sessions.find(past.value.id, past.value.owner), now)
         session, progress = self._keeper.restore(past, now)
         if progress is not None:
-            live = session.live = self._round.live_of(progress, session)
+            live = self._round.live_of(progress, session)
+            self._sessions.run(session, live)
             live.phase, live.detached, live.started = Phase.PARKED, True, True
             live.stop_scoring()  # those of its beginning are lost
             self._live[progress.request.request_id] = live
@@ -131,7 +132,10 @@ class Host:
 
         The readers of what they run get `Migrated`.
         """
-        kept = sorted((s for s in self._sessions if s.keep), key=lambda s: s.live is None)
+        kept = sorted(
+            (s for s in self._sessions if s.keep),
+            key=lambda s: self._sessions.request_of(s) is None,
+        )
         for session in kept[:max_sessions]:
             self._let_go(session, None)
         return max(0, len(kept) - max_sessions)
@@ -143,13 +147,14 @@ class Host:
         is "ask"; "take_over" is what that reader is told then.
         """
         found = self._sessions.find(session, owner)
-        if found.live is not None and not found.live.detached and how == "ask":
+        live = self._sessions.request_of(found)
+        if live is not None and not live.detached and how == "ask":
             raise SessionAttached
         self._let_go(found, SessionAttached() if how == "take_over" else None)
 
     def _let_go(self, session: Session, why: RequestError | None) -> None:
         """The reader of what it runs is told where to go on, or ``why`` not."""
-        if (live := session.live) is not None:
+        if (live := self._sessions.request_of(session)) is not None:
             request_id = live.request.request_id
             if not live.parked:
                 self._round.park(live)
@@ -168,8 +173,8 @@ class Host:
         self._keeper.drop_records(id)
         for session in self._sessions:
             if session.keep and id in (None, session.id):
-                if session.live is not None:
-                    self._round.endings.fail(session.live, error)
+                if (live := self._sessions.request_of(session)) is not None:
+                    self._round.endings.fail(live, error)
                 self._sessions.close(session)
 
     def take_records(self) -> list[Record]:
@@ -192,4 +197,5 @@ class Host:
         return self._sessions.next_expiry()
 
     def _info(self, session: Session, now: float) -> SessionInfo:
-        return info_of(session, self._pool.layout.num_bytes, now)
+        live = self._sessions.request_of(session)
+        return info_of(session, live, self._pool.layout.num_bytes, now)

@@ -88,7 +88,9 @@ class Keeper:
 
     def value(self, session: Session) -> SessionValue:
         """The session now, with its own copy of the state."""
-        return session.value(self._table.state_of(session))
+        live = self._table.request_of(session)
+        progress = None if live is None else live.progress
+        return session.value(self._table.state_of(session), progress)
 
     def save(self, session: Session) -> None:
         """Records the session's value, so that what came before is not needed to go on."""
@@ -147,7 +149,7 @@ class Keeper:
 
         Raises `SessionBusy` while it runs a request, and `InvalidRequest`.
         """
-        if old.live is not None:
+        if self._table.request_of(old) is not None:
             raise SessionBusy
         new = self._from_past(past, old.id, old.owner, now)
         new.epoch, new.seq, new.log_index = old.epoch + 1, old.seq, old.log_index
@@ -215,16 +217,15 @@ class Keeper:
             self.record(session, Saved(value, evicted))
 
     def _leave(self, session: Session) -> None:
-        if session.live is not None:
-            assert session.live.parked, session.live
-            del self._live[session.live.request.request_id]
-            session.live = None
+        if (live := self._table.request_of(session)) is not None:
+            assert live.parked, live
+            del self._live[live.request.request_id]
+            self._table.drop_request(session)
         self._table.close(session)
 
 
-def info_of(session: Session, state_bytes: int, now: float) -> SessionInfo:
-    """The session as its owner may see it."""
-    live = session.live
+def info_of(session: Session, live: Live | None, state_bytes: int, now: float) -> SessionInfo:
+    """The session as its owner may see it, with the request that it runs."""
     return SessionInfo(
         session.id,
         session.length,

@@ -82,7 +82,7 @@ class Round:
 
     def start(self, session: Session) -> None:
         """What ``session`` runs waits for its turn from now on."""
-        live = session.live
+        live = self._sessions.request_of(session)
         assert live is not None, session
         self._live[live.request.request_id] = live
         self._scheduler.add(live)

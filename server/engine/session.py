@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from server.engine.constraint import OpenConstraint
 from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.turn_text import TurnText
 from server.engine.types import Request
-from server.engine.value import Origin, Segment, SessionValue, StateBlock
-
-if TYPE_CHECKING:
-    from server.engine.live import Live
+from server.engine.value import Origin, Progress, Segment, SessionValue, StateBlock
 
 
 @dataclass(slots=True)
@@ -34,9 +30,9 @@ class Session:
     Its text is what the state has seen (``position`` tokens), then what it is
     unfed, then ``pending``, the last token: to feed that one is what gives the
     next request its first logits. ``state`` None is the empty one, unless the
-    session has a ``slot``. ``live`` is the request that it runs. One that is
-    ``expendable`` may be forgotten where there is no room and no store. What it
-    says is not in its ``repr``, which a log may show.
+    session has a ``slot``. The request that it runs is known to `SessionTable`. One
+    that is ``expendable`` may be forgotten where there is no room and no store. Its
+    text is not in its ``repr``, which a log may show.
     """
 
     id: str
@@ -51,7 +47,6 @@ class Session:
     pending: int | None = field(default=None, repr=False)
     seq: int = 0
     log_index: int = 0
-    live: Live | None = field(default=None, repr=False)
     saved_position: int = 0
     num_unfed: int = 0
     constraint: OpenConstraint | None = field(default=None, repr=False)
@@ -75,8 +70,8 @@ class Session:
         session.write_on(value)
         return session
 
-    def value(self, state: StateBlock | None) -> SessionValue:
-        """The session now, with ``state`` as its state."""
+    def value(self, state: StateBlock | None, progress: Progress | None = None) -> SessionValue:
+        """The session now, with ``state`` as its state and the ``progress`` of what it runs."""
         return SessionValue(
             self.id,
             self.owner,
@@ -88,7 +83,7 @@ class Session:
             self.log_index,
             tuple(self.recent),
             self.detokenizer.undecoded,
-            None if self.live is None else self.live.progress,
+            progress,
             state,
             None if self.constraint is None else self.constraint.value,
             self.origin,

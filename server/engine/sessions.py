@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from server.engine.live import Live
 from server.engine.session import Session
 from server.engine.state_pool import StatePool
 from server.engine.value import StateBlock
 from server.errors import SessionBusy, SessionNotFound
-
-if TYPE_CHECKING:
-    from server.engine.live import Live
 
 
 class SessionTable:
@@ -31,6 +28,7 @@ class SessionTable:
         self._max_sessions = pool.num_slots + max_asleep
         self._ttl_s = ttl_s
         self._sessions: dict[str, Session] = {}
+        self._requests: dict[str, Live] = {}  # by the session that runs them
         self._quiet: OrderedDict[str, Session] = OrderedDict()  # run nothing; longest idle first
         self._slotted: OrderedDict[str, Session] = OrderedDict()  # may lose their slot
 
@@ -68,14 +66,27 @@ class SessionTable:
 
     def begin(self, session: Session, live: Live) -> None:
         """The session runs ``live``. Raises `SessionBusy` where it runs another one."""
-        if session.live is not None:
+        if session.id in self._requests:
             raise SessionBusy
-        session.live = live
+        self.run(session, live)
         self._quiet.pop(session.id, None)
+
+    def run(self, session: Session, live: Live) -> None:
+        """Notes what the session runs, parked or not."""
+        assert session.id not in self._requests, session
+        self._requests[session.id] = live
+
+    def request_of(self, session: Session) -> Live | None:
+        """The request that the session runs."""
+        return self._requests.get(session.id)
+
+    def drop_request(self, session: Session) -> None:
+        """The session runs nothing; the caller says what becomes of it."""
+        self._requests.pop(session.id, None)
 
     def end(self, session: Session, now: float) -> None:
         """The request is over: a kept session goes idle, another is closed."""
-        session.live = None
+        self.drop_request(session)
         if session.keep:
             self.rest(session, now)
             self.release(session)
@@ -84,7 +95,7 @@ class SessionTable:
 
     def close(self, session: Session) -> None:
         """Forgets the session, with its slot."""
-        assert session.live is None, session.live
+        assert session.id not in self._requests, session
         del self._sessions[session.id]
         self._quiet.pop(session.id, None)
         self._slotted.pop(session.id, None)

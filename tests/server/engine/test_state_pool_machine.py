@@ -238,7 +238,7 @@ class PoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With the last session goes the last slot."""
         for session in self.table:
-            session.live = None
+            self.table.drop_request(session)
             self.table.close(session)
         assert (self.pool.num_free, self.pool.num_held, len(self.table)) == (SLOTS, 0, 0)
 
