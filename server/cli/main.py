@@ -214,7 +214,7 @@ def serve(
     from server.http.server import bind
     from server.http.server import serve as serve_app
     from server.observability.logs import configure as configure_logs
-    from server.observability.tracing import TracingError, open_tracer
+    from server.observability.tracer import TracingError, open_tracer
 
     try:
         config = ServerConfig.load(
