@@ -5,7 +5,7 @@ with Client("http://127.0.0.1:8000") as client:
         print(event.text, end="", flush=True)
 """
 
-from .asynchronous import AsyncClient
+from .asynchronous import AsyncClient, AsyncSession
 from .backoff import Backoff
 from .errors import (
     AuthenticationError,
@@ -49,8 +49,7 @@ from .events import (
 from .generation import AsyncGeneration, Generation
 from .protocol import Sampling
 from .results import Completion, ListedSession, Score, SessionInfo, SessionText, TextPart
-from .session import AsyncSession, Session
-from .synchronous import Client
+from .synchronous import Client, Session
 
 __all__ = [
     "Appended",

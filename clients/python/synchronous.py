@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from .asynchronous import AsyncClient
+from .asynchronous import AsyncClient, AsyncSession
 from .backoff import DEFAULT, Backoff
 from .calls import Text
 from .errors import ConnectionLost
+from .events import Appended, Rewound
 from .generation import Generation
 from .protocol import Sampling
-from .results import Completion, ListedSession, Score
-from .session import Session
+from .results import Completion, ListedSession, Score, SessionInfo, SessionText
 from .thread import LoopThread
 
 
@@ -174,3 +174,81 @@ class Client:
     def health(self) -> bool:
         """Whether the server is alive."""
         return self._run(self._client.health())
+
+
+class Session:
+    """A kept session: constant memory on the server until it is deleted or expires."""
+
+    def __init__(self, client: Client, session: str) -> None:
+        self.id = session
+        self._client = client
+        self._run = client._thread.run
+        self._session = AsyncSession(client._client, session)
+
+    def append(
+        self,
+        text: str | Sequence[int],
+        *,
+        logprobs: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Appended:
+        """Lets the session read ``text``, or token ids, without generating.
+
+        With ``logprobs`` the answer says how probable each token was. What comes
+        twice under one ``idempotency_key`` is read once, and answered twice.
+        """
+        return self._run(
+            self._session.append(text, logprobs=logprobs, idempotency_key=idempotency_key)
+        )
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] = "",
+        *,
+        idempotency_key: str | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Generation:
+        """Goes on with the session's text, after ``prompt`` if there is one."""
+        return self._client.generate(
+            prompt, session=self.id, idempotency_key=idempotency_key, **sampling
+        )
+
+    def fork(self, n: int = 1, at: int | None = None) -> list[Session]:
+        """``n`` copies, as the session is, or as it was when it had ``at`` tokens."""
+        return [Session(self._client, copy.id) for copy in self._run(self._session.fork(n, at))]
+
+    @contextlib.contextmanager
+    def branch(self, at: int | None = None) -> Iterator[Session]:
+        """A copy for the length of a ``with`` block; it is deleted at the end.
+
+        It is as the session is, or as it was when it had ``at`` tokens.
+        """
+        with self._client._thread.entered(self._session.branch(at)) as copy:
+            yield Session(self._client, copy.id)
+
+    def rewind(self, at: int) -> Rewound:
+        """Cuts the text back to ``at`` tokens; the session's epoch is a new one."""
+        return self._run(self._session.rewind(at))
+
+    def cancel(self) -> SessionInfo:
+        """Ends what the session runs, also where it has no reader."""
+        return self._run(self._session.cancel())
+
+    def info(self) -> SessionInfo:
+        """Position, epoch, idle seconds and bytes."""
+        return self._run(self._session.info())
+
+    def text(self, start: int | None = None) -> SessionText:
+        """What it has read and generated, from token ``start`` or the oldest that is kept.
+
+        Raises `HistoryGone` for a ``start`` before that.
+        """
+        return self._run(self._session.text(start))
+
+    def export(self) -> bytes:
+        """The session as it is now, as one signed file."""
+        return self._run(self._session.export())
+
+    def delete(self) -> None:
+        """Forgets it."""
+        self._run(self._session.delete())
