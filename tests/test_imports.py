@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -37,16 +38,25 @@ LAYERS = (
     *("store", "observability", "engine", "config", "errors"),
 )
 
+#: The same of the model's parts. Those that are not named stand below all of these.
+MODEL_LAYERS = ("convert", "training", "export", "quantization", "checkpoint", "hub", "foreign")
+
 RULES = (
     *(
         Rule(inside=(f"server.{layer}",), never=tuple(f"server.{one}" for one in LAYERS[:height]))
         for height, layer in enumerate(LAYERS)
     ),
     Rule(inside=("model",), never=("server", "clients")),
+    *(
+        Rule(
+            inside=(f"model.{part}",), never=tuple(f"model.{one}" for one in MODEL_LAYERS[:height])
+        )
+        for height, part in enumerate(MODEL_LAYERS)
+    ),
     Rule(
         inside=("model",),
-        never=("model.training", "model.convert"),
-        except_in=("model.training", "model.convert"),
+        never=tuple(f"model.{part}" for part in MODEL_LAYERS),
+        except_in=tuple(f"model.{part}" for part in MODEL_LAYERS),
     ),
     Rule(inside=("clients",), never=("server", "model")),
     Rule(inside=("server",), never=("clients", "model.training", "model.convert")),
@@ -64,6 +74,9 @@ RULES = (
     ),
     Rule(inside=("server.config",), never=("server",), but=("server.config",)),
 )
+
+#: They still import each other.
+KEPT_SESSIONS = tuple(f"server.sessions.{name}" for name in ("sessions", "loading", "ownership"))
 
 #: `server.engine` may use these and the standard library.
 ENGINE_LIBRARIES = ("model", "numpy", "server", "torch")
@@ -134,6 +147,29 @@ def test_every_module_of_the_server_is_in_a_layer() -> None:
     root = ROOT / "server"
     found = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")}
     assert found == {"__init__", *LAYERS}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports in functions and under TYPE_CHECKING count as well."""
+    graph = import_graph(dict(modules()))
+    for name in KEPT_SESSIONS:
+        graph[name] -= set(KEPT_SESSIONS)
+    cycle = cycle_in(graph)
+    assert not cycle, " imports ".join(cycle)
+
+
+def test_a_cycle_is_shown() -> None:
+    sources = {
+        "server.a": "def f():\n    from server import b",
+        "server.b": "if TYPE_CHECKING:\n    from server.c import C",
+        "server.c": "from . import a, d",
+        "server.d": "import json",
+    }
+    graph = import_graph({name: ast.parse(text) for name, text in sources.items()})
+    cycle = cycle_in(graph)
+    assert cycle[0] == cycle[-1]
+    assert set(cycle) == {"server.a", "server.b", "server.c"}
+    assert cycle_in({name: graph[name] - {"server.a"} for name in graph}) == []
 
 
 def test_native_way_imports_nothing_slow() -> None:
@@ -213,6 +249,8 @@ def test_only_the_config_reads_the_environment() -> None:
         ("model.lm", "def f():\n    from clients.python import Client"),
         ("model.block", "from model import training"),
         ("model.block", "from .training.loop import train"),
+        ("model.hub.cache", "from model.checkpoint import Checkpoint"),
+        ("model.tokenizer", "from model.hub.names import parse_name"),
         ("clients.bench.load", "from model.tokenizer import Tokenizer"),
         ("server.api.routes.health", "from clients.bench import load"),
         ("server.cli.main", "from model.training.cli import train_command"),
@@ -237,6 +275,7 @@ def test_a_broken_rule_is_seen(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("model.training.loop", "from model.lm import LanguageModel"),
+        ("model.checkpoint", "def f():\n    from model.hub.pull import pull"),
         ("model.block", "from model import training_free"),
         ("server.cli.main", "def f():\n    from server.cluster import ray_serve"),
         ("server.runtime.async_engine", "import time\nfrom server.engine.engine import Engine"),
@@ -322,6 +361,32 @@ def base_of(node: ast.ImportFrom, name: str) -> str:
         return node.module or ""
     parents = name.split(".")[: -node.level]
     return ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def import_graph(known: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """Which of the ``known`` modules each of them names in an import."""
+    packages = {name.rpartition(".")[0] for name in known}
+    graph: dict[str, set[str]] = {}
+    for name, tree in known.items():
+        inside = f"{name}.__init__" if name in packages else name
+        named = (module for t in imports(tree, inside) for module in named_by(t, known))
+        graph[name] = set(named) - {name}
+    return graph
+
+
+def named_by(target: str, known: dict[str, ast.Module]) -> set[str]:
+    """The module of ``known`` that ``target`` is, or that holds it."""
+    parent = target.rpartition(".")[0]
+    return {target} & known.keys() or {parent} & known.keys()
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other, the first again at the end; empty where there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def eager_imports(tree: ast.Module) -> Iterator[str]:
