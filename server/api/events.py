@@ -14,7 +14,7 @@ from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import RequestError, invalid
 from server.models.service import Service
-from server.sessions.sessions import Cursor, Resumed
+from server.sessions.resume import Cursor, Resumed
 
 
 def cursor_of(last_event_id: str | None, query: EventsQuery) -> Cursor:

@@ -20,8 +20,8 @@ from server.api.watched import WatchedAnswer, send_part, start_stream
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started, TokenEvent
 from server.errors import RequestError
 from server.models.service import Service
-from server.sessions.ownership import KeyInUse
-from server.sessions.sessions import NO_MORE, Resumed
+from server.sessions.idempotency import NO_MORE, KeyInUse
+from server.sessions.resume import Resumed
 from server.store.base import Keyed
 from server.store.errors import HistoryGone
 
@@ -65,7 +65,7 @@ class RequestAnswer(WatchedAnswer):
         first, *others = self._requests
         if first.key is None:
             await self._submit_one(first)
-        elif (found := await self._sessions.submit_once(first, self._event_queue)) is not None:
+        elif (found := await self._keys.submit_once(first, self._event_queue)) is not None:
             await self._repeat(found)
         if others:
             self._feeding = asyncio.create_task(self._submit_others(others))
@@ -98,7 +98,7 @@ class RequestAnswer(WatchedAnswer):
                 raise KeyInUse
             event_queue.put([replace(found.finished, request_id=request.request_id)])
             return
-        resumed = await self._sessions.again(request.owner, found, request.request_id, event_queue)
+        resumed = await self._keys.resume(request.owner, found, request.request_id, event_queue)
         epoch = resumed.info.epoch
         event_queue.put(
             [Started(request.request_id, found.session, found.length, epoch, found.first_seq)]

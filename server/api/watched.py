@@ -33,6 +33,7 @@ class WatchedAnswer(Response):
     def __init__(self, service: Service) -> None:
         super().__init__()
         self._async_engine, self._sessions = service.async_engine, service.sessions
+        self._keys = service.keys
         self._event_queue: EventQueue[Event] = EventQueue(
             service.max_queued_events, self._press, MAX_IN_FLIGHT
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psycopg
 from psycopg import sql
 
-from server.cluster.ownership import Peers
+from server.cluster.ownership import PostgresOwnership
 from server.config.settings import ServerConfig, object_storage_environment
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.prefix_tier import PrefixTier
@@ -58,10 +58,10 @@ class Cluster:
         assert isinstance(store, PostgresStore), store
         return store.signing_key()
 
-    def peers(self, async_engine: AsyncEngine, store: Store) -> Peers:
-        """The other replicas that serve from ``store``."""
+    def ownership(self, async_engine: AsyncEngine, store: Store) -> PostgresOwnership:
+        """Which of the replicas that serve from ``store`` has a session."""
         assert isinstance(store, PostgresStore), store
-        return Peers(async_engine, store)
+        return PostgresOwnership(async_engine, store)
 
     def open_prefixes(
         self, name: str, identity: Identity, async_engine: AsyncEngine, bos_token_id: int

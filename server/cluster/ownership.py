@@ -1,7 +1,7 @@
-"""What replicas ask of each other: to let a session go, and who is no more.
+"""Ownership over PostgreSQL: a replica asks the owner replica for a session by a notice.
 
-A question and its answer are notices of PostgreSQL, so that no replica needs the address
-of another. The answer to a question that nobody answers is the death of who was asked.
+Replicas need no addresses of each other. An owner replica that does not answer in time
+has failed, or is reclaimed meanwhile; the client is told to try again.
 """
 
 from __future__ import annotations
@@ -11,82 +11,79 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import orjson
 
 from server.engine.types import SessionInfo
-from server.errors import RequestError, SessionAttached, SessionNotFound
+from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.ownership import AttachedElsewhere, How, KeyInUse
-from server.sessions.sessions import Sessions
-from server.store.base import Store
-from server.store.errors import HeldElsewhere
+from server.sessions.ownership import AttachedElsewhere, Handover, Owned
+from server.store.errors import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 
-logger = logging.getLogger("everstream.peers")
+logger = logging.getLogger("everstream.ownership")
 
-#: A replica that lives answers within some steps of its engine and a commit.
+#: A live replica answers within a few steps of its engine and a commit.
 ANSWER_S = 3.0
 
 R = TypeVar("R")
 
 
-class Peers:
-    """See `server.sessions.ownership.Peers`."""
+class PostgresOwnership:
+    """See `server.sessions.ownership.Ownership`."""
 
     def __init__(self, async_engine: AsyncEngine, store: PostgresStore) -> None:
         self._continues = False
         self._async_engine, self._store = async_engine, store
-        self._sessions: Sessions | None = None
+        self._owned: Owned | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ids = count(1)
         self._asked: dict[int, tuple[int, asyncio.Future[dict[str, Any]]]] = {}
         self._reclaiming: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, sessions: Sessions, continues: bool) -> None:
-        """See `server.sessions.ownership.Peers`."""
-        self._sessions, self._loop = sessions, asyncio.get_running_loop()
+    async def start(self, owned: Owned, continues: bool) -> None:
+        """See `server.sessions.ownership.Ownership`."""
+        self._owned, self._loop = owned, asyncio.get_running_loop()
         self._continues = continues
         self._store.listen(self._hear, self._reclaim, self._left)
 
-    async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
-        """See `server.sessions.ownership.Peers`."""
+    async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:
+        """See `server.sessions.ownership.Ownership`."""
         id, future = next(self._ids), asyncio.get_running_loop().create_future()
-        self._asked[id] = holder, future
+        self._asked[id] = replica, future
         question = {"ask": id, "by": self._store.key, "session": session, "owner": owner}
         try:
-            await self._tell(holder, question | {"how": how})
+            await self._tell(replica, question | {"how": handover})
             async with asyncio.timeout(ANSWER_S):
                 answer = await future
         except TimeoutError:
-            raise HeldElsewhere(holder) from None
+            raise OwnedElsewhere(replica) from None
         finally:
             del self._asked[id]
         if (info := answer.get("attached")) is not None:
             raise AttachedElsewhere(SessionInfo(**info))
         if answer.get("failed"):
-            raise HeldElsewhere(holder)
+            raise OwnedElsewhere(replica)
 
     async def release(self, session: str) -> None:
-        """See `server.sessions.ownership.Peers`."""
+        """See `server.sessions.ownership.Ownership`."""
         try:
             await self._ask(lambda store: store.release(session))
         except RequestError as error:
-            logger.warning("session %s is still held: %s", session, error.message)
+            logger.warning("session %s was not released: %s", session, error.message)
 
-    async def claim_key(self, owner: str, key: str) -> None:
-        """See `server.sessions.ownership.Peers`."""
-        if not await self._ask(lambda store: store.claim_key(owner, key)):
-            raise KeyInUse
+    async def claim_key(self, owner: str, key: str) -> bool:
+        """See `server.sessions.ownership.Ownership`."""
+        return await self._ask(lambda store: store.claim_key(owner, key))
 
-    async def give_back_key(self, owner: str, key: str) -> None:
-        """See `server.sessions.ownership.Peers`."""
+    async def release_key(self, owner: str, key: str) -> None:
+        """See `server.sessions.ownership.Ownership`."""
         try:
             await self._ask(lambda store: store.give_back_key(owner, key), always=True)
         except RequestError as error:
-            logger.warning("a key is given back later: %s", error.message)
+            logger.warning("a key is released later: %s", error.message)
 
     # What comes from the thread that listens
 
@@ -131,27 +128,11 @@ class Peers:
         except RequestError as error:
             logger.warning("an answer was lost: %s", error.message)
 
-    async def _give(self, session: str, owner: str, how: How) -> None:
-        assert self._sessions is not None
-        sessions = self._sessions
-        try:
-            while True:
-                await sessions.fetching.ended(session, owner)
-                try:
-                    await self._async_engine.call(
-                        lambda engine, now: engine.give(session, owner, how)
-                    )
-                except SessionNotFound:
-                    if sessions.fetching.is_running(session, owner):
-                        continue
-                    # A fetch that begins from here on asks the store after this does.
-                    await self._ask(lambda store: store.release(session))
-                return
-        except SessionAttached:
-            info = await self._async_engine.call(
-                lambda engine, now: engine.session_info(session, owner, now)
-            )
-            raise AttachedElsewhere(info) from None
+    async def _give(self, session: str, owner: str, handover: Handover) -> None:
+        assert self._owned is not None
+        if not await self._owned.give(session, owner, handover):
+            # A load that begins from here on asks the store after this release.
+            await self._ask(lambda store: store.release(session))
 
     def _begin_reclaim(self, key: int) -> None:
         if key not in self._reclaiming:
@@ -169,13 +150,13 @@ class Peers:
             self._reclaiming.discard(key)
 
     async def _after(self, key: int) -> None:
-        """What a replica had is nobody's now."""
-        for holder, future in self._asked.values():
-            if holder == key and not future.done():
+        """What replica ``key`` had has no owner any more."""
+        for replica, future in self._asked.values():
+            if replica == key and not future.done():
                 future.set_result({})
-        if self._continues and self._sessions is not None:
+        if self._continues and self._owned is not None:
             try:
-                await self._sessions.continue_unfinished()
+                await self._owned.continue_unfinished()
             except RequestError as error:
                 logger.warning("what replica %d ran does not go on: %s", key, error.message)
 
@@ -184,4 +165,5 @@ class Peers:
         await self._ask(lambda store: store.tell(key, text))
 
     async def _ask(self, ask: Callable[[PostgresStore], R], *, always: bool = False) -> R:
-        return await self._async_engine.ask_store(cast("Callable[[Store], R]", ask), always=always)
+        """On the store thread, in turn with what the engine records."""
+        return await self._async_engine.ask_store(lambda _: ask(self._store), always=always)

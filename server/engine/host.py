@@ -141,7 +141,7 @@ class Host:
         return max(0, len(kept) - max_sessions)
 
     def give(self, session: str, owner: str, how: str) -> None:
-        """Saves a session and lets it go: see `server.sessions.ownership.How`.
+        """Saves a session and lets it go: see `server.sessions.ownership.Handover`.
 
         Raises `SessionNotFound`, and `SessionAttached` where it has a reader and ``how``
         is "ask"; "take_over" is what that reader is told then.

@@ -20,7 +20,7 @@ from server.errors import ModelNotFound, RequestError, invalid
 from server.models.registry import Models, Version
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import Draining
-from server.sessions.loading import OtherVersion
+from server.sessions.loader import OtherVersion
 
 logger = logging.getLogger("everstream.models")
 

@@ -31,7 +31,7 @@ from server.models.storage import Home, Shared, home_of, open_prefixes, open_sto
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.loading import Elsewhere
+from server.sessions.loader import Elsewhere
 from server.sessions.named_states import NamedStates
 from server.store.base import Identity, Store
 from server.store.errors import StoreError
@@ -108,7 +108,7 @@ class ModelBuilder:
             elsewhere=self._elsewhere(source, checkpoint, home),
             chat_template=checkpoint.chat_template,
             constraints=constraints,
-            peers=None if self._shared is None else self._shared.peers(async_engine, store),
+            ownership=None if self._shared is None else self._shared.ownership(async_engine, store),
             states=NamedStates(
                 *(async_engine, signing.identity, fixed, config.max_states),
                 partial(state_in, identity=signing.identity, config=checkpoint.config),

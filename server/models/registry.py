@@ -112,7 +112,7 @@ class Models:
         if unknown is not None:
             raise unknown
         for version in among:
-            await version.service.sessions.fetching.check_elsewhere(session, owner)
+            await version.service.sessions.loader.check_elsewhere(session, owner)
         if among[0] in self.retiring:  # it refuses whatever is asked
             raise SessionNotFound
         return among[0]

@@ -13,9 +13,10 @@ from server.constraints.compiler import Constraints
 from server.models.info import ModelInfo
 from server.models.large_answers import LargeAnswers
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.loading import Elsewhere
+from server.sessions.idempotency import IdempotencyKeys
+from server.sessions.loader import Elsewhere
 from server.sessions.named_states import NamedStates
-from server.sessions.ownership import Peers
+from server.sessions.ownership import Ownership
 from server.sessions.prefix_tier import PrefixTier
 from server.sessions.sessions import Sessions
 from server.sessions.transfer import Signing, Transfer
@@ -38,6 +39,7 @@ class Service:
 
     async_engine: AsyncEngine
     sessions: Sessions
+    keys: IdempotencyKeys
     transfer: Transfer
     limits: RequestLimits
     model: ModelInfo
@@ -71,19 +73,20 @@ def make_service(
     elsewhere: Elsewhere | None = None,
     chat_template: ChatTemplate | None = None,
     constraints: Constraints | None = None,
-    peers: Peers | None = None,
+    ownership: Ownership | None = None,
     states: NamedStates | None = None,
 ) -> Service:
     """The service around ``async_engine``.
 
-    ``elsewhere`` knows the sessions of other versions, ``peers`` are other replicas.
+    ``elsewhere`` knows the sessions of other versions, ``ownership`` the other replicas.
     """
     if states is None:
         states = NamedStates(async_engine, signing.identity, {}, config.max_states)
-    sessions = Sessions(async_engine, prefixes, elsewhere, peers, states)
+    sessions = Sessions(async_engine, prefixes, elsewhere, ownership, states)
     return Service(
         async_engine=async_engine,
         sessions=sessions,
+        keys=IdempotencyKeys(async_engine, sessions, ownership),
         transfer=Transfer(sessions, signing.identity, signing.key, config.trust_unsigned_state),
         limits=RequestLimits(config.max_prompt_tokens, config.max_tokens_limit),
         model=model,

@@ -22,8 +22,8 @@ from server.config.settings import ModelSource, ServerConfig
 from server.errors import RequestError
 from server.models.backend import Backend
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.loading import Elsewhere
-from server.sessions.ownership import Peers
+from server.sessions.loader import Elsewhere
+from server.sessions.ownership import Ownership
 from server.sessions.prefix_tier import PrefixTier
 from server.sessions.transfer import Signing
 from server.store.base import Identity, Store
@@ -49,7 +49,7 @@ class Shared(Protocol):
 
     def open_store(self, name: str, identity: Identity, limits: Limits) -> Store: ...
     def signing_key(self, store: Store) -> bytes: ...
-    def peers(self, async_engine: AsyncEngine, store: Store) -> Peers: ...
+    def ownership(self, async_engine: AsyncEngine, store: Store) -> Ownership: ...
     def open_prefixes(
         self, name: str, identity: Identity, async_engine: AsyncEngine, bos_token_id: int
     ) -> PrefixTier: ...

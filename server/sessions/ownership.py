@@ -1,57 +1,63 @@
-"""What a server asks of others that share its store, where there are any."""
+"""The sessions that a store shared by several replicas gives to each of them.
+
+`server.cluster.ownership` implements `Ownership` over PostgreSQL, and tells the sessions
+of this replica, as `Owned`, what the other replicas ask.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from server.engine.types import SessionInfo
-from server.errors import RequestError, SessionAttached
+from server.errors import SessionAttached
 
-if TYPE_CHECKING:
-    from server.sessions.sessions import Sessions
-
-#: How a session is wanted of the replica that has it: unless a client reads it there,
-#: with its reader being cut off, with its reader being told to go on elsewhere, or not at all.
-How = Literal["ask", "take_over", "move", "never"]
-
-
-class KeyInUse(RequestError):
-    """The first request under this key is still being accepted."""
-
-    code = "key_in_use"
-
-    def __init__(self) -> None:
-        super().__init__("the same idempotency_key is being accepted", "idempotency_key")
+#: What happens to the reader that a session has at its owner replica, when another replica
+#: asks for it. "ask": the session stays with the reader. "take_over": the reader is cut off.
+#: "move": the reader is told to resume elsewhere. "never": the owner replica is not asked.
+Handover = Literal["ask", "take_over", "move", "never"]
 
 
 class AttachedElsewhere(SessionAttached):
-    """A client reads the session at another replica, where it is as ``info`` says."""
+    """The session has a reader at its owner replica, where ``info`` describes it."""
 
     def __init__(self, info: SessionInfo) -> None:
         super().__init__()
         self.info = info
 
 
-class Peers(Protocol):
-    """The other replicas; all methods belong to the async engine's event loop."""
+class Owned(Protocol):
+    """The sessions of this replica, for the others."""
 
-    async def start(self, sessions: Sessions, continues: bool) -> None:
-        """From here on others are heard, and those that die are reclaimed.
+    async def give(self, session: str, owner: str, handover: Handover) -> bool:
+        """Saves the session and releases it; False where this replica's engine has none.
+
+        Raises `AttachedElsewhere`.
+        """
+
+    async def continue_unfinished(self) -> None:
+        """Continues what a replica that is gone had not finished."""
+
+
+class Ownership(Protocol):
+    """Which replica has a session. All methods belong to the async engine's event loop."""
+
+    async def start(self, owned: Owned, continues: bool) -> None:
+        """Listens to the other replicas from now on, and reclaims those that die.
 
         ``continues``: what they had not finished goes on by itself.
         """
 
-    async def fetch(self, session: str, owner: str, holder: int, how: How) -> None:
-        """Returns when the store may have the session for this replica.
+    async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:
+        """Asks the owner replica for the session; then the store may load it here.
 
-        Raises `AttachedElsewhere`, and `HeldElsewhere` where there is no answer.
+        Raises `AttachedElsewhere`, and `OwnedElsewhere` where there is no answer.
         """
 
     async def release(self, session: str) -> None:
-        """Lets go of a session that the store has taken for this replica in vain."""
+        """Gives back a session that the store has loaded here to no purpose."""
 
-    async def claim_key(self, owner: str, key: str) -> None:
-        """Raises `KeyInUse` where another replica is about to begin under this key."""
+    async def claim_key(self, owner: str, key: str) -> bool:
+        """Reserves an idempotency key; False where another replica has reserved it."""
 
-    async def give_back_key(self, owner: str, key: str) -> None:
-        """After `claim_key`, whatever has come of it."""
+    async def release_key(self, owner: str, key: str) -> None:
+        """Gives an idempotency key back, after `claim_key`, whatever that has returned."""

@@ -74,14 +74,14 @@ class StoreInUse(StoreError):
     code = "store_in_use"
 
 
-class HeldElsewhere(StoreError):
-    """Another replica has the session, the one with the key ``holder``."""
+class OwnedElsewhere(StoreError):
+    """Another replica owns the session, the one with the key ``replica``."""
 
     code = "session_elsewhere"
 
-    def __init__(self, holder: int) -> None:
+    def __init__(self, replica: int) -> None:
         super().__init__("another replica has the session and does not answer; try again")
-        self.holder = holder
+        self.replica = replica
 
 
 class StoreTooNew(StoreError):

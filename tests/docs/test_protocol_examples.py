@@ -61,7 +61,7 @@ from server.engine.types import (
     Usage,
 )
 from server.errors import InvalidRequest, SessionNotFound
-from server.sessions.sessions import Resumed
+from server.sessions.resume import Resumed
 from tests.docs.pages import json_examples, names, page, rows, section
 from tests.fakes import MODEL
 

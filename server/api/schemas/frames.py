@@ -22,7 +22,7 @@ from server.engine.types import (
     TokenEvent,
 )
 from server.errors import RequestError
-from server.sessions.sessions import Resumed
+from server.sessions.resume import Resumed
 
 #: Writes an epoch's number as clients know it.
 EpochName = Callable[[int], str]

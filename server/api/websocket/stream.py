@@ -34,8 +34,8 @@ from server.models.registry import Models
 from server.models.service import Service
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue, ReaderTooSlow
-from server.sessions.ownership import KeyInUse
-from server.sessions.sessions import Cursor, Resumed
+from server.sessions.idempotency import KeyInUse
+from server.sessions.resume import Cursor, Resumed
 from server.store.base import Keyed
 
 logger = logging.getLogger("everstream.stream")
@@ -213,7 +213,7 @@ class Stream:
                 if request.key is None:
                     await service.sessions.submit(request, self._event_queue)
                 else:
-                    found = await service.sessions.submit_once(request, self._event_queue)
+                    found = await service.keys.submit_once(request, self._event_queue)
             except RequestError:
                 self._end(request.request_id)
                 raise
@@ -224,7 +224,7 @@ class Stream:
         """Answers again what has been done under the same key."""
         if not found.is_append:
             self._catch_up_beside(
-                id, lambda: service.sessions.again(self._owner, found, id, self._event_queue)
+                id, lambda: service.keys.resume(self._owner, found, id, self._event_queue)
             )
             return
         work = self._end(id)

@@ -19,7 +19,7 @@ from server.errors import SessionNotFound
 from server.store import reading
 from server.store.base import Events, Found, Keyed, Loaded, Numbered
 from server.store.clock import StoreClock
-from server.store.errors import HeldElsewhere, RecordRefused, StoreError, StoreFull
+from server.store.errors import OwnedElsewhere, RecordRefused, StoreError, StoreFull
 from server.store.files import Chunk
 from server.store.heads import Head
 from server.store.postgres.database import ERRORS, REFUSALS, Database, failure
@@ -60,7 +60,7 @@ OVER = "the session store has all the bytes that it may have"
 class PostgresStore:
     """See `server.store.base.Store` for what it does of that.
 
-    A session that another replica has is `HeldElsewhere`.
+    A session that another replica has is `OwnedElsewhere`.
     """
 
     durable = True
@@ -137,7 +137,7 @@ class PostgresStore:
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
         """See `server.store.base.Store.load`; all of a session is for its holder alone.
 
-        Nobody's is this replica's from then on. Raises `HeldElsewhere`.
+        Nobody's is this replica's from then on. Raises `OwnedElsewhere`.
         """
         with self._link.connected() as connection:
             self._forgotten.discard(session)
@@ -406,7 +406,7 @@ class PostgresStore:
                 while (head := connection.log.take(session, owner)) is None:
                     holder, _ = _away(connection, session, owner)
                     if holder is not None:
-                        raise HeldElsewhere(holder)
+                        raise OwnedElsewhere(holder)
                 self._touched.add(head.key)
                 return reading.loaded(connection, head, at)
         except BaseException:

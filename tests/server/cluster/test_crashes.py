@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.store.errors import Fenced, HeldElsewhere
+from server.store.errors import Fenced, OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.pgbouncer import PgBouncer
 from tests.postgres import Postgres
@@ -60,7 +60,7 @@ def test_session_that_was_taken_stays_taken(
     one.release("s1")
     other.load("s1", "ann")
     crash(postgres)
-    with pytest.raises(HeldElsewhere):
+    with pytest.raises(OwnedElsewhere):
         one.load("s1", "ann")
     other.commit([*writer.turn(3)])
 

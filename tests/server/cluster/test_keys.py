@@ -12,7 +12,7 @@ import pytest
 
 from server.engine.types import Event
 from server.runtime.event_queue import EventQueue
-from server.sessions.ownership import KeyInUse
+from server.sessions.idempotency import KeyInUse
 from server.store.errors import StoreFailed
 from server.store.postgres.link import REST_S
 from server.store.postgres.store import PostgresStore
@@ -51,15 +51,15 @@ async def test_client_that_leaves_while_the_engine_is_busy(
             return await posted(*args, **more)
 
         one.async_engine.call = call  # type: ignore[method-assign]
-        submitting = asyncio.create_task(one.sessions.submit_once(work(), event_queue))
+        submitting = asyncio.create_task(one.keys.submit_once(work(), event_queue))
         await waits.wait()
         leaving = asyncio.create_task(leave(submitting, one, event_queue))
         await asyncio.wait([leaving], timeout=0.5)  # it must not end before the engine knows
         with pytest.raises(KeyInUse):
-            await again.sessions.submit_once(work("again"), EventQueue(10**6))
+            await again.keys.submit_once(work("again"), EventQueue(10**6))
         step.set()
         await asyncio.gather(busy, leaving)
-        found = await again.sessions.submit_once(work("again"), EventQueue(10**6))
+        found = await again.keys.submit_once(work("again"), EventQueue(10**6))
         assert found is not None
         assert found.request_id == "r"
         assert len(await again.sessions.listed("me", None, 10)) == 1
@@ -77,12 +77,12 @@ async def test_client_that_leaves_while_the_key_is_claimed(database_url: str) ->
 
         one.store.claim_key = slow_claim  # type: ignore[method-assign]
         event_queue: EventQueue[Event] = EventQueue(10**6)
-        submitting = asyncio.create_task(one.sessions.submit_once(work(), event_queue))
+        submitting = asyncio.create_task(one.keys.submit_once(work(), event_queue))
         await claims.wait()
         leaving = asyncio.create_task(leave(submitting, one, event_queue))
         may_claim.set()
         await leaving
-        assert await other.sessions.submit_once(work(), EventQueue(10**6)) is None
+        assert await other.keys.submit_once(work(), EventQueue(10**6)) is None
 
 
 async def test_commit_that_fails_does_not_keep_the_key(database_url: str) -> None:
@@ -95,8 +95,8 @@ async def test_commit_that_fails_does_not_keep_the_key(database_url: str) -> Non
 
         one.store.commit = fail  # type: ignore[method-assign]
         with pytest.raises(StoreFailed):
-            await one.sessions.submit_once(work(), EventQueue(10**6))
-        assert await other.sessions.submit_once(work(), EventQueue(10**6)) is None
+            await one.keys.submit_once(work(), EventQueue(10**6))
+        assert await other.keys.submit_once(work(), EventQueue(10**6)) is None
 
 
 def test_key_that_could_not_be_given_back_is_not_while_it_is_used_again(

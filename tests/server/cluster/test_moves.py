@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.cluster.ownership import Peers
+from server.cluster.ownership import PostgresOwnership
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import SessionAttached, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.event_queue import EventQueue
-from server.sessions.ownership import KeyInUse
-from server.sessions.sessions import Cursor, Sessions
-from server.store.errors import HeldElsewhere
+from server.sessions.idempotency import IdempotencyKeys, KeyInUse
+from server.sessions.resume import Cursor
+from server.sessions.sessions import Sessions
+from server.store.errors import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.fakes import STORY, FakeEngine
 from tests.server.cluster.stores import fake_place
@@ -28,6 +29,7 @@ from tests.server.running_engine import collect, driving, request
 class Replica:
     async_engine: AsyncEngine
     sessions: Sessions
+    keys: IdempotencyKeys
     store: PostgresStore
     engine: FakeEngine
 
@@ -37,9 +39,11 @@ async def replica(url: str) -> AsyncIterator[Replica]:
     store = PostgresStore(fake_place(url))
     engine = FakeEngine(can_evict=True, new_id=lambda: f"sess_{secrets.token_hex(16)}")
     async with driving(engine, store=store) as async_engine:
-        sessions = Sessions(async_engine, peers=Peers(async_engine, store))
+        ownership = PostgresOwnership(async_engine, store)
+        sessions = Sessions(async_engine, ownership=ownership)
+        keys = IdempotencyKeys(async_engine, sessions, ownership)
         await sessions.start()
-        yield Replica(async_engine, sessions, store, engine)
+        yield Replica(async_engine, sessions, keys, store, engine)
 
 
 @asynccontextmanager
@@ -206,7 +210,7 @@ async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(database_url: s
                 try:
                     events = await resume(other, session, 0)
                     break
-                except (HeldElsewhere, SessionAttached):
+                except (OwnedElsewhere, SessionAttached):
                     continue
         assert seqs(events) == list(range(1, len(events) + 1))
         async with asyncio.timeout(10):
@@ -219,7 +223,7 @@ async def test_a_replica_that_does_not_answer_is_an_error_and_no_wait_for_ever(
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
         one.store.listen(lambda message: None, lambda key: None)
-        with pytest.raises(HeldElsewhere):
+        with pytest.raises(OwnedElsewhere):
             await other.sessions.cancel(session, "me")
         await tokens(event_queue, 3)
 
@@ -242,7 +246,7 @@ async def test_the_same_key_at_two_replicas_is_one_request(database_url: str) ->
         sinks = [EventQueue[Event](10**6) for _ in both]
         begun = await asyncio.gather(
             *(
-                at.sessions.submit_once(request(f"r{i}", 5, keep=True, key="k"), sinks[i])
+                at.keys.submit_once(request(f"r{i}", 5, keep=True, key="k"), sinks[i])
                 for i, at in enumerate(both)
             ),
             return_exceptions=True,

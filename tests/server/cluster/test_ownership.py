@@ -12,7 +12,7 @@ import pytest
 from server.engine.types import TokenEvent
 from server.errors import SessionNotFound
 from server.runtime.async_engine import STALL_S
-from server.store.errors import Fenced, HeldElsewhere, StoreFailed, StoreLost
+from server.store.errors import Fenced, OwnedElsewhere, StoreFailed, StoreLost
 from server.store.postgres import store as postgres_store
 from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
@@ -47,9 +47,9 @@ def test_what_one_has_the_other_cannot_load(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), *writer.turn(3)])
-    with pytest.raises(HeldElsewhere) as held:
+    with pytest.raises(OwnedElsewhere) as held:
         other.load("s1", "ann")
-    assert held.value.holder == one.key
+    assert held.value.replica == one.key
 
 
 def test_an_unknown_session_and_a_foreign_one_are_the_same(join: Join) -> None:
@@ -86,7 +86,7 @@ def test_a_session_goes_on_where_it_was_let_go(join: Join, num_tokens: int) -> N
     assert loaded.value.state.data.tolist() == block(writer.value.position).data.tolist()
     other.commit([*writer.tokens(2)])
     has_all(other, writer)
-    with pytest.raises(HeldElsewhere):
+    with pytest.raises(OwnedElsewhere):
         one.load("s1", "ann")
 
 
@@ -329,7 +329,7 @@ class TestDatabase:
         )
         in_ticks(one, writer.turn(3))
         has_all(one, writer)
-        with pytest.raises(HeldElsewhere):
+        with pytest.raises(OwnedElsewhere):
             other.load("s1", "ann")
 
     def test_a_commit_of_which_nobody_heard_is_made_undone(self, join: Join) -> None:
@@ -367,7 +367,7 @@ class TestDatabase:
         one.load("s2", "ann")
         one.maintain(0.0)
         has_all(other, writer)
-        with pytest.raises(HeldElsewhere):
+        with pytest.raises(OwnedElsewhere):
             other.load("s2", "ann")
 
     def test_a_database_that_hangs_is_given_up_in_time_to_live(

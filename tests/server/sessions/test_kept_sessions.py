@@ -13,16 +13,15 @@ from server.engine.types import Event, Failed, Finished, Request, TokenEvent
 from server.errors import (
     InvalidRequest,
     RequestError,
-    SessionAttached,
     SessionNotFound,
 )
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.event_queue import EventQueue
-from server.sessions.loading import MAX_MOVES
-from server.sessions.ownership import KeyInUse
-from server.sessions.sessions import PAGE_EVENTS, Cursor, Resumed, Sessions
+from server.sessions.loader import MAX_MOVES
+from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed
+from server.sessions.sessions import Sessions
 from server.store.base import Loaded
-from server.store.errors import Fenced, HistoryGone, SnapshotBroken, StoreFailed, StoreFull
+from server.store.errors import Fenced, SnapshotBroken, StoreFailed, StoreFull
 from tests.fakes import STORY, FakeEngine
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import collect, driving, request, settled, until
@@ -111,10 +110,10 @@ async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times:
             return info.position
 
         if num_times < MAX_MOVES:
-            assert await sessions.fetching.use(first, "me", use) == 0
+            assert await sessions.loader.use(first, "me", use) == 0
         else:
             with pytest.raises(StoreFailed, match="try again"):
-                await sessions.fetching.use(first, "me", use)
+                await sessions.loader.use(first, "me", use)
         assert tries == num_times + 2 - (num_times == MAX_MOVES)
 
 
@@ -261,66 +260,6 @@ async def test_what_ran_when_the_server_went_down_goes_on_and_a_broken_one_stops
         assert (await sessions.info(whole, "me")).seq == before + 20
         with pytest.raises(SnapshotBroken):
             await sessions.info(store.broken, "me")
-
-
-async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
-    store = FailingStore()
-    async with keeping(store=store) as (async_engine, sessions):
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        store.hold()
-        first = asyncio.create_task(
-            sessions.submit_once(request("a", 3, keep=True, key="k"), event_queue)
-        )
-        assert await asyncio.to_thread(store.held.wait, 10)
-        with pytest.raises(KeyInUse):
-            await sessions.submit_once(request("b", 3, keep=True, key="k"), event_queue)
-        store.let_go()
-        assert await first is None
-        events = await collect(event_queue)
-        found = await sessions.submit_once(request("b", 3, keep=True, key="k"), event_queue)
-        assert found is not None
-        assert found.finished == events[-1]
-        other = Request("c", "you", (1,), None, keep=True, key="k")
-        assert await sessions.submit_once(other, EventQueue(9)) is None
-        assert (await async_engine.stats()).num_sessions == 2
-
-
-async def test_work_under_a_key_is_read_again_alone_whatever_came_after_it() -> None:
-    async with keeping() as (async_engine, sessions):
-        end = (await run(sessions, request("a", 3, keep=True, key="k")))[-1]
-        assert isinstance(end, Finished)
-        assert end.session is not None
-        busy: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("b", 10**6, session=end.session), busy)
-        found = await sessions.find_key("me", "k")
-        assert found is not None
-        again = await sessions.again("me", found, "c", EventQueue(9))
-        events = [e async for page in sessions.missed("me", again, "c") for e in page]
-        assert [event.seq for event in events] == [1, 2, 3, 4]
-        assert not again.info.busy
-        assert async_engine.healthy
-        assert (await sessions.info(end.session, "me")).busy
-        async_engine.release(busy)
-
-
-async def test_work_under_a_key_that_has_another_reader_is_not_taken_from_it() -> None:
-    async with keeping() as (async_engine, sessions):
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit_once(request("a", 10**6, keep=True, key="k"), event_queue)
-        found = await sessions.find_key("me", "k")
-        assert found is not None
-        with pytest.raises(SessionAttached):
-            await sessions.again("me", found, "b", EventQueue(9))
-        async_engine.release(event_queue)
-
-
-async def test_work_under_a_key_whose_log_is_gone_says_so() -> None:
-    async with keeping(store=FailingStore(max_log_tokens=64)) as (_, sessions):
-        await run(sessions, request("a", 200, keep=True, key="k"))
-        found = await sessions.find_key("me", "k")
-        assert found is not None
-        with pytest.raises(HistoryGone):
-            await sessions.again("me", found, "b", EventQueue(9))
 
 
 async def test_nothing_of_a_failed_commit_is_seen_and_unkept_work_is_not_disturbed() -> None:

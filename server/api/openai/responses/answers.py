@@ -21,7 +21,8 @@ from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import RequestError
 from server.models.service import Service
 from server.runtime.event_queue import EventQueue
-from server.sessions.sessions import NO_MORE, Cursor
+from server.sessions.idempotency import NO_MORE
+from server.sessions.resume import Cursor
 from server.store.errors import HistoryGone
 
 #: The last event of a response is one of these.

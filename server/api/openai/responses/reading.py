@@ -13,7 +13,7 @@ from server.api.openai.responses.writer import SILENT, ResponseWriter
 from server.engine.types import Finished, Started, TokenEvent
 from server.errors import RequestError, SessionNotFound
 from server.models.service import Service
-from server.sessions.sessions import PAGE_EVENTS
+from server.sessions.resume import PAGE_EVENTS
 from server.store.base import Keyed
 
 #: Of an id that a client may have invented.
@@ -93,7 +93,7 @@ def _write_all(writer: ResponseWriter, events: Sequence[TokenEvent | Finished]) 
 async def find(services: Iterable[Service], owner: str, id: str) -> Kept:
     """The response called ``id``, whichever of ``services`` has it. Raises `ResponseNotFound`."""
     for service in services:
-        keyed = await service.sessions.find_key(owner, id)
+        keyed = await service.keys.find(owner, id)
         if keyed is not None and keyed.note is not None:
             return Kept(service, owner, keyed, Note.unpacked(keyed.note))
     raise ResponseNotFound(id)

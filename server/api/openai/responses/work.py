@@ -40,7 +40,7 @@ from server.engine.types import Finished, Request, TokenEvent
 from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
 from server.models.service import Service
 from server.runtime.request_registry import Sink
-from server.sessions.ownership import KeyInUse
+from server.sessions.idempotency import KeyInUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Work:
         sessions = self.service.sessions
         if not self.once:
             await sessions.submit(self.request, sink)
-        elif await sessions.submit_once(self.request, sink) is not None:
+        elif await self.service.keys.submit_once(self.request, sink) is not None:
             raise KeyInUse  # begun by another while this one was read
 
     async def end(self) -> None:

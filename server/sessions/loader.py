@@ -10,9 +10,9 @@ from server.engine.value import Past
 from server.errors import RequestError, SessionNotFound
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.engine_thread import EngineLike
-from server.sessions.ownership import How, Peers
+from server.sessions.ownership import Handover, Ownership
 from server.store.base import Loaded
-from server.store.errors import HeldElsewhere, SnapshotMismatch, StoreFailed
+from server.store.errors import OwnedElsewhere, SnapshotMismatch, StoreFailed
 
 #: A session that many replicas want may have gone on before this one gets it.
 MAX_MOVES = 3
@@ -34,17 +34,17 @@ class OtherVersion(SnapshotMismatch):
         )
 
 
-class Fetching:
+class SessionLoader:
     """Each session once at a time, however many want it."""
 
     def __init__(
-        self, async_engine: AsyncEngine, elsewhere: Elsewhere | None, peers: Peers | None
+        self, async_engine: AsyncEngine, elsewhere: Elsewhere | None, ownership: Ownership | None
     ) -> None:
-        self._async_engine, self._elsewhere, self._peers = async_engine, elsewhere, peers
-        self._running: dict[tuple[str, str, How], asyncio.Future[None]] = {}
+        self._async_engine, self._elsewhere, self._ownership = async_engine, elsewhere, ownership
+        self._running: dict[tuple[str, str, Handover], asyncio.Future[None]] = {}
 
     async def use(
-        self, session: str, owner: str, use: Callable[[], Awaitable[R]], how: How = "ask"
+        self, session: str, owner: str, use: Callable[[], Awaitable[R]], handover: Handover = "ask"
     ) -> R:
         """What ``use`` gives, with the session fetched first where the engine does not have it.
 
@@ -55,7 +55,7 @@ class Fetching:
             try:
                 return await use()
             except SessionNotFound:
-                await self._fetch(session, owner, how)
+                await self._join(session, owner, handover)
         try:
             return await use()
         except SessionNotFound:
@@ -65,8 +65,8 @@ class Fetching:
         """The session as it was when its text had ``at`` tokens."""
         try:
             loaded = await self._load(session, owner, at)
-        except HeldElsewhere:
-            await self._fetch(session, owner, "ask")
+        except OwnedElsewhere:
+            await self._join(session, owner, "ask")
             loaded = await self._load(session, owner, at)
         return Past(loaded.value, loaded.entries, at)
 
@@ -80,7 +80,7 @@ class Fetching:
             return False
         return True
 
-    def is_running(self, session: str, owner: str) -> bool:
+    def is_loading(self, session: str, owner: str) -> bool:
         """Whether the session may be in the engine in a moment."""
         return bool(self._of(session, owner))
 
@@ -90,11 +90,11 @@ class Fetching:
             await asyncio.wait(running)
 
     def _of(self, session: str, owner: str) -> list[asyncio.Future[None]]:
-        keys = ((session, owner, how) for how in get_args(How))
+        keys = ((session, owner, handover) for handover in get_args(Handover))
         return [self._running[key] for key in keys if key in self._running]
 
-    async def _fetch(self, session: str, owner: str, how: How) -> None:
-        key = (session, owner, how)
+    async def _join(self, session: str, owner: str, handover: Handover) -> None:
+        key = (session, owner, handover)
         while key not in self._running and (others := self._of(session, owner)):
             await asyncio.wait(others)
         running = self._running.get(key)
@@ -103,16 +103,16 @@ class Fetching:
             running.add_done_callback(lambda done: self._done(key, done))
         await asyncio.shield(running)
 
-    def _done(self, key: tuple[str, str, How], done: asyncio.Future[None]) -> None:
+    def _done(self, key: tuple[str, str, Handover], done: asyncio.Future[None]) -> None:
         del self._running[key]
         if not done.cancelled():
             done.exception()  # those who waited have it
 
-    async def _restore(self, session: str, owner: str, how: How) -> None:
+    async def _restore(self, session: str, owner: str, handover: Handover) -> None:
         self._async_engine.check_retirement()
         generation = self._async_engine.generation
         try:
-            loaded, moved = await self._loaded(session, owner, how)
+            loaded, moved = await self._loaded(session, owner, handover)
         except SessionNotFound:
             await self.check_elsewhere(session, owner)
             raise
@@ -128,20 +128,20 @@ class Fetching:
         try:
             await self._async_engine.call(restore, work=True)
         except RequestError:
-            if self._peers is not None and not await self.is_here(session, owner):
-                await self._peers.release(session)  # another replica may have room
+            if self._ownership is not None and not await self.is_here(session, owner):
+                await self._ownership.release(session)  # another replica may have room
             raise
 
-    async def _loaded(self, session: str, owner: str, how: How) -> tuple[Loaded, bool]:
+    async def _loaded(self, session: str, owner: str, handover: Handover) -> tuple[Loaded, bool]:
         """What the store has, and whether another replica had it until now."""
         moved = False
         for _ in range(MAX_MOVES):
             try:
                 return await self._load(session, owner), moved
-            except HeldElsewhere as away:
-                if self._peers is None or how == "never":
+            except OwnedElsewhere as away:
+                if self._ownership is None or handover == "never":
                     raise
-                await self._peers.fetch(session, owner, away.holder, how)
+                await self._ownership.acquire(session, owner, away.replica, handover)
                 moved = True
         return await self._load(session, owner), moved
 

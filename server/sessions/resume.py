@@ -1,0 +1,67 @@
+"""Resuming a session: the client's cursor, and whether the events after it can be sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from server.engine.types import Finished, SessionInfo, TokenEvent
+
+#: Events of a page that is read from the log.
+PAGE_EVENTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last event that a client has. ``epoch`` None is the present one."""
+
+    last_seq: int
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A session with a new reader: see `server.sessions.sessions.Sessions.resume`.
+
+    ``reset`` says why the events after the cursor are not available: then the events after
+    ``info.seq`` follow.
+    """
+
+    info: SessionInfo
+    first_seq: int
+    reset: str | None
+
+
+def resumed(info: SessionInfo, cursor: Cursor, epoch_name: str, is_gone: bool) -> Resumed:
+    """The session as ``info`` says, read from ``cursor`` on.
+
+    ``epoch_name`` is that of its epoch; ``is_gone``: the log begins after the cursor.
+    """
+    if cursor.epoch is not None and cursor.epoch != epoch_name:
+        return Resumed(info, info.seq, "the session was rewound")
+    if cursor.last_seq > info.seq:
+        return Resumed(info, info.seq, "the session has not had that many events")
+    if is_gone:
+        return Resumed(info, info.seq, "the log does not reach back that far")
+    return Resumed(info, cursor.last_seq, None)
+
+
+def resumed_elsewhere(session: str, cursor: Cursor, epoch_name: str) -> Resumed | None:
+    """A reset, for a session that the store does not have and another store may have had.
+
+    None where the cursor names no store or this one, to which ``epoch_name`` belongs.
+    """
+    if cursor.epoch is None or _store_of(cursor.epoch) == _store_of(epoch_name):
+        return None
+    lost = SessionInfo(session, 0, 0, False, 0.0, 0)
+    return Resumed(lost, 0, "the server's store is another one than before")
+
+
+def renamed(event: TokenEvent | Finished, request_id: str) -> TokenEvent | Finished:
+    """``event`` as one of the request ``request_id``."""
+    if isinstance(event, TokenEvent):
+        return event._replace(request_id=request_id)
+    return replace(event, request_id=request_id)
+
+
+def _store_of(epoch_name: str) -> str:
+    return epoch_name.rpartition("-")[0]
