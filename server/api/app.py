@@ -32,7 +32,7 @@ from server.api.openai import embeddings, score, tokens
 from server.api.openai.chat import routes as chat
 from server.api.openai.completions import routes as completions
 from server.api.openai.responses import routes as responses
-from server.api.openai.responses.socket import ResponsesEndpoint
+from server.api.openai.responses.socket import ResponsesCodec
 from server.api.routes import admin, admin_models, admin_states, pages
 from server.api.routes import health as http
 from server.api.routes import models as model_routes
@@ -42,8 +42,8 @@ from server.api.schemas.describe import KEY_ERRORS
 from server.api.schemas.openapi import openapi
 from server.api.translate import MAX_NAME_CHARS
 from server.api.websocket import asyncapi
-from server.api.websocket.sockets import Sockets
-from server.api.websocket.stream import StreamEndpoint
+from server.api.websocket.sockets import SocketEndpoint, Sockets
+from server.api.websocket.stream import StreamCodec
 from server.config.settings import ServerConfig
 from server.errors import InternalFailure, RequestError, invalid
 from server.models.changes import Builder, ModelChanges
@@ -103,10 +103,9 @@ def create_app(
         app.state.changes = ModelChanges(models, builder, config.model_dir, config.retire_timeout_s)
     for router in ROUTERS:
         app.include_router(router, responses=KEY_ERRORS if router is admin.router else None)
-    stream = StreamEndpoint(models, app.state.sockets)
-    app.router.routes.append(WebSocketRoute("/v1/stream", stream))
-    responses_socket = ResponsesEndpoint(models, app.state.sockets)
-    app.router.routes.append(WebSocketRoute("/v1/responses", responses_socket))
+    for path, codec in (("/v1/stream", StreamCodec), ("/v1/responses", ResponsesCodec)):
+        endpoint = SocketEndpoint(models, app.state.sockets, codec)
+        app.router.routes.append(WebSocketRoute(path, endpoint))
     app.router.default = _no_route
     app.mount("/static", pages.PageFiles(directory=pages.STATIC))
     _add_error_handlers(app)

@@ -8,8 +8,11 @@ runs in the event loop. Any other ASGI server works without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from starlette.types import Scope
+
+from server.engine.types import TokenEvent
 
 #: The name of the extension in a scope.
 EXTENSION = "everstream.write"
@@ -22,6 +25,8 @@ declared length; over a WebSocket each is a text frame. After False the caller
 sends by ASGI's ``send``, which waits until the client has read.
 """
 
+T = TypeVar("T")
+
 
 def writer_of(scope: Scope) -> Write:
     """What ``scope`` offers, or a `Write` that never can."""
@@ -31,3 +36,32 @@ def writer_of(scope: Scope) -> Write:
 
 def _never(parts: Sequence[bytes]) -> bool:
     return False
+
+
+class DirectWriter:
+    """Writes tokens, which are nearly all there is, as soon as an event queue gets them.
+
+    An encoder may count what it encodes: what could not be written is kept encoded.
+    """
+
+    def __init__(self, write: Write, encode: Callable[[Sequence[TokenEvent]], list[bytes]]) -> None:
+        self._write, self._encode = write, encode
+        self._refused: list[bytes] = []
+        self._num_refused = 0
+
+    def offer(self, items: Sequence[object]) -> bool:
+        """For `EventQueue.take`: whether all of ``items`` were tokens, and are written."""
+        tokens = [item for item in items if isinstance(item, TokenEvent)]
+        if len(tokens) < len(items):
+            return False
+        parts = self._encode(tokens)
+        if self._write(parts):
+            return True
+        self._refused, self._num_refused = parts, len(tokens)
+        return False
+
+    def resume(self, items: Sequence[T]) -> tuple[list[bytes], Sequence[T]]:
+        """What was taken: first the parts that were refused, then the items not yet encoded."""
+        parts, rest = self._refused, items[self._num_refused :]
+        self._refused, self._num_refused = [], 0
+        return parts, rest

@@ -7,7 +7,7 @@ import secrets
 from starlette.types import Receive, Scope, Send
 
 from server.api.middleware.refuse import error_response
-from server.api.schemas.frames import Work, error_frame, resumed_frame
+from server.api.schemas.frames import FrameWriter, error_frame, resumed_frame
 from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
 from server.api.watched import WatchedAnswer, send_part, start_stream
@@ -41,7 +41,7 @@ class EventsAnswer(WatchedAnswer):
         self._session, self._owner = session, owner
         self._cursor, self._take_over = cursor, take_over
         self._id = f"evt-{secrets.token_hex(16)}"
-        self._frames = Work(self._id, None, service.async_engine.epoch_name)
+        self._frames = FrameWriter(self._id, None, service.async_engine.epoch_name)
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -19,7 +19,7 @@ from server.api.openai.bodies import CompletionBody
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.schemas import frames
 from server.api.schemas.frames import (
-    Work,
+    FrameWriter,
     created_frame,
     error_frame,
     named_frame,
@@ -294,8 +294,8 @@ def frame(example: dict[str, Any]) -> bytes:
         return error_frame(request_id, SessionNotFound())
     sampling = None if kind == "appended" else SamplingParams(seed=example.get("seed", 0))
     request = Request("socket-" + request_id, "me", (1,), sampling)
-    work = Work(request_id, request, lambda epoch: example["epoch"])
-    made = work.frame(event(example, request.request_id))
+    writer = FrameWriter(request_id, request, lambda epoch: example["epoch"])
+    made = writer.frame(event(example, request.request_id))
     assert made is not None
     return made
 

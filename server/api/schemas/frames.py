@@ -29,7 +29,7 @@ EpochName = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class FrameWriter:
     """A live request of a socket, under the client's name for it.
 
     ``request`` is None where it was resumed: it has started long ago.

@@ -18,8 +18,8 @@ from server.api.direct_write import EXTENSION, writer_of
 from server.api.openai.completions.parts import Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.sse import SseAnswer
-from server.api.websocket.sockets import Sockets
-from server.api.websocket.stream import StreamEndpoint
+from server.api.websocket.sockets import SocketEndpoint, Sockets
+from server.api.websocket.stream import StreamCodec
 from server.config.settings import ServerConfig
 from server.engine.types import Event, Request, SamplingParams, TokenEvent
 from server.models.registry import Models
@@ -108,7 +108,7 @@ async def stream_frames(peer: Peer, scope: dict[str, Any]) -> None:
         message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": NUM_TOKENS}
         peer.tell(type="websocket.connect")
         peer.tell(type="websocket.receive", text=json.dumps(message))
-        endpoint = StreamEndpoint(Models.only(service), Sockets())
+        endpoint = SocketEndpoint(Models.only(service), Sockets(), StreamCodec)
         served = asyncio.create_task(endpoint(scope, peer.receive, peer.send))
         await peer.ended.wait()
         peer.tell(type="websocket.disconnect")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from server.api.schemas.frames import Work
+from server.api.schemas.frames import FrameWriter
 from server.engine.types import Request, SamplingParams, Scored, TokenEvent
 
 REQUEST = Request("ws-1", "ann", (1, 2), SamplingParams())
-WORK = Work("b", REQUEST, str)
+WORK = FrameWriter("b", REQUEST, str)
 
 
 def test_token_has_no_more_than_was_asked_for() -> None:

@@ -1,0 +1,155 @@
+"""One socket around a codec of the test's own: order, closing, backpressure, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from server.api.direct_write import DirectWriter
+from server.api.websocket.socket import Close, Socket
+from server.engine.types import Event, Migrated, TokenEvent
+from server.errors import InternalFailure, RequestError
+from server.runtime.event_queue import ReaderTooSlow
+
+
+def token(seq: int) -> TokenEvent:
+    return TokenEvent("r", seq=seq, position=seq, token_id=seq, text="a")
+
+
+class Numbers:
+    """A codec that writes the number of a token, and notes what it receives."""
+
+    def __init__(self) -> None:
+        self.received: list[str | None] = []
+        self.due: Close | None = None
+
+    async def receive(self, text: str | None) -> None:
+        self.received.append(text)
+
+    def frames(self, events: Sequence[Event]) -> list[bytes]:
+        return [b"%d" % event.seq for event in events if isinstance(event, TokenEvent)]
+
+    def close_due(self) -> Close | None:
+        return self.due
+
+
+class Wire:
+    """The client's end."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.to_server: asyncio.Queue[Any] = asyncio.Queue()
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        self.sent.append(message.get("text", message.get("code")))
+
+    def socket(self, max_queued_events: int = 100) -> Socket:
+        return Socket(max_queued_events, self.to_server.get, self.send, lambda parts: False)
+
+
+async def test_frames_and_events_leave_in_order_and_nothing_after_a_close() -> None:
+    wire, codec = Wire(), Numbers()
+    socket = wire.socket()
+    socket.event_queue.put([token(1), token(2)])
+    socket.reply(b"reply")
+    socket.event_queue.put([token(3)])
+    socket.close(1012, "over")
+    socket.event_queue.put([token(4)])
+    await socket.run(codec)
+    assert wire.sent == ["1", "2", "reply", "3", 1012]
+
+
+async def test_codec_closes_after_the_frames_of_its_last_event() -> None:
+    wire, codec = Wire(), Numbers()
+    codec.due = Close(1012, "moved")
+    socket = wire.socket()
+    socket.event_queue.put([token(1), Migrated("r", "s", 0, 1, 1)])
+    await socket.run(codec)
+    assert wire.sent == ["1", 1012]
+
+
+async def test_messages_reach_the_codec_until_the_client_leaves() -> None:
+    wire, codec = Wire(), Numbers()
+    for text in ("a", None):
+        wire.to_server.put_nowait({"type": "websocket.receive", "text": text})
+    wire.to_server.put_nowait({"type": "websocket.disconnect"})
+    await wire.socket().run(codec)
+    assert codec.received == ["a", None]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ReaderTooSlow(), 1008), (InternalFailure("stopped"), 1011)]
+)
+async def test_broken_queue_closes_with_its_reason(error: RequestError, code: int) -> None:
+    wire = Wire()
+    socket = wire.socket()
+    socket.event_queue.fail(error)
+    await socket.run(Numbers())
+    assert wire.sent == [code]
+
+
+async def test_spawned_work_is_cancelled_with_its_socket() -> None:
+    wire, ended = Wire(), asyncio.Event()
+    socket = wire.socket()
+
+    async def work() -> None:
+        try:
+            wire.to_server.put_nowait({"type": "websocket.disconnect"})
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    socket.spawn(work())
+    await socket.run(Numbers())
+    assert ended.is_set()
+
+
+async def test_failure_of_the_reader_is_not_hidden() -> None:
+    class Fails(Numbers):
+        async def receive(self, text: str | None) -> None:
+            raise ZeroDivisionError
+
+    wire = Wire()
+    wire.to_server.put_nowait({"type": "websocket.receive", "text": "a"})
+    with pytest.raises(ZeroDivisionError):
+        await wire.socket().run(Fails())
+
+
+class Counting:
+    """Encodes each token with the number of those before it."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __call__(self, tokens: Sequence[TokenEvent]) -> list[bytes]:
+        first, self.num = self.num, self.num + len(tokens)
+        return [b"%d" % number for number in range(first, self.num)]
+
+
+def test_refused_parts_are_kept_and_not_encoded_twice() -> None:
+    written: list[bytes] = []
+    is_open = False
+
+    def write(parts: Sequence[bytes]) -> bool:
+        written.extend(parts if is_open else ())
+        return is_open
+
+    direct = DirectWriter(write, Counting())
+    assert not direct.offer([token(1), token(2)])
+    assert direct.resume([token(1), token(2), token(3)]) == ([b"0", b"1"], [token(3)])
+    is_open = True
+    assert direct.offer([token(3)])
+    assert written == [b"2"]
+    assert direct.resume([token(4)]) == ([], [token(4)])
+
+
+def test_what_is_not_a_token_is_not_written_directly() -> None:
+    direct = DirectWriter(lambda parts: True, Counting())
+    assert not direct.offer([token(1), b"a frame"])
+    assert direct.resume([token(1), b"a frame"]) == ([], [token(1), b"a frame"])
