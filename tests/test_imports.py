@@ -35,7 +35,7 @@ class Rule:
 #: The server's layers from the top down: each imports itself and what stands below it.
 LAYERS = (
     *("cli", "cluster", "http", "api", "models", "sessions", "runtime", "constraints", "chat"),
-    *("store", "observability", "engine", "config", "errors"),
+    *("workers", "store", "observability", "engine", "config", "errors"),
 )
 
 #: The same of the model's parts. Those that are not named stand below all of these.

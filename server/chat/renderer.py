@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -12,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from server.chat import sandbox
-from server.chat.sandbox import LENGTH
 from server.errors import InvalidRequest, invalid
+from server.workers.process import ROOT, WorkerEnded, WorkerProcess
 
 TIMEOUT_S = 5.0
 MAX_CHARS = 4 << 20
@@ -34,7 +33,12 @@ class Renderer:
     ) -> None:
         self._timeout_s, self._max_chars, self._clock = timeout_s, max_chars, clock
         self._turn = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        # Of the environment, which may hold keys, it sees nothing.
+        path = dict.fromkeys([*filter(None, sys.path), str(ROOT)])
+        self._worker = WorkerProcess(
+            (sys.executable, "-P", str(Path(sandbox.__file__))),
+            {"PYTHONPATH": os.pathsep.join(path)},
+        )
 
     async def render(self, source: str, variables: Mapping[str, object]) -> str:
         """What ``source`` makes of ``variables``; raises `InvalidRequest` with what it says."""
@@ -45,16 +49,11 @@ class Renderer:
             "now_s": self._clock(),
             "timeout_s": self._timeout_s,
         }
-        body = json.dumps(request).encode()
         async with self._turn:
             try:
-                process = await self._running()
-                found = json.loads(await _exchange(process, body))
-            except (EOFError, ConnectionError):
-                raise _failed(await self._reason()) from None
-            except BaseException:  # nobody waits for the answer, and the next one must not get it
-                await self._end()
-                raise
+                found = await self._worker.ask(request)
+            except WorkerEnded as ended:
+                raise _failed(self._reason(ended.code)) from None
         if "error" in found:
             raise _failed(found["error"])
         text: str = found["text"]
@@ -63,41 +62,12 @@ class Renderer:
     async def close(self) -> None:
         """Ends the process, if there is one."""
         async with self._turn:
-            await self._end()
+            await self._worker.close()
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", str(Path(sandbox.__file__))),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                # Of the environment, which may hold keys, it sees nothing.
-                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        return self._process
-
-    async def _reason(self) -> str:
-        """Why the process has ended."""
-        assert self._process is not None
-        code = await self._process.wait()
+    def _reason(self, code: int) -> str:
         if code == -signal.SIGALRM:
             return f"it takes longer than {self._timeout_s:g} seconds"
         return f"its process ended with {code}"
-
-    async def _end(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-        self._process = None
-
-
-async def _exchange(process: asyncio.subprocess.Process, body: bytes) -> bytes:
-    """One request and its answer; raises where the process dies of it."""
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(LENGTH.pack(len(body)) + body)
-    await process.stdin.drain()
-    head = await process.stdout.readexactly(LENGTH.size)
-    return await process.stdout.readexactly(*LENGTH.unpack(head))
 
 
 def _failed(message: str) -> InvalidRequest:

@@ -3,8 +3,8 @@
 A template is code from a checkpoint. The sandbox keeps it from what Python can
 do, but not from running or writing without end; so each
 rendering has a deadline, by which the kernel ends the process, and the process
-a bound on its memory. It reads requests and writes answers, each as JSON after
-its length in four bytes, and needs nothing of this project.
+a bound on its memory. It reads requests and writes answers as frames
+(`server.workers.frames`), and needs nothing else of this project.
 
 What a template finds is what Hugging Face's tools give it: the same settings and
 functions (https://huggingface.co/docs/transformers/chat_templating), but that
@@ -17,7 +17,6 @@ import contextlib
 import json
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-LENGTH = struct.Struct("!I")
+from server.workers.frames import read_frame, write_frame
 
 MAX_MEMORY_BYTES = 1 << 30
 
@@ -124,14 +123,11 @@ def _message(error: Exception) -> str:
 
 def serve(requests: BinaryIO, answers: BinaryIO, deadline: Callable[[float], object]) -> None:
     """Answers until the requests end. ``deadline`` gets the seconds of each, and 0 after it."""
-    while head := requests.read(LENGTH.size):
-        request = json.loads(requests.read(*LENGTH.unpack(head)))
+    while (request := read_frame(requests)) is not None:
         deadline(request.pop("timeout_s"))
-        # ASCII, for a template can make surrogates, which are no UTF-8.
-        body = json.dumps(answer(request)).encode()
+        found = answer(request)
         deadline(0)
-        answers.write(LENGTH.pack(len(body)) + body)
-        answers.flush()
+        write_frame(answers, found)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The child that tries formats out: `python -m server.constraints.worker`.
 
-It reads frames from its input, a length of four bytes and JSON, and answers each with
+It reads frames (`server.workers.frames`) from its input and answers each with
 one: first the vocabulary, then formats, until the input ends. What it tries may hurt
 it: it has a bound on memory, one on processor time for each format, and a small
 stack, and its parent kills it after a time. It knows nothing of the server.
@@ -9,23 +9,20 @@ stack, and its parent kills it after a time. It knows nothing of the server.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import resource
-import struct
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from server.constraints.errors import Refused
 from server.constraints.grammar import grammar_text, with_costs
 from server.constraints.vocabulary import Vocabulary
+from server.workers.frames import read_frame, write_frame
 
 #: The server's threads have 8 MiB: what fits here fits there.
 STACK_BYTES = 2 << 20
-
-_LENGTH = struct.Struct("<I")
 
 
 def main() -> None:
@@ -44,7 +41,9 @@ def main() -> None:
         write_frame(answers, answer(format, vocabulary))
 
 
-def setup_frame(vocabulary: Vocabulary, max_memory_bytes: int, max_cpu_s: float) -> dict[str, Any]:
+def setup_request(
+    vocabulary: Vocabulary, max_memory_bytes: int, max_cpu_s: float
+) -> dict[str, Any]:
     """What a worker needs before all else."""
     return {
         "tokens": [base64.b85encode(text).decode() for text in vocabulary.token_bytes],
@@ -64,24 +63,6 @@ def answer(format: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, str]:
         return {"refused": "is nested too deeply"}
     except MemoryError:
         return {"refused": "takes too much memory"}
-
-
-def read_frame(stream: BinaryIO) -> Any:
-    """The next frame's value, or None at the end."""
-    head = stream.read(_LENGTH.size)
-    return json.loads(stream.read(*_LENGTH.unpack(head))) if len(head) == _LENGTH.size else None
-
-
-def write_frame(stream: BinaryIO, value: object) -> None:
-    """The other way."""
-    stream.write(frame(value))
-    stream.flush()
-
-
-def frame(value: object) -> bytes:
-    """``value`` as the other side reads it."""
-    body = json.dumps(value).encode()
-    return _LENGTH.pack(len(body)) + body
 
 
 def _limit(kind: int, most: int) -> None:

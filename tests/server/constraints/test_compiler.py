@@ -17,9 +17,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from server.api.schemas.formats import ResponseFormat
-from server.constraints.child import ROOT, TrialLimits
+from server.constraints.child import TrialLimits
 from server.constraints.compiler import MAX_WAITING, Constraints
 from server.errors import InvalidRequest, QueueFull
+from server.workers.process import ROOT
 from tests.server.constraints.drawing import of_schema, tokenizer
 from tests.stopping import stop
 
