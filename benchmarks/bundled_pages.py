@@ -29,7 +29,10 @@ COMPARED_TOKENS = 100_000
 
 
 class Place(NamedTuple):
-    """Where a figure stands: ``pattern`` has a group for it, and is found once in ``page``."""
+    """Where a figure stands: ``pattern`` has a group for it, and is found once in ``page``.
+
+    A space in it may be the end of a line on the page.
+    """
 
     page: str
     pattern: str
@@ -47,10 +50,11 @@ def filled(page: str, text: str) -> str:
     """The text of a page with the figures of now."""
     for place in places():
         if place.page == page:
-            found = list(re.finditer(place.pattern, text))
+            found = list(re.finditer(place.pattern.replace(" ", r"\s+"), text))
             assert len(found) == 1, (page, place.pattern, len(found))
             start, end = found[0].span(1)
-            text = text[:start] + place.value + text[end:]
+            if found[0][1].split() != place.value.split():
+                text = text[:start] + place.value + text[end:]
     return text
 
 
@@ -65,7 +69,7 @@ def places() -> Iterator[Place]:
     yield Place(readme, r"the constant (\S+ \S+) of a session", state)
     yield Place(readme, r"everstream-stories` has (\S+) parameters", millions)
     yield Place(readme, r"constant: (\S+ \S+) for the bundled model", state)
-    row = r"\| a softmax model of that shape at 100,000 tokens \| (.*) \|"
+    row = r"\| a softmax model of that shape at 100,000 tokens \| (.*) \|\n"
     yield Place(readme, row, " | ".join([state, *[cache] * 3]))
     yield Place(readme, r"each token \((\S+) in bfloat16\)", f"{per_token:,}")
     yield Place(readme, r"`everstream-stories` writes at (\S+) bits", _bits("valid.txt"))

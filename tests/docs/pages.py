@@ -20,6 +20,11 @@ def page(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
+def flowed(text: str) -> str:
+    """A text without its line breaks, for what may stand on two lines."""
+    return " ".join(text.split())
+
+
 def section(text: str, heading: str) -> str:
     """What stands between the heading ``## heading`` and the next one of its level."""
     _, found, rest = text.partition(f"\n## {heading}\n")

@@ -10,7 +10,7 @@ import pytest
 from model.attention import MECHANISMS, REFUSED, spec_of
 from model.config import ModelConfig
 from model.state import ALIGNMENT, StateLayout
-from tests.docs.pages import names, page, rows, section
+from tests.docs.pages import flowed, names, page, rows, section
 
 TEXT = page("mechanisms.md")
 FORMULAS = {name: row[2] for row in rows(section(TEXT, "Bytes of state")) for name in names(row[0])}
@@ -33,7 +33,7 @@ CONSTANT = [name for name in MECHANISMS if spec_of(name).constant_state]
 def test_every_mechanism_and_option_is_described(name: str) -> None:
     _, found, rest = section(TEXT, "Definitions").partition(f"**`{name}`**")
     assert found
-    text = rest.partition("**`")[0]
+    text = flowed(rest.partition("**`")[0])
     for option, known in spec_of(name).options.items():
         shown = json.dumps(known.default)
         shown = f"`{shown}`" if isinstance(known.default, str) else shown

@@ -12,7 +12,7 @@ from model.config import ModelConfig
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.training.loop import _INDIFFERENT
 from model.training.report import COLUMNS
-from tests.docs.pages import flags, names, page, rows, section
+from tests.docs.pages import flags, flowed, names, page, rows, section
 
 TEXT = page("model.md")
 COMMANDS = [
@@ -35,7 +35,8 @@ def test_figures_of_the_example_are_right(attention: str) -> None:
     config = ModelConfig(vocab_size=4096, attention=attention)
     state, cache = StateLayout.of(config).num_bytes, kv_cache_bytes_per_token(config)
     assert f"= {state:,} bytes\n" in TEXT
-    assert f"= {cache:,} bytes for each token, and so is past that after {state // cache} " in TEXT
+    ratio = f"= {cache:,} bytes for each token, and so is past that after {state // cache} "
+    assert ratio in flowed(TEXT)
 
 
 def test_table_has_every_column_of_the_log() -> None:
