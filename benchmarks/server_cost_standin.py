@@ -22,7 +22,7 @@ from model.tokenizer import Tokenizer
 from server.api.app import create_app
 from server.config.settings import ServerConfig
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NO_TOKEN, Draw, Feed, Scored
+from server.engine.runner import NO_TOKEN, Draw, Feed, TokenScore
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 from server.http.server import bind, serve
@@ -70,7 +70,7 @@ class Fountain:
     def top_logprobs(self) -> list[list[tuple[int, float]]]:
         raise NotImplementedError
 
-    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         raise NotImplementedError
 
     def embed(self, feed: Feed) -> npt.NDArray[np.float64]:

@@ -21,12 +21,12 @@ from model.config import ModelConfig
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from server.engine.engine import Engine, EngineConfig
-from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner, Scored
+from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner, TokenScore
 from server.engine.sampling import has_penalty
 from server.engine.state_pool import StatePool
 from server.engine.types import Event, Request, SamplingParams
 from server.engine.value import SessionValue
-from server.models.info import ModelInfo, StateTensor
+from server.models.info import ModelInfo, StateTensorInfo
 
 EOS = 256
 STORY = (
@@ -49,7 +49,7 @@ MODEL = ModelInfo(
     state_bytes_per_session=STATE_BYTES,
     kv_cache_bytes_per_token=2 * 6 * 4 * 64 * 2,
     max_sessions=16,
-    state=(StateTensor("S", (8,), "float64", 1, STATE_BYTES),),
+    state=(StateTensorInfo("S", (8,), "float64", 1, STATE_BYTES),),
     created_s=1_700_000_000,
     bos_token_id=EOS,
     hidden_size=4,
@@ -154,11 +154,12 @@ class FakeRunner:
         """Those of the last run, by `most_likely`."""
         return self._tops
 
-    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         """A token's is the same everywhere: see `score_of`."""
         self._feed(feed)
         return [
-            Scored(score_of(token), most_likely(num_top)) for token in (*feed.tokens[1:], following)
+            TokenScore(score_of(token), most_likely(num_top))
+            for token in (*feed.tokens[1:], following)
         ]
 
     def embed(self, feed: Feed) -> npt.NDArray[np.float64]:

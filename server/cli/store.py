@@ -13,7 +13,7 @@ import typer
 from server.store.base import Identity, Loaded
 from server.store.errors import StoreError
 from server.store.portable import export_session
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.check import identity_of, open_for_reading, problems
 from server.store.sqlite.database import FILE_NAME, failure
 from server.store.sqlite.lock import Waiting
@@ -84,12 +84,12 @@ def compact_command(
     ] = None,
     max_log_tokens: Annotated[
         int, typer.Option(help="Drop what is beyond this of each session's log.")
-    ] = Limits.max_log_tokens,
+    ] = StoreLimits.max_log_tokens,
 ) -> None:
     """Drop what need not be kept; the server must not run."""
     _must_exist(path)
     before = _num_bytes(path)
-    limits = Limits(retention_s=retention, max_log_tokens=max_log_tokens)
+    limits = StoreLimits(retention_s=retention, max_log_tokens=max_log_tokens)
     store = _opened(path, _newest_identity(path), limits)
     try:
         store.compact()
@@ -115,7 +115,7 @@ def export_command(
     if with_owner is None:
         raise _fail(f"{path} has no session {session}")
     owner, identity = with_owner
-    store = _opened(path, identity, Limits())
+    store = _opened(path, identity, StoreLimits())
     try:
         value = _present(store.load(session, owner), model)
     except StoreError as error:
@@ -153,7 +153,7 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
     return session.value(loaded.value.state)
 
 
-def _opened(path: Path, identity: Identity, limits: Limits) -> SqliteStore:
+def _opened(path: Path, identity: Identity, limits: StoreLimits) -> SqliteStore:
     try:
         return open_store(path, identity, limits=limits, waiting=Waiting())
     except StoreError as error:

@@ -22,7 +22,7 @@ from server.store.postgres.database import TIMEOUT_S, connect, failure
 from server.store.postgres.link import SharedPlace
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from server.store.postgres.store import PostgresStore
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 
 logger = logging.getLogger("everstream.cluster")
 
@@ -38,7 +38,7 @@ class Cluster:
         assert config.store is not None
         self._config, self._url = config, config.store
 
-    def open_store(self, name: str, identity: Identity, limits: Limits) -> PostgresStore:
+    def open_store(self, name: str, identity: Identity, limits: StoreLimits) -> PostgresStore:
         """The store of the model called ``name``. Raises `StoreError`."""
         config = self._config
         place = SharedPlace(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from server.constraints.errors import NotTried, Refused
+from server.constraints.errors import FormatRefused, NotTried
 from server.constraints.vocabulary import Vocabulary
 from server.constraints.worker import setup_request
 from server.workers.process import ROOT, WorkerEnded, WorkerProcess, WorkerUnavailable
@@ -61,7 +61,7 @@ class Child:
         return self._worker.pid
 
     async def grammar(self, format: Mapping[str, Any]) -> str:
-        """Its grammar text. Raises `Refused`."""
+        """Its grammar text. Raises `FormatRefused`."""
         try:
             answer = await self._worker.ask(format, self._timeout_s)
         except WorkerUnavailable as error:
@@ -70,9 +70,9 @@ class Child:
         except TimeoutError:
             raise NotTried(TOO_SLOW) from None
         except WorkerEnded:
-            raise Refused(TOO_LARGE) from None
+            raise FormatRefused(TOO_LARGE) from None
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise FormatRefused(answer["refused"])
         return str(answer["grammar"])
 
     async def close(self) -> None:

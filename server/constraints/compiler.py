@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import orjson
 
 from server.constraints.child import Child, TrialLimits
-from server.constraints.ending import Endings
-from server.constraints.errors import NotTried, Refused
+from server.constraints.ending import GrammarEndings
+from server.constraints.errors import FormatRefused, NotTried
 from server.constraints.free_text import FreeText
 from server.constraints.grammar import costs_of, marker_of
 from server.constraints.matcher import GrammarMatcher
@@ -35,7 +35,7 @@ class Format(Protocol):
     def model_dump(self, *, by_alias: bool) -> dict[str, Any]: ...
 
 
-class TokenizerLike(Protocol):
+class GrammarTokenizer(Protocol):
     """What is needed of `model.tokenizer.Tokenizer`."""
 
     eos_token_id: int
@@ -45,20 +45,20 @@ class TokenizerLike(Protocol):
     def encode_exact(self, text: str, /) -> list[int]: ...
 
 
-class Constraints:
+class FormatCompiler:
     """What a model's texts may be held to. `grammar` and `close` are the event loop's.
 
     `matcher` may be called from any thread; it is the engine's ``matchers``.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, limits: TrialLimits | None = None) -> None:
+    def __init__(self, tokenizer: GrammarTokenizer, limits: TrialLimits | None = None) -> None:
         tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
         self._vocabulary = Vocabulary(tokens, tokenizer.eos_token_id, tokenizer.encode_exact)
-        self._endings = Endings(self._vocabulary)
+        self._endings = GrammarEndings(self._vocabulary)
         self._free_texts: dict[str, FreeText] = {}
         self._child = Child(self._vocabulary, limits or TrialLimits())
         self._turns, self._closed = Turns(MAX_WAITING), asyncio.Event()
-        self._verdicts: OrderedDict[bytes, str | Refused] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, str | FormatRefused] = OrderedDict()
         self._beginnings: OrderedDict[str, GrammarMatcher] = OrderedDict()
         self._beginnings_lock = threading.Lock()
 
@@ -83,7 +83,7 @@ class Constraints:
         verdict = self._verdicts.get(key) or await self._tried(key, wanted, owner)
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, FormatRefused):
             raise invalid(PARAM, str(verdict))
         if verdict not in self._beginnings:
             # Built here beforehand, the engine's thread only copies it.
@@ -99,7 +99,9 @@ class Constraints:
         self._closed.set()
         await self._child.close()
 
-    async def _tried(self, key: bytes, wanted: Mapping[str, Any], owner: str) -> str | Refused:
+    async def _tried(
+        self, key: bytes, wanted: Mapping[str, Any], owner: str
+    ) -> str | FormatRefused:
         """The verdict, remembered: what is refused today is refused tomorrow."""
         try:
             async with self._turns.turn(owner):
@@ -112,12 +114,12 @@ class Constraints:
                 self._verdicts.popitem(last=False)
         return verdict
 
-    async def _verdict(self, wanted: Mapping[str, Any]) -> str | Refused:
+    async def _verdict(self, wanted: Mapping[str, Any]) -> str | FormatRefused:
         if self._closed.is_set():
             return NotTried("is not compiled while the server stops")
         try:
             return await self._child.grammar(wanted)
-        except Refused as refusal:
+        except FormatRefused as refusal:
             return NotTried(str(refusal)) if self._closed.is_set() else refusal
 
     def _beginning(self, grammar: str) -> GrammarMatcher:

@@ -36,7 +36,7 @@ MARKS = frozenset((b",", b":", b"[", b"{", b'{"', b',"'))
 SIGNS = frozenset(b" !#$%&'(*+,-./:;<=>?@[\\^_`{|~0\n")
 
 
-class Endings:
+class GrammarEndings:
     """Finds them for one vocabulary. Immutable.
 
     An ending's last token is that of the end of text where the text could go on there.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from llguidance import regex_to_lark
 
 from server.constraints import json_schema, tool_calls
-from server.constraints.ending import Endings
-from server.constraints.errors import Refused
+from server.constraints.ending import GrammarEndings
+from server.constraints.errors import FormatRefused
 from server.constraints.vocabulary import Vocabulary
 
 # What a grammar leaves no choice about is drawn token by token like the rest: forced, it
@@ -43,7 +43,7 @@ _MARKER = "marker"
 
 
 def grammar_text(format: Mapping[str, Any]) -> str:
-    """The form in llguidance of a format that is not ``text``, unchecked. Raises `Refused`."""
+    """The form in llguidance of a format other than ``text``, unchecked. Raises `FormatRefused`."""
     match format["type"]:
         case "json_object":
             lark = _from_schema(_JSON_OBJECT)
@@ -64,20 +64,20 @@ def grammar_text(format: Mapping[str, Any]) -> str:
 
 
 def with_costs(text: str, vocabulary: Vocabulary) -> str:
-    """``text`` with its costs, after a try. Raises `Refused` where it cannot be followed."""
+    """``text`` with its costs, after a try. Raises `FormatRefused` where it cannot be followed."""
     start = vocabulary.matcher(text)
     if start.is_error():
-        raise Refused(_plain(start.get_error()))
+        raise FormatRefused(_plain(start.get_error()))
     for warning in start.get_grammar_warnings():
-        raise Refused(_plain(warning))
+        raise FormatRefused(_plain(warning))
     start.compute_bitmask()
     if start.is_error():
-        raise Refused(_plain(start.get_error()))
-    endings = Endings(vocabulary)
+        raise FormatRefused(_plain(start.get_error()))
+    endings = GrammarEndings(vocabulary)
     ending = endings.shortest(start)
     jump = None if ending is None else endings.survey(start, ending)
     if ending is None or jump is None:
-        raise Refused(_NOT_ENDING)
+        raise FormatRefused(_NOT_ENDING)
     return json.dumps({"costs": Costs(ending, jump), **json.loads(text)})
 
 
@@ -120,7 +120,7 @@ def _checked_lark(grammar: str) -> str:
     bare = _OPAQUE.sub('""', grammar)
     for pattern, reason in _NOT_IN_LARK.items():
         if found := re.search(pattern, bare):
-            raise Refused("grammar: " + reason.format(found[1]))
+            raise FormatRefused("grammar: " + reason.format(found[1]))
     return grammar
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.constraints.dialects import plain
-from server.constraints.errors import Refused, RefusedAt
+from server.constraints.errors import FormatRefused, RefusedAt
 
 #: Numbers are between this and its negative: more digits are not read back alike everywhere.
 MAX_NUMBER = 10**18
@@ -37,7 +37,7 @@ Schema = dict[str, Any]
 
 
 def normal(schema: Mapping[str, Any], closed: bool = False) -> Schema:
-    """``schema`` as it is compiled; it is not changed. Raises `Refused` with the keyword's name.
+    """``schema`` as it is compiled; it is not changed. Raises `FormatRefused` with the keyword.
 
     With ``closed`` an object has no properties but those that are listed, where some are
     and the schema does not say otherwise.
@@ -68,13 +68,13 @@ class _Rewriting:
         root = dict(self._schema)
         draft = root.pop("$schema", None)
         if draft is not None and (not isinstance(draft, str) or draft.rstrip("#") not in DRAFTS):
-            raise Refused("$schema: not a draft that is known here (4 to 2020-12)")
+            raise FormatRefused("$schema: not a draft that is known here (4 to 2020-12)")
         root.pop("$id", None)
         root.pop("id", None)
         result = self._rewrite(root, "#")
         for ref in self._refs:
             if ref not in self._places:
-                raise Refused(f"$ref: {_short(ref)} is not the place of a schema in this one")
+                raise FormatRefused(f"$ref: {_short(ref)} is not the place of a schema in this one")
         bounds = {"minimum": -MAX_NUMBER, "maximum": MAX_NUMBER}
         anything = {"items": self._share("any"), "additionalProperties": self._share("any")}
         shared = {
@@ -99,10 +99,10 @@ class _Rewriting:
         if not isinstance(schema, dict):
             if schema is False:
                 return {"enum": []}
-            raise Refused(f"{_short(place)}: a schema must be an object or a boolean")
+            raise FormatRefused(f"{_short(place)}: a schema must be an object or a boolean")
         try:
             return self._closed(self._keywords(schema, place))
-        except Refused as refusal:
+        except FormatRefused as refusal:
             if isinstance(refusal, RefusedAt) or place == "#":
                 raise
             raise RefusedAt(f"{refusal} (at {_short(place)})") from None
@@ -125,7 +125,7 @@ class _Rewriting:
             elif keyword == "$ref":
                 result["$ref"] = self._ref(value)
             elif keyword != "additionalItems" or not isinstance(schema.get("items"), list):
-                raise Refused(f"{_short(keyword)}: this JSON schema keyword is not supported")
+                raise FormatRefused(f"{_short(keyword)}: this JSON schema keyword is not supported")
         return result
 
     def _closed(self, result: Schema) -> Schema:
@@ -141,7 +141,7 @@ class _Rewriting:
             return {**result, **self._share(types)}
         types = (types,) if isinstance(types, str) else types
         if not isinstance(types, list | tuple) or not all(name in TYPES for name in types):
-            raise Refused(f"type: must be one or more of {', '.join(TYPES)}")
+            raise FormatRefused(f"type: must be one or more of {', '.join(TYPES)}")
         if "number" in types or "integer" in types:
             if "minimum" not in result and "exclusiveMinimum" not in result:
                 result["minimum"] = -MAX_NUMBER
@@ -155,15 +155,15 @@ class _Rewriting:
 
     def _ref(self, ref: object) -> str:
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")) or ref == "#/":
-            raise Refused("$ref: only references into the same schema, #/..., are supported")
+            raise FormatRefused("$ref: only references into the same schema, #/..., are supported")
         if "%" in ref or "~" in ref:
-            raise Refused("$ref: names with ~, / or escapes are not supported")
+            raise FormatRefused("$ref: names with ~, / or escapes are not supported")
         self._refs.append(ref)
         return ref
 
     def _map(self, keyword: str, value: object, _: Schema, place: str) -> Schema:
         if not isinstance(value, dict):
-            raise Refused(f"{keyword}: must be an object of schemas")
+            raise FormatRefused(f"{keyword}: must be an object of schemas")
         inside = {
             name: self._rewrite(schema, f"{place}/{keyword}/{name}")
             for name, schema in value.items()
@@ -172,7 +172,7 @@ class _Rewriting:
 
     def _list(self, keyword: str, value: object, _: Schema, place: str) -> Schema:
         if not isinstance(value, list) or not value:
-            raise Refused(f"{keyword}: must be a list of schemas")
+            raise FormatRefused(f"{keyword}: must be a list of schemas")
         # What is behind a reference is not seen to differ from another alternative.
         self._in_one_of += keyword == "oneOf"
         inside = [self._rewrite(item, f"{place}/{keyword}/{i}") for i, item in enumerate(value)]
@@ -187,7 +187,7 @@ class _Rewriting:
         if not isinstance(value, list):
             return self._one(keyword, value, schema, place)
         if "prefixItems" in schema:
-            raise Refused("items: must be one schema next to prefixItems")
+            raise FormatRefused("items: must be one schema next to prefixItems")
         rest = self._one("items", schema.get("additionalItems", True), schema, place)
         if not value:
             return rest
@@ -195,7 +195,7 @@ class _Rewriting:
 
     def _unique(self, keyword: str, value: object, _: Schema, __: str) -> Schema:
         if value is not False:
-            raise Refused(f"{keyword}: this JSON schema keyword is not supported")
+            raise FormatRefused(f"{keyword}: this JSON schema keyword is not supported")
         return {}
 
 
@@ -227,7 +227,9 @@ def _few_free_names(schema: Schema) -> None:
     """Llguidance does not keep apart names that are not in ``properties``: two may be the same."""
     least, required = schema["minProperties"], schema.get("required", ())
     if isinstance(least, int) and isinstance(required, list | tuple) and least > len(required) + 1:
-        raise Refused("minProperties: more than one name beyond those required is not supported")
+        raise FormatRefused(
+            "minProperties: more than one name beyond those required is not supported"
+        )
 
 
 def _bound(keyword: str, value: object, schema: Schema) -> Schema:
@@ -240,16 +242,16 @@ def _bound(keyword: str, value: object, schema: Schema) -> Schema:
 
 def _number(keyword: str, value: object) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"{keyword}: must be a number")
+        raise FormatRefused(f"{keyword}: must be a number")
     if not -MAX_NUMBER <= value <= MAX_NUMBER:
-        raise Refused(f"{keyword}: must be between -10^18 and 10^18")
+        raise FormatRefused(f"{keyword}: must be between -10^18 and 10^18")
     return value
 
 
 def _finite(keyword: str, value: object) -> object:
     """``value``, with no number in it that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise Refused(f"{keyword}: must be a finite number")
+        raise FormatRefused(f"{keyword}: must be a finite number")
     for inner in value.values() if isinstance(value, dict) else ():
         _finite(keyword, inner)
     for inner in value if isinstance(value, list) else ():

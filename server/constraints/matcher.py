@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from server.constraints.ending import Ending, Endings, ids_of, words_of
+from server.constraints.ending import Ending, GrammarEndings, ids_of, words_of
 from server.constraints.free_text import FreeText
 from server.constraints.vocabulary import Vocabulary
 from server.engine.constraint import UNKNOWN_S
@@ -42,7 +42,7 @@ class GrammarMatcher:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        endings: Endings,
+        endings: GrammarEndings,
         place: LLMatcher,
         ending: Ending | None,
         jump: int,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.constraints import json_schema
-from server.constraints.errors import Refused
+from server.constraints.errors import FormatRefused
 
 BEGIN = '<tool_call>\n{"name": "'
 MIDDLE = '", "arguments": '
@@ -33,7 +33,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def lark(format: Mapping[str, Any]) -> str:
-    """The grammar of ``format``. Raises `Refused` with the name of a function and a keyword.
+    """The grammar of ``format``. Raises `FormatRefused` with the name of a function and a keyword.
 
     ``functions`` have a name of letters, digits, _ and -, and a schema; there may be
     up to ``max_calls`` calls. ``otherwise`` is None where there must be a call; else
@@ -80,8 +80,8 @@ def _answer(otherwise: Mapping[str, Any]) -> list[str]:
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return json_schema.normal(function["schema"], closed=True)
-    except Refused as error:
-        raise Refused(f"{function['name']}: {error}") from None
+    except FormatRefused as error:
+        raise FormatRefused(f"{function['name']}: {error}") from None
 
 
 def _json(schema: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from server.constraints.errors import Refused
+from server.constraints.errors import FormatRefused
 from server.constraints.grammar import grammar_text, with_costs
 from server.constraints.vocabulary import Vocabulary
 from server.workers.frames import read_frame, write_frame
@@ -57,7 +57,7 @@ def answer(format: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, str]:
     """``grammar``, or ``refused`` with the reason."""
     try:
         return {"grammar": with_costs(grammar_text(format), vocabulary)}
-    except Refused as refusal:
+    except FormatRefused as refusal:
         return {"refused": str(refusal)}
     except RecursionError:
         return {"refused": "is nested too deeply"}

@@ -23,7 +23,7 @@ class _Reading(NamedTuple):
     embedding: tuple[float, ...] | None
 
 
-class Endings:
+class RequestEndings:
     """Takes requests out. ``events`` and ``live`` are the engine's."""
 
     def __init__(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from server.engine.detokenizer import StopStrings
 from server.engine.lifecycle import Phase, check_move
-from server.engine.runner import Draw, Scored
+from server.engine.runner import Draw, TokenScore
 from server.engine.sampling import has_penalty
 from server.engine.session import Session
 from server.engine.turn_text import TurnText
@@ -47,7 +47,7 @@ class Live:
     turn: TurnText | None = None
     feeds_last: bool = False
     alone: bool = False
-    scores: list[Scored] | None = field(default=None, repr=False)
+    scores: list[TokenScore] | None = field(default=None, repr=False)
     embedding: npt.NDArray[np.float64] | None = field(default=None, repr=False)
     wants_logprobs: bool = False
     logprob_sum: float | None = None
@@ -147,7 +147,7 @@ class Live:
         """From here to the end of its prompt; its last token is left for a draw."""
         self.scores, self.alone, self.feeds_last = [], True, False
 
-    def stop_scoring(self) -> list[Scored]:
+    def stop_scoring(self) -> list[TokenScore]:
         """It is read on with the others; what was noted so far."""
         scores, self.scores = self.scores or [], None
         self.alone, self.feeds_last = False, self.draw is not None

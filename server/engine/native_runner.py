@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from server.engine.runner import Draw, Feed, Scored
+from server.engine.runner import Draw, Feed, TokenScore
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
@@ -52,10 +52,10 @@ class NativeRunner:
     def top_logprobs(self) -> list[list[tuple[int, float]]]:
         return self._runtime.top_logprobs()
 
-    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         slot, position, tokens = feed.slot, feed.position, feed.tokens
         found = self._runtime.score_top(self._blocks, slot, position, tokens, following, num_top)
-        return list(map(Scored, *found))
+        return list(map(TokenScore, *found))
 
     def embed(self, feed: Feed) -> npt.NDArray[np.float64]:
         return self._runtime.embed(self._blocks, feed.slot, feed.position, feed.tokens)

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 
 from server.engine.constraint import Matchers
-from server.engine.endings import Endings
+from server.engine.endings import RequestEndings
 from server.engine.grammar_turns import GrammarTurns
 from server.engine.keeper import Keeper
 from server.engine.lifecycle import Phase
@@ -50,7 +50,7 @@ class Round:
         vocab_size: int,
     ) -> None:
         self.events: list[Event] = []
-        self.endings = Endings(self.events, scheduler, sessions, keeper, live)
+        self.endings = RequestEndings(self.events, scheduler, sessions, keeper, live)
         self.num_completion = self.num_preempted = 0
         self.usage: Counter[str] = Counter()
         self._runner, self._scheduler = runner, scheduler

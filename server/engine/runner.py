@@ -42,7 +42,7 @@ class Feed(NamedTuple):
     allowed: npt.NDArray[np.uint32] | None = None
 
 
-class Scored(NamedTuple):
+class TokenScore(NamedTuple):
     """How likely a token was, and the most likely ones there: (id, log-probability), best first.
 
     Natural logarithms, at temperature 1 over the ids that exist, before bias,
@@ -79,17 +79,17 @@ class Runner(Protocol):
         """How likely the tokens of the last `run` were, where their draws ask for it.
 
         They do by ``logprob`` or a ``top_logprobs`` that is not None. A number per
-        row: that of `Scored`, to the bit; NaN where it was not asked for or no token
+        row: that of `TokenScore`, to the bit; NaN where it was not asked for or no token
         was drawn.
         """
 
     def top_logprobs(self) -> list[list[tuple[int, float]]]:
         """The most likely tokens of the last `run`, as many as each draw's ``top_logprobs``.
 
-        A list per row: `Scored.top`, to the bit; empty where there is no number.
+        A list per row: `TokenScore.top`, to the bit; empty where there is no number.
         """
 
-    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         """Feeds one row as `run` does, but draws nothing, and says how likely its text was.
 
         ``feed.tokens`` are what `run` could be given: where there is a ``grid``,

@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from server.engine.runner import NOT_FINITE, Scored
+from server.engine.runner import NOT_FINITE, TokenScore
 from server.engine.sampling import has_filter, has_penalty
 from server.engine.types import SamplingParams
 
@@ -85,7 +85,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     return [token if ok else NOT_FINITE for token, ok in zip(tokens, finite, strict=True)]
 
 
-def scores_of(logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int]) -> list[Scored]:
+def scores_of(logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int]) -> list[TokenScore]:
     """How likely each row's token is by ``logits`` [B, vocabulary], and its likeliest tokens.
 
     As many of these as ``num_tops`` has for the row, or all where there are fewer.
@@ -101,7 +101,7 @@ def scores_of(logits: Tensor, tokens: Sequence[int], num_tops: Sequence[int]) ->
         if num > 0 and finite[row]:
             best = logits[row].sort(descending=True, stable=True).indices[:num]
             tops[row] = list(zip(best.tolist(), logprobs[row, best].tolist(), strict=True))
-    return list(map(Scored, found.tolist(), tops))
+    return list(map(TokenScore, found.tolist(), tops))
 
 
 def allows_any(mask: npt.NDArray[np.uint32], num_ids: int) -> bool:

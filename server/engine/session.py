@@ -11,12 +11,12 @@ from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
 from server.engine.turn_text import TurnText
 from server.engine.types import Request
-from server.engine.value import Origin, Progress, Segment, SessionValue, StateBlock
+from server.engine.value import Origin, Progress, SessionValue, StateBlock, UnfedSegment
 
 
 @dataclass(slots=True)
 class _Unfed:
-    """A `Segment` of which ``num_fed`` tokens have been fed."""
+    """An `UnfedSegment` of which ``num_fed`` tokens have been fed."""
 
     tokens: list[int] = field(repr=False)
     plan: int
@@ -224,6 +224,6 @@ class Session:
         return token
 
 
-def _segment(unfed: _Unfed) -> Segment:
+def _segment(unfed: _Unfed) -> UnfedSegment:
     plan = unfed.plan - unfed.num_fed if unfed.plan else 0
-    return Segment(tuple(unfed.tokens[unfed.num_fed :]), plan)
+    return UnfedSegment(tuple(unfed.tokens[unfed.num_fed :]), plan)

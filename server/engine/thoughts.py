@@ -12,7 +12,7 @@ from server.engine.types import Turn
 MAX_SPACE = 256
 
 
-class Part(IntEnum):
+class TurnPhase(IntEnum):
     """Where a turn's text is. It only moves forward."""
 
     START = 0  # what has come may be the beginning of the begin marker
@@ -43,33 +43,35 @@ class Thoughts:
 
     def __init__(self, turn: Turn) -> None:
         self._begin, self._end = turn.begin, turn.end
-        self.part = {"": Part.START, "open": Part.OPENED, "closed": Part.CLOSED}[turn.prompted]
+        self.part = {"": TurnPhase.START, "open": TurnPhase.OPENED, "closed": TurnPhase.CLOSED}[
+            turn.prompted
+        ]
         self.lead, self.undecided = turn.lead, ""
 
     def push(self, text: str) -> Cut:
         """What ``text`` adds."""
-        if self.part >= Part.ANSWER:
+        if self.part >= TurnPhase.ANSWER:
             return Cut(answer=text)
         self.undecided += text
         if self.lead and not self._has_led():
             return Cut()
-        if self.part is Part.START:
+        if self.part is TurnPhase.START:
             self._start()
-        cut = self._think() if self.part in (Part.OPENED, Part.THINKING) else Cut()
-        if self.part is Part.CLOSED:
+        cut = self._think() if self.part in (TurnPhase.OPENED, TurnPhase.THINKING) else Cut()
+        if self.part is TurnPhase.CLOSED:
             self.undecided = self.undecided.lstrip()
             if self.undecided:
-                self.part = Part.ANSWER
-        if self.part is Part.ANSWER:
+                self.part = TurnPhase.ANSWER
+        if self.part is TurnPhase.ANSWER:
             cut, self.undecided = cut._replace(answer=self.undecided), ""
         return cut
 
     def flush(self) -> Cut:
         """What was undecided, where nothing more comes."""
         text, self.undecided = self.undecided, ""
-        if self.part in (Part.OPENED, Part.THINKING):
+        if self.part in (TurnPhase.OPENED, TurnPhase.THINKING):
             return Cut(thought=_stripped(text))
-        return Cut(answer=text) if self.part is Part.START else Cut()
+        return Cut(answer=text) if self.part is TurnPhase.START else Cut()
 
     def _has_led(self) -> bool:
         """Drops the lead; False where it may still come."""
@@ -83,20 +85,20 @@ class Thoughts:
         """The model may write the begin marker itself, or answer at once."""
         text = self.undecided.lstrip()
         if len(self.undecided) - len(text) > MAX_SPACE:
-            self.part = Part.ANSWER
+            self.part = TurnPhase.ANSWER
         elif text.startswith(self._begin):
-            self.part, self.undecided = Part.OPENED, text.removeprefix(self._begin)
+            self.part, self.undecided = TurnPhase.OPENED, text.removeprefix(self._begin)
         elif not self._begin.startswith(text) or "\n\n" in self.undecided:
-            self.part = Part.ANSWER
+            self.part = TurnPhase.ANSWER
 
     def _think(self) -> Cut:
-        if self.part is Part.OPENED:
+        if self.part is TurnPhase.OPENED:
             self.undecided = self.undecided.lstrip()
             if self.undecided:
-                self.part = Part.THINKING
+                self.part = TurnPhase.THINKING
         thought, found, rest = self.undecided.partition(self._end)
         if found:
-            self.part, self.undecided = Part.CLOSED, rest
+            self.part, self.undecided = TurnPhase.CLOSED, rest
             return Cut(_stripped(thought), closed=True, rest=rest)
         safe = _stripped(thought[: len(thought) - overlap(thought, self._end)])
         self.undecided = thought[len(safe) :]

@@ -20,7 +20,7 @@ from torch import Tensor
 from model.architectures.network import ModelState, Network
 from model.state_tensors import state_views
 from server.engine.invariance import batches, row_sizes
-from server.engine.runner import HIDDEN_UNIT, NO_TOKEN, Feed, Scored
+from server.engine.runner import HIDDEN_UNIT, NO_TOKEN, Feed, TokenScore
 from server.engine.sampler import Draw, allows_any, sample, scores_of
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
@@ -31,7 +31,7 @@ GRID = (64, 16)
 Forward = Callable[[Tensor, ModelState, Tensor], tuple[Tensor, ModelState]]
 
 #: Of a row that draws nothing, or whose logits are not finite.
-NOTHING = Scored(math.nan, [])
+NOTHING = TokenScore(math.nan, [])
 
 #: What slots [B] int64 will hold: the first B rows of a state.
 Change = tuple[Tensor, ModelState]
@@ -56,7 +56,7 @@ class TorchRunner:
         self._model = model
         self._views = state_views(pool.layout, torch.from_numpy(pool.blocks))
         self.row_sizes = row_sizes(model)
-        self._scores: list[Scored] = []
+        self._scores: list[TokenScore] = []
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
         """The sampler takes them as they are."""
@@ -88,7 +88,7 @@ class TorchRunner:
         return [top for _, top in self._scores]
 
     @torch.inference_mode()
-    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[Scored]:
+    def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         """See `server.engine.runner.Runner.score`."""
         self._check([feed])
         scored, changes = [*feed.tokens[1:], following], list[Change]()
@@ -130,7 +130,7 @@ class TorchRunner:
 
     def _sample(
         self, feeds: Sequence[Feed], rows: dict[int, Tensor]
-    ) -> tuple[list[int], list[Scored]]:
+    ) -> tuple[list[int], list[TokenScore]]:
         """Tokens of all rows, from the logits of those that may draw, and how likely they were."""
         tokens, scores = [NO_TOKEN] * len(feeds), [NOTHING] * len(feeds)
         index = [i for i, feed in enumerate(feeds) if feed.draw is not None]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.engine.detokenizer import StopStrings
-from server.engine.thoughts import Part, Thoughts
+from server.engine.thoughts import Thoughts, TurnPhase
 from server.engine.types import Turn
 
 
@@ -32,7 +32,7 @@ class TurnState(NamedTuple):
     num_thought: int = 0
 
 
-class Shown(NamedTuple):
+class ShownText(NamedTuple):
     """What became safe to show: of the thinking, None where that is over, and of the answer."""
 
     thought: str | None
@@ -65,7 +65,7 @@ class TurnText:
     def restore(self, state: TurnState, num_drawn: int) -> None:
         """Goes on where another one was after ``num_drawn`` tokens."""
         thoughts = self._thoughts
-        thoughts.part, thoughts.lead = Part(state.part), state.lead
+        thoughts.part, thoughts.lead = TurnPhase(state.part), state.lead
         thoughts.undecided = state.undecided
         self._before.restore(state.withheld)
         self._answer.restore(state.answer_withheld)
@@ -75,17 +75,17 @@ class TurnText:
     @property
     def is_thinking(self) -> bool:
         """Whether the thinking goes on, or what is forced after it."""
-        return self._thoughts.part < Part.CLOSED or bool(self._forced)
+        return self._thoughts.part < TurnPhase.CLOSED or bool(self._forced)
 
     @property
     def is_within_thinking(self) -> bool:
         """Whether the text is between the two markers."""
-        return self._thoughts.part in (Part.OPENED, Part.THINKING)
+        return self._thoughts.part in (TurnPhase.OPENED, TurnPhase.THINKING)
 
     @property
     def awaits_answer(self) -> bool:
         """Whether the thinking goes on, or nothing but white space has come since."""
-        return self.is_within_thinking or self._thoughts.part is Part.CLOSED
+        return self.is_within_thinking or self._thoughts.part is TurnPhase.CLOSED
 
     @property
     def num_thought(self) -> int:
@@ -110,17 +110,17 @@ class TurnText:
             mask[id // 32] &= ~np.uint32(1 << id % 32)
         return mask
 
-    def push(self, text: str) -> Shown:
+    def push(self, text: str) -> ShownText:
         """What the next token makes safe to show; ``text`` is its text."""
         self._force_in_time()
         self._num_drawn += 1
         self._forced = self._forced[1:]
         safe, met = text, False
-        if self._thoughts.part < Part.ANSWER:
+        if self._thoughts.part < TurnPhase.ANSWER:
             safe, met = self._before.push(text)
         cut = self._thoughts.push(safe)
         answer = cut.answer
-        if self._thoughts.part >= Part.ANSWER:
+        if self._thoughts.part >= TurnPhase.ANSWER:
             answer += self._before.flush()
         if cut.closed:
             self._num_thought = self._num_drawn
@@ -129,21 +129,23 @@ class TurnText:
                 if not cut.rest and not self._forced:
                     self._forced = self._turn.gap
         shown, met_answer = self._shown(answer)
-        is_over = self._thoughts.part >= Part.ANSWER
+        is_over = self._thoughts.part >= TurnPhase.ANSWER
         thought = None if is_over and not cut.thought else cut.thought
-        return Shown(thought, shown, met or met_answer)
+        return ShownText(thought, shown, met or met_answer)
 
-    def finish(self, met_stop: bool, text: str = "") -> Shown:
+    def finish(self, met_stop: bool, text: str = "") -> ShownText:
         """What was held back: of the answer only where no stop string was met; ``text`` is last."""
         safe = "" if met_stop else self._before.flush() + text
         cuts = self._thoughts.push(safe), self._thoughts.flush()
         thought = "".join(cut.thought for cut in cuts)
         if met_stop:
-            return Shown(thought, "")
-        if self._thoughts.part is Part.START:
-            self._thoughts.part = Part.ANSWER
+            return ShownText(thought, "")
+        if self._thoughts.part is TurnPhase.START:
+            self._thoughts.part = TurnPhase.ANSWER
         shown, met = self._shown("".join(cut.answer for cut in cuts))
-        return Shown(thought, shown + ("" if met else self._stripped(self._answer.flush())), met)
+        return ShownText(
+            thought, shown + ("" if met else self._stripped(self._answer.flush())), met
+        )
 
     def _force_in_time(self) -> None:
         """Closes the thinking where its budget is used up."""
@@ -162,9 +164,9 @@ class TurnText:
 
     def _stripped(self, text: str) -> str:
         """``text`` without the white space that the answer begins with."""
-        if self._thoughts.part is Part.SHOWN:
+        if self._thoughts.part is TurnPhase.SHOWN:
             return text
         text = text.lstrip()
         if text:
-            self._thoughts.part = Part.SHOWN
+            self._thoughts.part = TurnPhase.SHOWN
         return text

@@ -31,7 +31,7 @@ class StateBlock:
         self.data, self.file = data, file
 
 
-class Segment(NamedTuple):
+class UnfedSegment(NamedTuple):
     """Tokens of a text that the state has not seen, and how they are to be cut.
 
     With a ``plan`` they begin a prompt of that many tokens, at least their own
@@ -90,7 +90,7 @@ class SessionValue:
     owner: str
     epoch: int = 0
     position: int = 0
-    debt: tuple[Segment, ...] = ()
+    debt: tuple[UnfedSegment, ...] = ()
     pending: int | None = None
     seq: int = 0
     log_index: int = 0

@@ -19,7 +19,7 @@ from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters
 from server.config.settings import ModelSource, ServerConfig, set_environment
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from server.engine.config import EngineConfig
 from server.models.backend import Backend, BackendError, open_backend
 from server.models.changes import ModelBroken
@@ -84,7 +84,7 @@ class ModelBuilder:
         except OSError as error:
             raise StoreError(f"the session store cannot be opened: {error.strerror}") from error
         try:
-            constraints = Constraints(backend.tokenizer)
+            constraints = FormatCompiler(backend.tokenizer)
             limits = _limits(checkpoint, config, store, constraints)
             engine = backend.engine(num_sessions, limits)
             fixed = _fixed_states(config, source.name, signing.identity, checkpoint)
@@ -168,7 +168,7 @@ def _fixed_states(
 
 
 def _limits(
-    checkpoint: Checkpoint, config: ServerConfig, store: Store, constraints: Constraints
+    checkpoint: Checkpoint, config: ServerConfig, store: Store, constraints: FormatCompiler
 ) -> EngineConfig:
     state_bytes = StateLayout.of(checkpoint.config).num_bytes
     return EngineConfig(

@@ -8,7 +8,7 @@ from model.state import StateLayout
 
 
 @dataclass(frozen=True, slots=True)
-class StateTensor:
+class StateTensorInfo:
     """A tensor that each of ``layers`` layers has in a session's state; ``bytes`` of all of them.
 
     ``shape`` is that of one layer: see `model.attention.state_specs`.
@@ -21,11 +21,11 @@ class StateTensor:
     bytes: int
 
 
-def state_tensors(layout: StateLayout) -> tuple[StateTensor, ...]:
+def state_tensors(layout: StateLayout) -> tuple[StateTensorInfo, ...]:
     """What a session's state consists of, in the order of the first layer."""
     first = (field for field in layout.fields if field.layer == 0)
     return tuple(
-        StateTensor(
+        StateTensorInfo(
             field.name,
             field.spec.shape,
             field.spec.dtype,
@@ -55,7 +55,7 @@ class ModelInfo:
     state_bytes_per_session: int
     kv_cache_bytes_per_token: int
     max_sessions: int
-    state: tuple[StateTensor, ...]
+    state: tuple[StateTensorInfo, ...]
     created_s: int
     bos_token_id: int = 0
     hidden_size: int = 0

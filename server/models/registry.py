@@ -16,7 +16,7 @@ from server.models.service import Service
 from server.models.storage import Home
 from server.observability.metrics import NO_STATS, Scrape, totals
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.tenant import Tenant
+from server.runtime.tenant import TenantAccount
 
 #: Sessions of which it is remembered whose they are.
 MAX_SEEN = 1 << 16
@@ -51,7 +51,7 @@ class Models:
         self.current = {version.name: version for version in versions}
         self.retiring: list[Version] = []
         self._continue_unfinished = continue_unfinished
-        self._tenants: Mapping[str, Tenant] = {}
+        self._tenants: Mapping[str, TenantAccount] = {}
         self._watching: dict[AsyncEngine, asyncio.Task[None]] = {}
         self._stopping: set[AsyncEngine] = set()
         #: By session and owner: of another's nothing is known.
@@ -124,7 +124,7 @@ class Models:
 
     # Life
 
-    def limit(self, tenants: Mapping[str, Tenant]) -> None:
+    def limit(self, tenants: Mapping[str, TenantAccount]) -> None:
         """Gives the owners in ``tenants`` their limits, in every model."""
         self._tenants = tenants
         for version in self.versions:

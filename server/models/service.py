@@ -9,7 +9,7 @@ from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer
 from server.config.settings import ServerConfig
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from server.models.info import ModelInfo
 from server.models.large_answers import LargeAnswers
 from server.runtime.async_engine import AsyncEngine
@@ -51,7 +51,7 @@ class Service:
     large_answers: LargeAnswers
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
     renderer: Renderer = field(default_factory=Renderer)
-    constraints: Constraints | None = None
+    constraints: FormatCompiler | None = None
     reasoning: str | None = None
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ def make_service(
     prefixes: PrefixTier | None = None,
     elsewhere: Elsewhere | None = None,
     chat_template: ChatTemplate | None = None,
-    constraints: Constraints | None = None,
+    constraints: FormatCompiler | None = None,
     ownership: Ownership | None = None,
     states: NamedStates | None = None,
 ) -> Service:

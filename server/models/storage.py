@@ -29,7 +29,7 @@ from server.sessions.transfer import Signing
 from server.store.base import Identity, Store
 from server.store.files import DiskFiles
 from server.store.memory_store import MemoryStore
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.check import identity_of as identity_in
 from server.store.sqlite.check import open_for_reading
 from server.store.sqlite.database import FILE_NAME
@@ -47,7 +47,7 @@ VERSIONS, MODELS = "versions", "models"
 class Shared(Protocol):
     """Opens stores that other replicas have as well: see `server.cluster.cluster`."""
 
-    def open_store(self, name: str, identity: Identity, limits: Limits) -> Store: ...
+    def open_store(self, name: str, identity: Identity, limits: StoreLimits) -> Store: ...
     def signing_key(self, store: Store) -> bytes: ...
     def ownership(self, async_engine: AsyncEngine, store: Store) -> Ownership: ...
     def open_prefixes(
@@ -127,7 +127,7 @@ def open_storage(
     """
     identity = identity_of(checkpoint, backend)
     key = config.signing_key.encode() if config.signing_key else None
-    limits = Limits(
+    limits = StoreLimits(
         retention_s=config.retention_s,
         max_log_tokens=config.max_log_tokens,
         max_bytes=config.store_size,

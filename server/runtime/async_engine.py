@@ -22,10 +22,10 @@ from server.engine.value import SessionValue
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
-from server.runtime.engine_thread import Clock, Command, EngineLike, EngineThread, Step
+from server.runtime.engine_thread import Clock, Command, EngineLike, EngineStep, EngineThread
 from server.runtime.request_registry import RequestRegistry, Sink
 from server.runtime.store_thread import StoreThread
-from server.runtime.tenant import Tenant
+from server.runtime.tenant import TenantAccount
 from server.store.base import Store
 from server.store.errors import Fenced, StoreFull
 
@@ -62,13 +62,13 @@ class AsyncEngine:
     ) -> None:
         self.metrics = metrics
         #: By owner; one that is not in it has no limits.
-        self.tenants: Mapping[str, Tenant] = {}
+        self.tenants: Mapping[str, TenantAccount] = {}
         self.died = asyncio.Event()
         self.durable = store.durable
         self.on_evicted_prefixes: Callable[[list[Evicted]], None] = lambda evicted: None
         self._tracer = tracer
         self._clock = clock
-        self._steps: deque[Step] = deque()
+        self._steps: deque[EngineStep] = deque()
         self._awaits_delivery = False
         self._last_stats = engine.stats()
         self._store_thread = StoreThread(
@@ -427,7 +427,7 @@ class AsyncEngine:
 
     # The store thread's thread, or the engine's where nothing has to be logged
 
-    def _pass_on(self, step: Step) -> None:
+    def _pass_on(self, step: EngineStep) -> None:
         assert self._loop is not None
         self._steps.append(step)
         if not self._awaits_delivery:  # else the delivery that is due finds this step too

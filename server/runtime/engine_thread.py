@@ -87,7 +87,7 @@ class Command:
 
 
 @dataclass(slots=True)
-class Step:
+class EngineStep:
     """What one turn of the thread has made, and when it was done.
 
     ``is_idle``: the engine had nothing to compute after it.
@@ -124,7 +124,7 @@ class EngineThread:
         self,
         engine: EngineLike,
         clock: Clock,
-        hand_in: Callable[[Step], None],
+        hand_in: Callable[[EngineStep], None],
         died: Callable[[], None],
     ) -> None:
         self.working_since: float | None = None
@@ -200,10 +200,10 @@ class EngineThread:
         self.working_since = None
         self._hand_in(step)
 
-    def _new_step(self, engine: EngineLike) -> Step:
-        return Step([], [], engine.take_records(), self._generation, self._clock())
+    def _new_step(self, engine: EngineLike) -> EngineStep:
+        return EngineStep([], [], engine.take_records(), self._generation, self._clock())
 
-    def _hand_in(self, step: Step) -> None:
+    def _hand_in(self, step: EngineStep) -> None:
         made = step.commands or step.events or step.records or step.prefixes or step.usage
         if made or step.is_idle != self._told_idle:
             self._undelivered.acquire()

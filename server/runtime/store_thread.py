@@ -31,7 +31,7 @@ SOON_S = 0.08
 R = TypeVar("R")
 
 
-class Step(Protocol):
+class StoreStep(Protocol):
     """What the store thread knows of a step of the engine's thread.
 
     ``generation`` counts the times that the engine has forgotten its kept
@@ -106,7 +106,7 @@ class StoreThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def add(self, step: Step) -> None:
+    def add(self, step: StoreStep) -> None:
         """A step of the engine's thread; with nothing to log or to wait for it goes on at once."""
         with self._changed:
             if step.records or self._items or self._busy:
@@ -160,7 +160,7 @@ class StoreThread:
             return items
 
     def _work(self, items: list[Any]) -> None:
-        steps: list[Step] = []
+        steps: list[StoreStep] = []
         for item in items:
             if isinstance(item, _Call):
                 self._commit(steps)
@@ -170,7 +170,7 @@ class StoreThread:
                 steps.append(item)
         self._commit(steps)
 
-    def _commit(self, steps: list[Step]) -> None:
+    def _commit(self, steps: list[StoreStep]) -> None:
         if steps and self._refused:
             self._forget_refused(steps[0].generation)
         records = [record for step in steps for record in self._valid(step)]
@@ -186,7 +186,7 @@ class StoreThread:
             self._note_lost(step)
             self._pass_on(step)
 
-    def _valid(self, step: Step) -> list[Record]:
+    def _valid(self, step: StoreStep) -> list[Record]:
         """The records of ``step`` that the engine has made of sessions as the store has them."""
         if step.generation < self._all_since:
             return []
@@ -194,10 +194,10 @@ class StoreThread:
             return step.records
         return [record for record in step.records if not self._is_refused(record[0], step)]
 
-    def _is_refused(self, session: str, step: Step) -> bool:
+    def _is_refused(self, session: str, step: StoreStep) -> bool:
         return session in self._refused and step.generation < self._refused[session][0]
 
-    def _note_lost(self, step: Step) -> None:
+    def _note_lost(self, step: StoreStep) -> None:
         if step.records and step.generation < self._all_since:
             assert self._last_error is not None
             step.lost = dict.fromkeys((id for id, _ in step.records), self._last_error)

@@ -17,7 +17,7 @@ class TenantLimits(Protocol):
     def max_stored_bytes(self) -> int | None: ...
 
 
-class Tenant(Protocol):
+class TenantAccount(Protocol):
     """An owner with limits: see `server.api.auth.tenants`."""
 
     @property

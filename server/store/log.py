@@ -19,9 +19,9 @@ from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewoun
 from server.store.codec import unpack_entry
 from server.store.errors import StoreLost
 from server.store.heads import Head
-from server.store.log_rows import Kept, Step, pack_row, unpack_row
+from server.store.log_rows import LoggedEntry, StoredState, pack_row, unpack_row
 from server.store.redo import Redo
-from server.store.snapshots import Row, Snapshots
+from server.store.snapshots import SnapshotRow, Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
 
@@ -88,7 +88,7 @@ class Log:
 
     # Writing
 
-    def append(self, records: Sequence[Record]) -> list[Step]:
+    def append(self, records: Sequence[Record]) -> list[LoggedEntry]:
         """Adds ``records``, durably, and says what is left for `settle` to do.
 
         On an error nothing of them counts, and nothing here has changed. Raises
@@ -109,22 +109,22 @@ class Log:
                 entry.value.state.file = kept.file
         return steps
 
-    def _add_row(self, data: bytes, keys: str, steps: Sequence[Step]) -> None:
+    def _add_row(self, data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
         """The row after the last, durably."""
         with self._database.transaction():
             row = (self.last_row + 1, data, keys)
             self._execute("INSERT INTO journal VALUES (?, ?, ?)", row)
 
-    def settle(self, steps: Iterable[Step], now_s: float) -> None:
+    def settle(self, steps: Iterable[LoggedEntry], now_s: float) -> None:
         """Does what follows from records that have been added."""
         due = self.advance(steps, self.last_row)
         if due is not None:
             with self._database.transaction(synced=False):
                 self.apply(steps, due, self.last_row, now_s)
 
-    def _steps(self, records: Sequence[Record], new_files: dict[int, str]) -> list[Step]:
+    def _steps(self, records: Sequence[Record], new_files: dict[int, str]) -> list[LoggedEntry]:
         """Which session each record means; states of new sessions are in files."""
-        steps: list[Step] = []
+        steps: list[LoggedEntry] = []
         changed: dict[str, Head | None] = {}
         heads = self.heads
         for id, entry in records:
@@ -135,7 +135,7 @@ class Log:
             kept = None
             if isinstance(entry, Opened):
                 assert head is None, id
-                kept = Kept(self._keep_state(entry, new_files), self._snapshots.identity_key)
+                kept = StoredState(self._keep_state(entry, new_files), self._snapshots.identity_key)
                 head = changed[id] = Head.of(self.next_key, entry.value, self.last_row)
                 self.next_key += 1
             elif isinstance(entry, Deleted):
@@ -160,7 +160,7 @@ class Log:
 
     # What follows from a commit
 
-    def advance(self, steps: Iterable[Step], row: int) -> set[Head] | None:
+    def advance(self, steps: Iterable[LoggedEntry], row: int) -> set[Head] | None:
         """Brings the heads forward; those whose tails are due, None if nothing else is to do."""
         due: set[Head] = set()
         is_settled = True
@@ -193,7 +193,9 @@ class Log:
             if value.state is not None or not value.has_state:  # the journal has no states
                 self._unsaved.add(head, value)
 
-    def apply(self, steps: Iterable[Step], due: Iterable[Head], row: int, now_s: float) -> None:
+    def apply(
+        self, steps: Iterable[LoggedEntry], due: Iterable[Head], row: int, now_s: float
+    ) -> None:
         """Brings the tables up to row ``row`` of the journal."""
         for head, entry, kept in steps:
             match entry:
@@ -209,7 +211,9 @@ class Log:
                     self.delete(head, now_s)
         self.store_tails(due, row, now_s)
 
-    def _add_session(self, head: Head, entry: Opened, kept: Kept | None, now_s: float) -> None:
+    def _add_session(
+        self, head: Head, entry: Opened, kept: StoredState | None, now_s: float
+    ) -> None:
         assert kept is not None, head.id
         self._tables.add_session(head, now_s)
         num_bytes = self._snapshots.add(head.key, 0, entry.value, *kept)
@@ -228,7 +232,7 @@ class Log:
             self._tables.store_tail(head, row, now_s)
             self.changed.add(head)
 
-    def drop_snapshots(self, head: Head, rows: Sequence[Row]) -> None:
+    def drop_snapshots(self, head: Head, rows: Sequence[SnapshotRow]) -> None:
         """Deletes snapshots of a session; their files are unused then, perhaps."""
         self._snapshots.drop(rows)
         self._tables.grow(head.key, -sum(row.bytes for row in rows))
@@ -328,9 +332,11 @@ class Log:
             self.heads[head.id] = head
         return head
 
-    def opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
+    def opened_again(
+        self, key: int, packed: Any, row: int, rest: Sequence[Any]
+    ) -> LoggedEntry | None:
         """A session whose opening has not reached the tables."""
         entry = unpack_entry(packed, None)
         assert isinstance(entry, Opened), entry
         self.next_key = max(self.next_key, key + 1)
-        return Head.of(key, entry.value, row - 1), entry, Kept(*rest[0])
+        return Head.of(key, entry.value, row - 1), entry, StoredState(*rest[0])

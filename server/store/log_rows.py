@@ -25,14 +25,14 @@ BETWEEN = b",\n"
 COUNTED = (TokenEvent, Accepted, Finished, Rewound)
 
 
-class Kept(NamedTuple):
+class StoredState(NamedTuple):
     """Where the state of a new session is, and what it belongs to."""
 
     file: str | None
     identity_key: int
 
 
-Step = tuple[Head, Entry, Kept | None]
+LoggedEntry = tuple[Head, Entry, StoredState | None]
 
 
 class Line(NamedTuple):
@@ -49,7 +49,7 @@ class Line(NamedTuple):
         return self.sum is None or self.sum == crc32(self.body, number)
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """Lines that can be read. ``keys``: of all that there were, None where that is not known."""
 
     lines: list[Line]
@@ -65,7 +65,7 @@ class Row(NamedTuple):
         return found
 
 
-def pack_row(steps: Sequence[Step]) -> tuple[bytes, str] | None:
+def pack_row(steps: Sequence[LoggedEntry]) -> tuple[bytes, str] | None:
     """A row and its keys; None where nothing has happened that belongs into it."""
     running: dict[Head, str | None] = {}
     numbers: dict[Head, int] = {}
@@ -92,7 +92,7 @@ def pack_row(steps: Sequence[Step]) -> tuple[bytes, str] | None:
     return b"[" + BETWEEN.join(lines) + b"]", sealed(encode(keys).decode())
 
 
-def unpack_row(data: bytes, keys: str | None) -> Row:
+def unpack_row(data: bytes, keys: str | None) -> LogRow:
     """Of what `pack_row` has made, all that can still be read."""
     if keys is None:
         return _older_row(data)
@@ -101,7 +101,7 @@ def unpack_row(data: bytes, keys: str | None) -> Row:
     text = unsealed(keys)
     known = None if text is None else Counter[int](decode_json(text))
     is_whole = len(lines) == len(found) and data[:1] + data[-1:] == b"[]"
-    return Row(lines, known, is_whole)
+    return LogRow(lines, known, is_whole)
 
 
 def _line(line: bytes) -> Line | None:
@@ -115,9 +115,9 @@ def _line(line: bytes) -> Line | None:
         return None
 
 
-def _older_row(data: bytes) -> Row:
+def _older_row(data: bytes) -> LogRow:
     try:
         lines = [Line(key, entry, rest, b"", None) for key, entry, *rest in decode_json(data)]
     except (Malformed, ValueError, TypeError):
-        return Row([], None, False)
-    return Row(lines, None, True)
+        return LogRow([], None, False)
+    return LogRow(lines, None, True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from server.engine.value import Deleted, Entry
 from server.store.codec import Malformed, unpack_entry
 from server.store.heads import Head
-from server.store.log_rows import Line, Row, Step
+from server.store.log_rows import Line, LoggedEntry, LogRow
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,13 @@ class Redone(Protocol):
     def heads(self) -> Mapping[str, Head]: ...
     def is_skipped(self, key: int) -> bool: ...
     def head_of_key(self, key: int) -> Head | None: ...
-    def opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None: ...
-    def advance(self, steps: Iterable[Step], row: int) -> set[Head] | None: ...
-    def apply(self, steps: Iterable[Step], due: Iterable[Head], row: int, now_s: float) -> None: ...
+    def opened_again(
+        self, key: int, packed: Any, row: int, rest: Sequence[Any]
+    ) -> LoggedEntry | None: ...
+    def advance(self, steps: Iterable[LoggedEntry], row: int) -> set[Head] | None: ...
+    def apply(
+        self, steps: Iterable[LoggedEntry], due: Iterable[Head], row: int, now_s: float
+    ) -> None: ...
     def running_keys(self) -> list[int]: ...
     def give_up(self, head: Head, why: str, now_s: float) -> None: ...
 
@@ -43,7 +47,7 @@ class Redo:
         self._doubtful: set[Head] = set()
         self._previous: int | None = None
 
-    def row(self, number: int, row: Row) -> None:
+    def row(self, number: int, row: LogRow) -> None:
         """The next one that there is."""
         if self._previous is not None and number != self._previous + 1:
             self._doubt(number)
@@ -63,9 +67,9 @@ class Redo:
                 why = "a row of the journal that may have been about it is missing or unreadable"
                 self._log.give_up(head, why, self._now_s)
 
-    def _apply(self, number: int, row: Row) -> tuple[Counter[int], bool]:
+    def _apply(self, number: int, row: LogRow) -> tuple[Counter[int], bool]:
         """Keys of the lines that could be read, and whether there was any other."""
-        steps: list[Step] = []
+        steps: list[LoggedEntry] = []
         due: set[Head] = set()
         good: Counter[int] = Counter()
         for line in row.lines:
@@ -84,7 +88,7 @@ class Redo:
         self._log.apply(steps, due, number, self._now_s)
         return good, good.total() < len(row.lines)
 
-    def _step(self, line: Line, number: int) -> Step | None:
+    def _step(self, line: Line, number: int) -> LoggedEntry | None:
         """What a line means; None if its session is gone, or has it in its tables.
 
         Raises `Malformed` and `TypeError` for a line that was altered.

@@ -11,7 +11,7 @@ from server.store.clock import StoreClock
 from server.store.heads import Head
 from server.store.history import superfluous
 from server.store.log import Log, Transactions
-from server.store.snapshots import Row, Snapshots
+from server.store.snapshots import SnapshotRow, Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Save, Unsaved
 
@@ -19,7 +19,7 @@ KEY_RETENTION_S = 86_400.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoreLimits:
     """What a store keeps.
 
     A session that was not used for ``retention_s`` is deleted. Of its log, what
@@ -54,7 +54,7 @@ class Saving:
     #: Whether what follows a transaction may only be done when that is on the disk.
     is_synced = True
 
-    def __init__(self, connection: Connected, clock: StoreClock, limits: Limits) -> None:
+    def __init__(self, connection: Connected, clock: StoreClock, limits: StoreLimits) -> None:
         self._connection, self._clock, self._limits = connection, clock, limits
         self._log, self._tables = connection.log, connection.tables
         self._snapshots = connection.snapshots
@@ -134,7 +134,7 @@ class Saving:
             if num_tokens > self._limits.max_log_tokens:
                 self._trim(head, num_tokens - self._limits.max_log_tokens)
 
-    def _thin(self, head: Head, rows: Sequence[Row]) -> None:
+    def _thin(self, head: Head, rows: Sequence[SnapshotRow]) -> None:
         """Of old snapshots, fewer the older they are."""
         dropped = superfluous([row.length for row in rows], self._limits.max_snapshots)
         if dropped:

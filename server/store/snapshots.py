@@ -40,7 +40,7 @@ class Rows(Protocol):
     def execute(self) -> Callable[..., Any]: ...
 
 
-class Row(NamedTuple):
+class SnapshotRow(NamedTuple):
     """A snapshot without its value; ``place`` is the number of the entry that it stands before."""
 
     key: int
@@ -113,16 +113,16 @@ class Snapshots:
         )
         return num_bytes
 
-    def rows(self, key: int) -> list[Row]:
+    def rows(self, key: int) -> list[SnapshotRow]:
         """Of a session, oldest first."""
         return self.rows_of([key])[0]
 
-    def rows_of(self, keys: Iterable[int]) -> list[list[Row]]:
+    def rows_of(self, keys: Iterable[int]) -> list[list[SnapshotRow]]:
         """See `rows`; of all sessions in one round trip."""
         asked = [self._execute(_ROWS, (key,)) for key in keys]
-        return [[Row(*row) for row in found] for found in asked]
+        return [[SnapshotRow(*row) for row in found] for found in asked]
 
-    def drop(self, rows: Sequence[Row]) -> None:
+    def drop(self, rows: Sequence[SnapshotRow]) -> None:
         """Deletes rows; their files are left to `unused`."""
         for row in rows:
             self._execute("DELETE FROM snapshot WHERE key = ?", (row.key,))

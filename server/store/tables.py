@@ -42,7 +42,7 @@ KEYS = (
 SEGMENTS = 'SELECT first, "end", last_seq, running, data, sum FROM segment WHERE session = ? '
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     """A row of a session's log: the entries ``first`` <= number < ``end``."""
 
     first: int
@@ -180,7 +180,7 @@ class Tables:
         """The entries from number ``place`` on. Raises `SessionBroken` without all of them."""
         found: list[Entry] = []
         for row in self._execute(SEGMENTS + 'AND "end" > ? ORDER BY first', (head.key, place)):
-            segment = Segment(*row)
+            segment = LogSegment(*row)
             if segment.first > place:
                 raise SessionBroken
             found += segment.entries(head.key)[place - segment.first :]
@@ -198,7 +198,7 @@ class Tables:
         query = SEGMENTS + "AND last_seq > ? ORDER BY first"
         with closing(self._execute(query, (head.key, seq))) as rows:
             for row in rows:
-                segment = Segment(*row)
+                segment = LogSegment(*row)
                 if place not in (None, segment.first):
                     raise SessionBroken
                 yield from segment.entries(head.key)
@@ -216,7 +216,7 @@ class Tables:
         query = SEGMENTS + 'AND "end" > ? ORDER BY first'
         with closing(self._execute(query, (head.key, place))) as rows:
             for row in rows:
-                segment = Segment(*row)
+                segment = LogSegment(*row)
                 if end not in (None, segment.first):
                     raise SessionBroken
                 found = enumerate(segment.entries(head.key), segment.first)

@@ -12,7 +12,7 @@ import pytest
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint
 from model.state import StateLayout
-from server.engine.runner import Feed, Scored
+from server.engine.runner import Feed, TokenScore
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 from server.models.backend import Backend, open_backend
@@ -59,7 +59,7 @@ class Direct:
         text = self.tokenizer.decode(ids)
         return text[: min((text.find(stop) for stop in stops if stop in text), default=None)]
 
-    def _score(self, ids: list[int]) -> list[Scored]:
+    def _score(self, ids: list[int]) -> list[TokenScore]:
         slot = self._slot()
         scored = self._runner.score(Feed(slot, 0, ids[:-1]), ids[-1], num_top=1)
         self._pool.free(slot)

@@ -17,7 +17,7 @@ import pytest
 import server.store
 from server.store.clock import StoreClock
 from server.store.errors import StoreInUse
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.lock import Waiting
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer
@@ -33,7 +33,7 @@ WALL_CLOCKS = {"time", "time_ns", "now", "today", "utcnow", "localtime", "gmtime
 
 
 def opened(path: Path) -> SqliteStore:
-    return open_store(path, IDENTITY, limits=Limits(retention_s=3600.0))
+    return open_store(path, IDENTITY, limits=StoreLimits(retention_s=3600.0))
 
 
 def ids(store: SqliteStore) -> list[str]:

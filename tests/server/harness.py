@@ -20,7 +20,7 @@ from model.tokenizer import Tokenizer
 from server.api.app import create_app
 from server.api.schemas.frame_models import AnyFrame
 from server.config.settings import ServerConfig
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from server.engine.types import EngineStats, Request, SamplingParams
 from server.engine.value import SessionValue
 from server.http.http_protocol import HttpProtocol
@@ -128,7 +128,7 @@ def only(
     config: ServerConfig,
     model: ModelInfo = MODEL,
     chat_template: ChatTemplate | None = None,
-    constraints: Constraints | None = None,
+    constraints: FormatCompiler | None = None,
 ) -> Models:
     """One model around a fake engine."""
     tokenizer = cast(Tokenizer, ByteTokenizer())
@@ -148,7 +148,7 @@ async def running(
     http_protocol: type[HttpProtocol] = HttpProtocol,
     store: Store | None = None,
     chat_template: ChatTemplate | None = None,
-    constraints: Constraints | None = None,
+    constraints: FormatCompiler | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     config = ServerConfig(**settings)

@@ -99,7 +99,7 @@ def _ready(events: int) -> Ready:
     return Ready(reads | (Ready.W if events & select.POLLOUT else Ready.NONE))
 
 
-class Database:
+class PostgresDatabase:
     """A connection for one thread, to the schema called ``schema``.
 
     ``is_full``: a commit outlasts a crash of the database. Raises errors of psycopg's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.store.postgres.database import Database
+from server.store.postgres.database import PostgresDatabase
 
 _CLAIM = (
     "INSERT INTO key_claim VALUES (?, ?, ?) ON CONFLICT (owner, key) DO UPDATE "
@@ -18,7 +18,7 @@ class KeyClaims:
     def __init__(self) -> None:
         self._unreturned: set[tuple[str, str]] = set()
 
-    def claim(self, database: Database, owner: str, key: str) -> bool:
+    def claim(self, database: PostgresDatabase, owner: str, key: str) -> bool:
         """Whether this replica may begin what comes under ``key``: no other is about to."""
         with database.transaction():
             self._unreturned.discard((owner, key))
@@ -28,7 +28,7 @@ class KeyClaims:
         """What came under the key is in the log, or will never be: for `give_back`."""
         self._unreturned.add((owner, key))
 
-    def give_back(self, database: Database) -> None:
+    def give_back(self, database: PostgresDatabase) -> None:
         """All that was noted."""
         if not self._unreturned:
             return

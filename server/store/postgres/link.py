@@ -20,7 +20,7 @@ from server.store.base import Identity
 from server.store.clock import StoreClock
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed
 from server.store.object_storage.objects import Connection, Objects
-from server.store.postgres.database import ERRORS, FENCED, REFUSALS, Database, Hung, failure
+from server.store.postgres.database import ERRORS, FENCED, REFUSALS, Hung, PostgresDatabase, failure
 from server.store.postgres.log import SharedLog
 from server.store.postgres.migrations import migrate
 from server.store.postgres.presence import Presence
@@ -95,7 +95,7 @@ class Listeners(NamedTuple):
 class SharedConnection:
     """What is known through one connection; see `server.store.sqlite.connection.Connection`."""
 
-    database: Database
+    database: PostgresDatabase
     log: SharedLog
     tables: Tables
     snapshots: Snapshots
@@ -184,7 +184,9 @@ class Link:
         place = self._place
         is_pooled = place.direct_url is not None
         try:
-            database = Database(place.url, place.schema, place.durability == "full", is_pooled)
+            database = PostgresDatabase(
+                place.url, place.schema, place.durability == "full", is_pooled
+            )
             try:
                 connection = self._open(database)
             except BaseException:
@@ -197,7 +199,7 @@ class Link:
         self._on_connect(connection)
         return connection
 
-    def _open(self, database: Database) -> SharedConnection:
+    def _open(self, database: PostgresDatabase) -> SharedConnection:
         migrate(database)
         store_id = _store_id(database)
         if store_id != self.store_id:
@@ -229,7 +231,7 @@ class Link:
                 self._unsaved.drop(save.value.id)
         return SharedConnection(database, log, tables, snapshots, states, self._unsaved)
 
-    def _recovered(self, database: Database, new_log: Callable[[], SharedLog]) -> SharedLog:
+    def _recovered(self, database: PostgresDatabase, new_log: Callable[[], SharedLog]) -> SharedLog:
         """The journal, read as a whole, and session by session where that is refused."""
         last_row, now_s = self._last_row, self._clock.now_s
         held = self._held if last_row is not None else ()
@@ -259,7 +261,7 @@ class Link:
         self.store_id = store_id
 
 
-def _store_id(database: Database) -> str:
+def _store_id(database: PostgresDatabase) -> str:
     with database.whole():
         database.execute(
             "INSERT INTO meta VALUES ('store_id', replace(gen_random_uuid()::text, '-', '')) "
@@ -268,7 +270,7 @@ def _store_id(database: Database) -> str:
         return str(database.meta("store_id"))[:16]
 
 
-def _new_link(database: Database) -> int:
+def _new_link(database: PostgresDatabase) -> int:
     """This connection's number: what an earlier one has not done by now it never will.
 
     Raises `Fenced`.

@@ -13,8 +13,8 @@ from server.store.codec import running_after, unpack_entry
 from server.store.errors import Fenced, SessionBroken, StoreLost
 from server.store.heads import COLUMNS, Head
 from server.store.log import JournalRow, Log
-from server.store.log_rows import COUNTED, Kept, Step, unpack_row
-from server.store.postgres.database import FENCED, Database
+from server.store.log_rows import COUNTED, LoggedEntry, StoredState, unpack_row
+from server.store.postgres.database import FENCED, PostgresDatabase
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
@@ -42,7 +42,12 @@ class SharedLog(Log):
     max_journal_rows = MAX_JOURNAL_ROWS
 
     def __init__(
-        self, database: Database, tables: Tables, snapshots: Snapshots, unsaved: Unsaved, me: int
+        self,
+        database: PostgresDatabase,
+        tables: Tables,
+        snapshots: Snapshots,
+        unsaved: Unsaved,
+        me: int,
     ) -> None:
         super().__init__(database, tables, snapshots, unsaved)
         self._shared, self._me = database, me
@@ -103,7 +108,7 @@ class SharedLog(Log):
 
     # What differs from a log that has the store for itself
 
-    def append(self, records: Sequence[Record]) -> list[Step]:
+    def append(self, records: Sequence[Record]) -> list[LoggedEntry]:
         """See `Log.append`. What came of it where this fails is found out by `recover`."""
         next_key = self.next_key
         try:
@@ -112,7 +117,7 @@ class SharedLog(Log):
             self.next_key = next_key
             raise
 
-    def _add_row(self, data: bytes, keys: str, steps: Sequence[Step]) -> None:
+    def _add_row(self, data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
         """One round trip, unless sessions are new: they are in the tables at once.
 
         So no journal can bring one back that others have deleted meanwhile.
@@ -135,7 +140,9 @@ class SharedLog(Log):
             self._execute(query, (self._me, [head.key for head in new]))
             _check(appended.fetchall()[0][0])
 
-    def _add_session(self, head: Head, entry: Opened, kept: Kept | None, now_s: float) -> None:
+    def _add_session(
+        self, head: Head, entry: Opened, kept: StoredState | None, now_s: float
+    ) -> None:
         """That has been done with the commit."""
 
     def head_of_key(self, key: int) -> Head | None:
@@ -146,7 +153,9 @@ class SharedLog(Log):
         """See `Log.running_keys`."""
         return [key for key, head in self._held_keys.items() if head.running is not None]
 
-    def opened_again(self, key: int, packed: Any, row: int, rest: Sequence[Any]) -> Step | None:
+    def opened_again(
+        self, key: int, packed: Any, row: int, rest: Sequence[Any]
+    ) -> LoggedEntry | None:
         """See `Log.opened_again`."""
         return None  # it is gone, or no longer this replica's
 

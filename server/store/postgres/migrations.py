@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from server.store.errors import StoreTooNew
 
 if TYPE_CHECKING:
-    from server.store.postgres.database import Database
+    from server.store.postgres.database import PostgresDatabase
 
 #: ``MIGRATIONS[i]`` leads from version i to version i + 1. Those of a release never change.
 MIGRATIONS: tuple[str, ...] = (
@@ -244,7 +244,7 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
-def migrate(database: Database) -> None:
+def migrate(database: PostgresDatabase) -> None:
     """Brings the schema to this version, all of it or nothing, one replica at a time.
 
     Raises `StoreTooNew` where a newer version of everstream has written it.
@@ -268,5 +268,5 @@ def migrate(database: Database) -> None:
             database.set_meta("version", str(len(MIGRATIONS)))
 
 
-def _version(database: Database) -> int:
+def _version(database: PostgresDatabase) -> int:
     return int(database.meta("version") or 0) if database.has_tables() else 0

@@ -85,7 +85,7 @@ _TAKE_DUE = b"""
 _SWEPT = b"DELETE FROM garbage WHERE name = ANY(%s)"
 
 
-class Place(NamedTuple):
+class PrefixRowKey(NamedTuple):
     """Where a row is: ``owner`` is a digest, ``key`` the one of the text, in hex digits."""
 
     space: str
@@ -96,7 +96,7 @@ class Place(NamedTuple):
 class Found(NamedTuple):
     """A row's state: the object ``name``, after ``num_tokens``."""
 
-    place: Place
+    place: PrefixRowKey
     num_tokens: int
     name: str
 
@@ -139,9 +139,9 @@ class PrefixTable:
     def longest(self, space: str, owner: str, keys: Sequence[str]) -> Found | None:
         """The one that has seen the most tokens."""
         row = self.connection.execute(_LONGEST, (space, owner, list(keys))).fetchone()
-        return None if row is None else Found(Place(space, owner, row[0]), row[1], row[2])
+        return None if row is None else Found(PrefixRowKey(space, owner, row[0]), row[1], row[2])
 
-    def use(self, place: Place, rarely_s: float) -> None:
+    def use(self, place: PrefixRowKey, rarely_s: float) -> None:
         """Notes a use, unless one was noted in the last ``rarely_s``."""
         self.connection.execute(_USE, (*place, rarely_s))
 
@@ -149,7 +149,7 @@ class PrefixTable:
         """Its object is garbage at once."""
         self.connection.execute(_REMOVE, (found.name, *found.place))
 
-    def is_here(self, place: Place) -> bool:
+    def is_here(self, place: PrefixRowKey) -> bool:
         """Whether there is a row."""
         return self.connection.execute(_IS_HERE, place).fetchone() is not None
 

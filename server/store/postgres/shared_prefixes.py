@@ -24,7 +24,7 @@ from server.engine.prefix_cache import Evicted, Hit, keys
 from server.store.base import Identity
 from server.store.errors import SnapshotBroken, SnapshotMismatch, StoreError
 from server.store.object_storage.objects import Connection, Objects
-from server.store.postgres.prefix_table import FOLDER, Found, Place, PrefixTable
+from server.store.postgres.prefix_table import FOLDER, Found, PrefixRowKey, PrefixTable
 from server.store.state_file import decode_state, encode_state, labels
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class SharedPrefixes:
 
     def _put(self, entry: Evicted, link: _Link) -> None:
         table, objects = link
-        place = Place(self._space, _digest(entry.owner.encode()), entry.key.hex())
+        place = PrefixRowKey(self._space, _digest(entry.owner.encode()), entry.key.hex())
         with table.transaction():
             if table.is_here(place):
                 return

@@ -18,7 +18,7 @@ from server.store.base import Identity
 from server.store.errors import StoreFailed
 from server.store.files import Chunk
 from server.store.object_storage.objects import Objects, TableObjects
-from server.store.postgres.database import Database
+from server.store.postgres.database import PostgresDatabase
 from server.store.state_file import decode_state, encode_state
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class SharedStates:
     what comes after it: a session that is new must have its state somewhere.
     """
 
-    def __init__(self, database: Database, objects: Objects, identity: Identity) -> None:
+    def __init__(self, database: PostgresDatabase, objects: Objects, identity: Identity) -> None:
         self._database, self._objects, self._identity = database, objects, identity
         self._table = TableObjects(database.connection)
         self._rests_until_s = 0.0

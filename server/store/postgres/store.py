@@ -22,13 +22,13 @@ from server.store.clock import StoreClock
 from server.store.errors import OwnedElsewhere, RecordRefused, StoreError, StoreFull
 from server.store.files import Chunk
 from server.store.heads import Head
-from server.store.postgres.database import ERRORS, REFUSALS, Database, failure
+from server.store.postgres.database import ERRORS, REFUSALS, PostgresDatabase, failure
 from server.store.postgres.key_claims import KeyClaims
 from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, twice
 from server.store.postgres.log import SharedLog
 from server.store.postgres.presence import Presence, channel_name
 from server.store.postgres.upkeep import RARELY_S, ROUND_S, SharedUpkeep
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sifting import Recovery
 from server.store.unsaved import Unsaved
 
@@ -65,8 +65,8 @@ class PostgresStore:
 
     durable = True
 
-    def __init__(self, place: SharedPlace, limits: Limits | None = None) -> None:
-        self._schema, self._limits = place.schema, limits or Limits()
+    def __init__(self, place: SharedPlace, limits: StoreLimits | None = None) -> None:
+        self._schema, self._limits = place.schema, limits or StoreLimits()
         self._clock = StoreClock()
         self._link = Link(place, self._clock, self._note_forgotten)
         self._touched: set[int] = set()
@@ -440,7 +440,7 @@ def _holding(connection: SharedConnection) -> AbstractContextManager[None]:
     return connection.database.transaction(synced=False)
 
 
-def _leave(database: Database) -> None:
+def _leave(database: PostgresDatabase) -> None:
     with database.transaction():
         for table, column in (("journal", "replica"), ("replica", "key")):
             database.execute(f"DELETE FROM {table} WHERE {column} = ?", (database.me,))  # noqa: S608

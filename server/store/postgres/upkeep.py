@@ -10,7 +10,7 @@ from server.store.errors import StoreFailed
 from server.store.heads import Head
 from server.store.postgres.link import SharedConnection
 from server.store.postgres.states import AT_ONCE
-from server.store.saving import Limits, Saving
+from server.store.saving import Saving, StoreLimits
 from server.store.sqlite.upkeep import EXPIRED_AT_ONCE
 from server.store.unsaved import Save
 
@@ -48,7 +48,9 @@ class SharedUpkeep(Saving):
 
     is_synced = False
 
-    def __init__(self, connection: SharedConnection, clock: StoreClock, limits: Limits) -> None:
+    def __init__(
+        self, connection: SharedConnection, clock: StoreClock, limits: StoreLimits
+    ) -> None:
         super().__init__(connection, clock, limits)
         self._shared = connection
 

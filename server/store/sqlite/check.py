@@ -25,7 +25,7 @@ from server.store.sqlite.signing import is_key
 from server.store.sqlite.state_files import DIR_NAME
 from server.store.state_file import decode_state
 from server.store.sums import is_altered
-from server.store.tables import KEYS, SEGMENTS, Segment, is_key_altered
+from server.store.tables import KEYS, SEGMENTS, LogSegment, is_key_altered
 
 Execute = Callable[..., Any]
 
@@ -135,7 +135,7 @@ def _broken_log(execute: Execute, head: Head) -> Iterator[str]:
     """From event ``log_seq`` on, without gaps, up to ``num_stored`` entries and event ``seq``."""
     id, seq, place = head.id, head.log_seq, None
     for row in execute(SEGMENTS + "ORDER BY first", (head.key,)):
-        segment = Segment(*row)
+        segment = LogSegment(*row)
         if place not in (None, segment.first):
             yield f"session {id}: its log has a gap before entry {segment.first}"
         place = segment.end

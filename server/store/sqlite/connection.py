@@ -15,7 +15,7 @@ from server.store.files import Files
 from server.store.log import Log
 from server.store.sifting import Recovery
 from server.store.snapshots import Snapshots
-from server.store.sqlite.database import FILE_NAME, REFUSALS, Database
+from server.store.sqlite.database import FILE_NAME, REFUSALS, SqliteDatabase
 from server.store.sqlite.state_files import (
     DIR_NAME,
     FOREIGN_STATES,
@@ -28,7 +28,7 @@ from server.store.unsaved import Unsaved
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     """Where a store is, and how it is written; with ``is_full`` a commit outlasts a power cut."""
 
     path: Path
@@ -58,14 +58,14 @@ class Connection:
 
     def __init__(
         self,
-        place: Place,
+        place: StoreLocation,
         known: Known | None,
         clock: StoreClock,
         unsaved: Unsaved,
         sifts: bool = False,
     ) -> None:
         refuse_lost_database(place.path)
-        self.database = Database(place.path, place.vfs, place.is_full)
+        self.database = SqliteDatabase(place.path, place.vfs, place.is_full)
         try:
             states = StateFiles(place.path, place.files, place.identity, place.is_full)
             self.snapshots = Snapshots(self.database, place.identity, states)

@@ -22,7 +22,7 @@ from server.store.sqlite.reserve import FULL
 FILE_NAME = "sessions.sqlite3"
 
 
-class Database:
+class SqliteDatabase:
     """One connection, with the fence that its owner holds."""
 
     def __init__(self, path: Path, vfs: str | None, is_full: bool) -> None:

@@ -21,11 +21,11 @@ from server.store.errors import SessionBroken, StoreError, StoreFailed
 from server.store.files import DiskFiles
 from server.store.heads import COLUMNS, Head
 from server.store.history import length_after
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.check import identity_of
-from server.store.sqlite.connection import Place
+from server.store.sqlite.connection import StoreLocation
 from server.store.sqlite.damaged import Damaged, Row
-from server.store.sqlite.database import Database
+from server.store.sqlite.database import SqliteDatabase
 from server.store.sqlite.lock import Waiting
 from server.store.sqlite.named_files import DIR_NAME as NAMED_DIR
 from server.store.sqlite.named_files import broken_named, files_in
@@ -35,13 +35,13 @@ from server.store.sqlite.store import SqliteStore
 from server.store.stamping import add_sums
 from server.store.state_file import decode_state
 from server.store.sums import is_altered, sealed
-from server.store.tables import KEYS, SEGMENTS, Segment, Tables, is_key_altered
+from server.store.tables import KEYS, SEGMENTS, LogSegment, Tables, is_key_altered
 
 #: In the order in which they are written.
 TABLES = ("identity", "session", "segment", "snapshot", "request_key", "journal")
 
 
-Segments = list[tuple[Segment, list[Entry]]]
+Segments = list[tuple[LogSegment, list[Entry]]]
 
 
 class Reach(NamedTuple):
@@ -78,8 +78,8 @@ def salvage(path: Path, new: Path) -> Iterator[str]:
     _write(new, found)
     if found["identity"]:
         identity = identity_of(found["identity"][-1]["fields"])
-        place = Place(new, identity, True, DiskFiles(), None)
-        SqliteStore(place, Limits(), Waiting()).close()  # the journal becomes part of the logs
+        place = StoreLocation(new, identity, True, DiskFiles(), None)
+        SqliteStore(place, StoreLimits(), Waiting()).close()  # the journal becomes part of the logs
     yield from _cut(new)
 
 
@@ -135,7 +135,7 @@ def _value(row: Row, fields: str | None) -> SessionValue:
 
 def _write(new: Path, found: dict[str, list[Row]]) -> None:
     """The rows into a new database."""
-    database = Database(new, None, True)
+    database = SqliteDatabase(new, None, True)
     store_id = secrets.token_hex(8)
     with database.transaction():
         for name, value in (("store_id", store_id), ("fence", 0)):
@@ -153,7 +153,7 @@ def _write(new: Path, found: dict[str, list[Row]]) -> None:
     DiskFiles().write(new / DIR_NAME / OWNER_NAME, [store_id.encode()])
 
 
-def _pass_numbers(database: Database, found: dict[str, list[Row]]) -> None:
+def _pass_numbers(database: SqliteDatabase, found: dict[str, list[Row]]) -> None:
     """No number of a lost row is given once more, to a session or in the journal."""
     heads = map(Head.read, database.execute(f"SELECT {COLUMNS} FROM session").fetchall())  # noqa: S608
     rows = [*(row["id"] for row in found["journal"])]
@@ -165,7 +165,7 @@ def _pass_numbers(database: Database, found: dict[str, list[Row]]) -> None:
     database.execute(query, (max(keys, default=0),))
 
 
-def _insert(database: Database, table: str, row: Row) -> None:
+def _insert(database: SqliteDatabase, table: str, row: Row) -> None:
     names = ", ".join(f'"{name}"' for name in row)
     places = ", ".join("?" * len(row))
     query = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({places})"  # noqa: S608
@@ -174,7 +174,7 @@ def _insert(database: Database, table: str, row: Row) -> None:
 
 def _cut(new: Path) -> Iterator[str]:
     """Each session to what leads on from one of its snapshots without a gap."""
-    database = Database(new, None, True)
+    database = SqliteDatabase(new, None, True)
     execute, tables = database.execute, Tables(database)
     with database.transaction():
         ((last_row,),) = execute("SELECT max(id) FROM journal").fetchall()
@@ -202,7 +202,7 @@ def _segments(execute: Any, head: Head) -> Segments:
     """Those that can be read."""
     found: Segments = []
     for row in execute(SEGMENTS + "ORDER BY first", (head.key,)).fetchall():
-        segment = Segment(*row)
+        segment = LogSegment(*row)
         try:
             found.append((segment, segment.entries(head.key)))
         except SessionBroken:

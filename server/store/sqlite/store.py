@@ -22,8 +22,8 @@ from server.store.clock import StoreClock
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.files import Chunk, DiskFiles, Files
 from server.store.heads import Head
-from server.store.saving import Limits
-from server.store.sqlite.connection import Connection, Known, Place
+from server.store.saving import StoreLimits
+from server.store.sqlite.connection import Connection, Known, StoreLocation
 from server.store.sqlite.database import ERRORS, REFUSALS, failure
 from server.store.sqlite.lock import Lock, Waiting
 from server.store.sqlite.named_files import NamedFiles
@@ -50,7 +50,7 @@ def open_store(
     identity: Identity,
     durability: Durability = "full",
     *,
-    limits: Limits | None = None,
+    limits: StoreLimits | None = None,
     waiting: Waiting | None = None,
     files: Files | None = None,
     vfs: str | None = None,
@@ -61,8 +61,8 @@ def open_store(
     power cut. Raises `StoreInUse`, perhaps after a lease, `StoreTooNew`,
     `StoreFull` or `StoreFailed`.
     """
-    place = Place(path, identity, durability == "full", files or DiskFiles(), vfs)
-    return SqliteStore(place, limits or Limits(), waiting or Waiting())
+    place = StoreLocation(path, identity, durability == "full", files or DiskFiles(), vfs)
+    return SqliteStore(place, limits or StoreLimits(), waiting or Waiting())
 
 
 class SqliteStore:
@@ -70,7 +70,7 @@ class SqliteStore:
 
     durable = True
 
-    def __init__(self, place: Place, limits: Limits, waiting: Waiting) -> None:
+    def __init__(self, place: StoreLocation, limits: StoreLimits, waiting: Waiting) -> None:
         self.store_id = ""
         self._place, self._limits, self._waiting = place, limits, waiting
         self._clock, self._unsaved = StoreClock(), Unsaved()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from server.engine.value import Deleted
 from server.store.clock import StoreClock
-from server.store.saving import Limits, Saving
+from server.store.saving import Saving, StoreLimits
 from server.store.sqlite.connection import Connection
 
 #: State files written at a time, so that commits do not wait long. With more of them to write
@@ -20,7 +20,7 @@ VACUUM_PAGES = 500
 class Upkeep(Saving):
     """One round of it, on one connection. An error leaves the connection useless."""
 
-    def __init__(self, connection: Connection, clock: StoreClock, limits: Limits) -> None:
+    def __init__(self, connection: Connection, clock: StoreClock, limits: StoreLimits) -> None:
         super().__init__(connection, clock, limits)
         self._database = connection.database
 

@@ -17,7 +17,7 @@ from server.store.base import Identity
 from server.store.files import Chunk
 from server.store.object_storage.objects import Connection, Objects, TableObjects
 from server.store.object_storage.s3 import S3Objects
-from server.store.postgres.database import Database, connect
+from server.store.postgres.database import PostgresDatabase, connect
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from server.store.state_file import encode_state
@@ -80,7 +80,7 @@ class Replicas:
         self._bucket = s3.new_bucket() if s3 else ""
         self._open = ExitStack()
         self.clock = Clock()
-        database = Database(url, SCHEMA, is_full=False)
+        database = PostgresDatabase(url, SCHEMA, is_full=False)
         migrate(database)
         database.close()
         self._connection = self._open.enter_context(

@@ -17,7 +17,7 @@ from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
 from server.store.object_storage.objects import TableObjects
-from server.store.postgres.database import Database, connect
+from server.store.postgres.database import PostgresDatabase, connect
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from tests.server.running_engine import collect
@@ -45,7 +45,7 @@ class Replica:
 
 @pytest.fixture
 def new_prefixes(database_url: str) -> Callable[[], SharedPrefixes]:
-    database = Database(database_url, SCHEMA, is_full=False)
+    database = PostgresDatabase(database_url, SCHEMA, is_full=False)
     migrate(database)
     database.close()
     state_bytes = tiny_engine().stats().state_bytes_per_session

@@ -11,7 +11,7 @@ import numpy as np
 
 from model.bundled_models import DEFAULT_MODEL
 from model.tokenizer import Tokenizer
-from server.constraints.ending import Endings, ids_of
+from server.constraints.ending import GrammarEndings, ids_of
 from server.constraints.grammar import costs_of, grammar_text, with_costs
 from server.constraints.matcher import GrammarMatcher
 from server.constraints.vocabulary import Vocabulary
@@ -37,8 +37,8 @@ def vocabulary() -> Vocabulary:
 
 
 @cache
-def endings() -> Endings:
-    return Endings(vocabulary())
+def endings() -> GrammarEndings:
+    return GrammarEndings(vocabulary())
 
 
 def compiled(format: dict[str, Any]) -> str:

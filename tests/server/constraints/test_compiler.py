@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from server.api.schemas.formats import ResponseFormat
 from server.constraints.child import TrialLimits
-from server.constraints.compiler import MAX_WAITING, Constraints
+from server.constraints.compiler import MAX_WAITING, FormatCompiler
 from server.errors import InvalidRequest, QueueFull
 from server.workers.process import ROOT
 from tests.server.constraints.drawing import of_schema, tokenizer
@@ -37,8 +37,8 @@ def format(value: dict[str, Any]) -> ResponseFormat:
 
 
 @pytest.fixture
-async def constraints() -> AsyncIterator[Constraints]:
-    made = Constraints(tokenizer(), TrialLimits(max_cpu_s=1))
+async def constraints() -> AsyncIterator[FormatCompiler]:
+    made = FormatCompiler(tokenizer(), TrialLimits(max_cpu_s=1))
     yield made
     await made.close()
 
@@ -57,7 +57,7 @@ def limits_of(pid: int | None) -> dict[str, str]:
 
 
 async def test_no_process_before_the_first_format_and_none_after_close() -> None:
-    made = Constraints(tokenizer())
+    made = FormatCompiler(tokenizer())
     assert made.child_pid is None
     assert await made.grammar(None) is None
     assert await made.grammar(format({"type": "text"})) is None
@@ -70,7 +70,7 @@ async def test_no_process_before_the_first_format_and_none_after_close() -> None
     assert not exists(pid)
 
 
-async def test_process_stays_and_verdicts_are_remembered(constraints: Constraints) -> None:
+async def test_process_stays_and_verdicts_are_remembered(constraints: FormatCompiler) -> None:
     first = await constraints.grammar(format(CHOICE))
     pid = constraints.child_pid
     assert pid is not None
@@ -82,10 +82,10 @@ async def test_process_stays_and_verdicts_are_remembered(constraints: Constraint
     assert constraints.child_pid == pid  # nobody has asked it since
 
 
-async def test_grammar_makes_matchers_anywhere(constraints: Constraints) -> None:
+async def test_grammar_makes_matchers_anywhere(constraints: FormatCompiler) -> None:
     grammar = await constraints.grammar(format(CHOICE))
     assert grammar is not None
-    elsewhere = Constraints(tokenizer())
+    elsewhere = FormatCompiler(tokenizer())
     for made in (constraints, elsewhere):
         place = made.matcher(grammar)
         for token in tokenizer().encode("yes"):
@@ -95,7 +95,7 @@ async def test_grammar_makes_matchers_anywhere(constraints: Constraints) -> None
 
 
 def test_text_that_is_no_grammar_of_ours_is_refused() -> None:
-    made = Constraints(tokenizer())
+    made = FormatCompiler(tokenizer())
     for text in ("", "{}", '{"costs": 3}', "start: x"):
         with pytest.raises(InvalidRequest):
             made.matcher(text)
@@ -103,7 +103,7 @@ def test_text_that_is_no_grammar_of_ours_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [{"type": "regex", "regex": "("}, of_schema({"not": {}})])
 async def test_refused_format_names_the_field_and_is_remembered(
-    constraints: Constraints, value: dict[str, Any]
+    constraints: FormatCompiler, value: dict[str, Any]
 ) -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"^response_format: ") as error:
@@ -111,7 +111,9 @@ async def test_refused_format_names_the_field_and_is_remembered(
         assert error.value.param == "response_format"
 
 
-async def test_slow_format_is_killed_and_the_next_one_is_served(constraints: Constraints) -> None:
+async def test_slow_format_is_killed_and_the_next_one_is_served(
+    constraints: FormatCompiler,
+) -> None:
     await constraints.grammar(format(CHOICE))
     pid = constraints.child_pid
     assert pid is not None
@@ -125,7 +127,7 @@ async def test_slow_format_is_killed_and_the_next_one_is_served(constraints: Con
 
 
 async def test_child_that_does_not_answer_is_killed() -> None:
-    made = Constraints(tokenizer(), TrialLimits(timeout_s=2))
+    made = FormatCompiler(tokenizer(), TrialLimits(timeout_s=2))
     await made.grammar(format(CHOICE))
     pid = made.child_pid
     assert pid is not None
@@ -139,7 +141,7 @@ async def test_child_that_does_not_answer_is_killed() -> None:
 
 
 async def test_stop_does_not_wait_for_a_slow_format() -> None:
-    made = Constraints(tokenizer(), TrialLimits(max_cpu_s=600, timeout_s=600))
+    made = FormatCompiler(tokenizer(), TrialLimits(max_cpu_s=600, timeout_s=600))
     await made.grammar(format(CHOICE))
     formats = [format(SLOW), format({"type": "regex", "regex": "a"})]
     asked = [asyncio.create_task(made.grammar(one)) for one in formats]
@@ -198,7 +200,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE.keys())
 async def test_hostile_format_is_served_or_refused_and_nothing_else(
-    constraints: Constraints, value: dict[str, Any]
+    constraints: FormatCompiler, value: dict[str, Any]
 ) -> None:
     (answer,) = await asyncio.gather(constraints.grammar(format(value)), return_exceptions=True)
     if isinstance(answer, str):
@@ -210,7 +212,7 @@ async def test_hostile_format_is_served_or_refused_and_nothing_else(
     assert await constraints.grammar(format(CHOICE))
 
 
-async def test_loop_is_free_while_a_slow_format_is_tried(constraints: Constraints) -> None:
+async def test_loop_is_free_while_a_slow_format_is_tried(constraints: FormatCompiler) -> None:
     slow = asyncio.create_task(constraints.grammar(format(SLOW)))
     turns = 0
     while not slow.done():
@@ -220,13 +222,13 @@ async def test_loop_is_free_while_a_slow_format_is_tried(constraints: Constraint
     assert turns > 1000
 
 
-async def test_too_many_at_once_are_refused(constraints: Constraints) -> None:
+async def test_too_many_at_once_are_refused(constraints: FormatCompiler) -> None:
     formats = [format({"type": "regex", "regex": f"a{{{n}}}"}) for n in range(1, MAX_WAITING + 4)]
     found = await asyncio.gather(*map(constraints.grammar, formats), return_exceptions=True)
     assert [type(one) for one in found] == [str] * MAX_WAITING + [QueueFull] * 3
 
 
-async def test_caller_that_gives_up_leaves_no_answer_behind(constraints: Constraints) -> None:
+async def test_caller_that_gives_up_leaves_no_answer_behind(constraints: FormatCompiler) -> None:
     await constraints.grammar(format(CHOICE))
     asked = asyncio.create_task(constraints.grammar(format(SLOW)))
     await asyncio.sleep(0)
@@ -240,7 +242,7 @@ async def test_caller_that_gives_up_leaves_no_answer_behind(constraints: Constra
     assert place.is_over()
 
 
-async def test_child_has_no_socket_of_the_server(constraints: Constraints) -> None:
+async def test_child_has_no_socket_of_the_server(constraints: FormatCompiler) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.set_inheritable(True)
         await constraints.grammar(format(CHOICE))
@@ -250,7 +252,7 @@ async def test_child_has_no_socket_of_the_server(constraints: Constraints) -> No
     assert len(links) == 3
 
 
-async def test_child_is_bounded_whoever_watches_it(constraints: Constraints) -> None:
+async def test_child_is_bounded_whoever_watches_it(constraints: FormatCompiler) -> None:
     await constraints.grammar(format(CHOICE))
     bounds = limits_of(constraints.child_pid)
     assert int(bounds["Max address space"]) <= 1 << 30
@@ -260,10 +262,10 @@ async def test_child_is_bounded_whoever_watches_it(constraints: Constraints) -> 
 
 SERVER = """
 import asyncio, os, signal
-from tests.server.constraints.test_compiler import CHOICE, Constraints, format, tokenizer
+from tests.server.constraints.test_compiler import CHOICE, FormatCompiler, format, tokenizer
 
 async def main():
-    made = Constraints(tokenizer())
+    made = FormatCompiler(tokenizer())
     await made.grammar(format(CHOICE))
     print(made.child_pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -283,7 +285,7 @@ def test_child_ends_with_a_server_that_was_killed() -> None:
 
 
 async def test_formats_of_one_tenant_do_not_keep_out_those_of_another(
-    constraints: Constraints,
+    constraints: FormatCompiler,
 ) -> None:
     many = [format({"type": "regex", "regex": f"c{{{n}}}"}) for n in range(1, 2 * MAX_WAITING)]
     asked = [asyncio.create_task(constraints.grammar(one, "a")) for one in many]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.constraints.errors import Refused
+from server.constraints.errors import FormatRefused
 from tests.server.constraints.drawing import accepts, budgets, compiled, draw
 
 REGEXES = [
@@ -149,7 +149,7 @@ def test_json_object_is_an_object() -> None:
     ],
 )
 def test_grammar_that_cannot_be_kept_to_is_refused(lark: str, named: str) -> None:
-    with pytest.raises(Refused, match=re.escape(named)):
+    with pytest.raises(FormatRefused, match=re.escape(named)):
         compiled({"type": "grammar", "grammar": lark})
 
 
@@ -167,7 +167,7 @@ def test_grammar_that_cannot_be_kept_to_is_refused(lark: str, named: str) -> Non
     ],
 )
 def test_regular_expression_that_cannot_be_kept_to_is_refused(regex: str, named: str) -> None:
-    with pytest.raises(Refused, match=named) as refusal:
+    with pytest.raises(FormatRefused, match=named) as refusal:
         compiled({"type": "regex", "regex": regex})
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) <= 300
@@ -183,5 +183,5 @@ def test_regular_expression_that_cannot_be_kept_to_is_refused(regex: str, named:
     ],
 )
 def test_format_without_an_end_in_reach_is_refused(format: dict[str, str], text: str) -> None:
-    with pytest.raises(Refused, match=text):
+    with pytest.raises(FormatRefused, match=text):
         compiled(format)

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, Json, TypeAdapter
 
-from server.constraints.errors import Refused
+from server.constraints.errors import FormatRefused
 from server.constraints.exclusive import NULL, Exclusive
 from server.constraints.json_schema import normal
 from tests.server.constraints.drawing import accepts, budgets, compiled, draw, of_schema
@@ -226,7 +226,7 @@ def test_only_what_is_certain_is_exclusive(one: Any, other: Any, exclusive: bool
     ],
 )
 def test_what_cannot_be_kept_to_is_refused_by_its_name(schema: Schema, named: str) -> None:
-    with pytest.raises(Refused, match=named):
+    with pytest.raises(FormatRefused, match=named):
         compiled(of_schema({"properties": {"a": schema}}))
 
 
@@ -256,7 +256,7 @@ def test_arguments_of_a_tool_are_closed_unless_it_says_otherwise() -> None:
     ],
 )
 def test_malformed_keyword_is_left_for_the_compiler_to_name(schema: Schema) -> None:
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(FormatRefused):
         normal(schema)
 
 

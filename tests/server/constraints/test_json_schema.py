@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.constraints.errors import Refused
+from server.constraints.errors import FormatRefused
 from server.constraints.json_schema import normal
 from tests.server.constraints.drawing import accepts, compiled, of_schema
 
@@ -45,7 +45,7 @@ def test_keyword_that_is_not_supported_is_named(keyword: str, value: Any) -> Non
         {"anyOf": [{}, wrong]},
         {"$ref": "#/$defs/a", "$defs": {"a": {"additionalProperties": wrong}}},
     ):
-        with pytest.raises(Refused, match=f"^{keyword.replace('$', '.')}: "):
+        with pytest.raises(FormatRefused, match=f"^{keyword.replace('$', '.')}: "):
             normal(schema)
 
 
@@ -53,7 +53,7 @@ def test_keyword_that_is_not_supported_is_named(keyword: str, value: Any) -> Non
 def test_keyword_of_no_draft_is_named_in_every_draft(draft: str) -> None:
     """Llguidance passes over what the named draft does not know."""
     schema = {"$schema": f"http://json-schema.org/{draft}/schema#", "unevaluatedItems": False}
-    with pytest.raises(Refused, match="unevaluatedItems"):
+    with pytest.raises(FormatRefused, match="unevaluatedItems"):
         normal(schema)
 
 
@@ -85,7 +85,7 @@ def test_keyword_of_no_draft_is_named_in_every_draft(draft: str) -> None:
     ],
 )
 def test_bad_value_is_named(schema: dict[str, Any], named: str) -> None:
-    with pytest.raises(Refused, match=named):
+    with pytest.raises(FormatRefused, match=named):
         normal(schema)
 
 
@@ -113,14 +113,14 @@ def test_bad_value_is_named(schema: dict[str, Any], named: str) -> None:
     ],
 )
 def test_what_llguidance_does_not_support_is_refused(schema: dict[str, Any], named: str) -> None:
-    with pytest.raises(Refused, match=named) as refusal:
+    with pytest.raises(FormatRefused, match=named) as refusal:
         compiled(of_schema(schema))
     assert len(str(refusal.value)) <= 300
 
 
 def test_refusal_says_where() -> None:
     schema = {"properties": {"a": {"items": {"uniqueItems": True}}}}
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(FormatRefused) as refusal:
         normal(schema)
     assert str(refusal.value).endswith("(at #/properties/a/items)")
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from server.constraints.ending import ids_of
 from server.constraints.free_text import FreeText
 from server.constraints.matcher import GrammarMatcher
@@ -43,8 +43,8 @@ SCHEMAS = {function["name"]: function["schema"] for function in (WEATHER, NOTHIN
 
 
 @pytest.fixture
-async def constraints() -> AsyncIterator[Constraints]:
-    made = Constraints(tiny_tokenizer())
+async def constraints() -> AsyncIterator[FormatCompiler]:
+    made = FormatCompiler(tiny_tokenizer())
     yield made
     await made.close()
 
@@ -55,7 +55,7 @@ def calls(*functions: Any, most: int = 1, otherwise: Any = None) -> ToolCallsFor
     )
 
 
-async def start(constraints: Constraints, format: ToolCallsFormat) -> GrammarMatcher:
+async def start(constraints: FormatCompiler, format: ToolCallsFormat) -> GrammarMatcher:
     grammar = await constraints.grammar(format)  # type: ignore[arg-type]
     assert grammar is not None
     return constraints.matcher(grammar)
@@ -94,7 +94,7 @@ def read(text: str) -> tuple[list[tuple[str, Any]], str, bool]:
     return found, words, reader.is_complete
 
 
-async def test_forced_calls_are_calls_of_their_functions(constraints: Constraints) -> None:
+async def test_forced_calls_are_calls_of_their_functions(constraints: FormatCompiler) -> None:
     beginning = await start(constraints, calls(WEATHER, NOTHING, ANYTHING, most=3))
     for seed in range(40):
         text = drawn(beginning.copy(), seed)
@@ -106,7 +106,7 @@ async def test_forced_calls_are_calls_of_their_functions(constraints: Constraint
             jsonschema.validate(arguments, SCHEMAS[name])
 
 
-async def test_one_call_is_over_with_its_end(constraints: Constraints) -> None:
+async def test_one_call_is_over_with_its_end(constraints: FormatCompiler) -> None:
     matcher = await start(constraints, calls(NOTHING))
     text = '<tool_call>\n{"name": "do-nothing", "arguments": {}}\n</tool_call>'
     for token in tiny_tokenizer().encode(text):
@@ -114,7 +114,7 @@ async def test_one_call_is_over_with_its_end(constraints: Constraints) -> None:
     assert matcher.is_over()
 
 
-async def test_an_answer_is_text_or_calls_and_never_both(constraints: Constraints) -> None:
+async def test_an_answer_is_text_or_calls_and_never_both(constraints: FormatCompiler) -> None:
     beginning = await start(constraints, calls(WEATHER, most=2, otherwise=TEXT))
     for seed in range(20):
         text = drawn(beginning.copy(), seed)
@@ -122,7 +122,7 @@ async def test_an_answer_is_text_or_calls_and_never_both(constraints: Constraint
         assert words == text or (found and not words and is_complete), text
 
 
-async def test_text_that_is_no_call_is_not_closed(constraints: Constraints) -> None:
+async def test_text_that_is_no_call_is_not_closed(constraints: FormatCompiler) -> None:
     """With few tokens left everything may come that could come before."""
     matcher = await start(constraints, calls(WEATHER, otherwise=TEXT))
     text = [id for id in ids_of(matcher.allowed()) if not leads_to_a_call(id)]
@@ -137,7 +137,7 @@ def leads_to_a_call(id: int) -> bool:
     return b"<tool_call>".startswith(text) or text.startswith(b"<tool_call>")
 
 
-async def accepts(constraints: Constraints, format: ToolCallsFormat, text: str) -> bool:
+async def accepts(constraints: FormatCompiler, format: ToolCallsFormat, text: str) -> bool:
     matcher, eos = await start(constraints, format), tiny_tokenizer().eos_token_id
     try:
         for token in tiny_tokenizer().encode(text):
@@ -150,7 +150,7 @@ async def accepts(constraints: Constraints, format: ToolCallsFormat, text: str) 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "x", "unit": "C"}}\n</tool_call>'
 
 
-async def test_a_model_may_choose_between_text_and_calls(constraints: Constraints) -> None:
+async def test_a_model_may_choose_between_text_and_calls(constraints: FormatCompiler) -> None:
     format = calls(WEATHER, NOTHING, most=2, otherwise=TEXT)
     for text in ("", "It rains.", "<tool_cal", "The <tool_call> is\nbroken", CALL):
         assert await accepts(constraints, format, text), text
@@ -159,7 +159,7 @@ async def test_a_model_may_choose_between_text_and_calls(constraints: Constraint
         assert not await accepts(constraints, format, text), text
 
 
-async def test_instead_of_text_there_may_be_json(constraints: Constraints) -> None:
+async def test_instead_of_text_there_may_be_json(constraints: FormatCompiler) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     for otherwise in (named, {"type": "json_object"}):
@@ -170,14 +170,16 @@ async def test_instead_of_text_there_may_be_json(constraints: Constraints) -> No
     assert not await accepts(constraints, calls(WEATHER, otherwise=named), '{"b": 1}')
 
 
-async def test_schema_that_cannot_be_kept_to_names_its_function(constraints: Constraints) -> None:
+async def test_schema_that_cannot_be_kept_to_names_its_function(
+    constraints: FormatCompiler,
+) -> None:
     schema = {"type": "object", "dependentSchemas": {}}
     with pytest.raises(InvalidRequest, match="weather: dependentSchemas"):
         await start(constraints, calls({"name": "weather", "schema": schema}))
 
 
 async def test_a_short_answer_goes_through_the_vocabulary_once(
-    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+    constraints: FormatCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few tokens left, of whatever request and with whatever tools."""
     asked: list[bytes] = []

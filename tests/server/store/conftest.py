@@ -10,7 +10,7 @@ import pytest
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from server.store.postgres.store import PostgresStore
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.store import open_store
 from tests.postgres import binaries
 from tests.server.cluster.stores import shared_place
@@ -39,9 +39,9 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         made: Store = MemoryStore(max_log_tokens=1000, retention_s=3600)
     elif request.param == "shared":
         place = shared_place(request.getfixturevalue("postgres").new_database())
-        made = PostgresStore(place, Limits(max_log_tokens=1000, retention_s=3600))
+        made = PostgresStore(place, StoreLimits(max_log_tokens=1000, retention_s=3600))
     else:
-        limits = Limits(max_log_tokens=1000, retention_s=3600)
+        limits = StoreLimits(max_log_tokens=1000, retention_s=3600)
         made = open_store(tmp_path / "store", IDENTITY, request.param, limits=limits)
     yield made
     made.close()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from server.store.errors import StoreError
-from server.store.log_rows import Step
+from server.store.log_rows import LoggedEntry
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer
 
@@ -23,7 +23,7 @@ def begin(store: SqliteStore) -> None:
     log = store._connection.log
     add_row = log._add_row
 
-    def add_row_slowly(data: bytes, keys: str, steps: Sequence[Step]) -> None:
+    def add_row_slowly(data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
         database, log._add_row = log._database, add_row  # type: ignore[method-assign]
         with database.transaction():
             print("begun", flush=True)

@@ -11,11 +11,11 @@ from server.engine.value import Deleted, Opened, Record
 from server.errors import SessionNotFound
 from server.store.base import Store
 from server.store.errors import StoreError, StoreFailed, StoreFull
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from tests.server.store.faults import Faults
 from tests.server.store.records import Writer, block, text_after
 
-LIMITS = Limits(max_snapshots=4, max_log_tokens=60)
+LIMITS = StoreLimits(max_snapshots=4, max_log_tokens=60)
 
 
 def ticks() -> Iterator[tuple[list[Record], bool]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Record
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.check import problems
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer, block, text_after
@@ -46,7 +46,7 @@ class History:
         self.store = self._open()
 
     def _open(self) -> SqliteStore:
-        limits = Limits(max_snapshots=5)
+        limits = StoreLimits(max_snapshots=5)
         return open_store(self.path, IDENTITY, "relaxed", limits=limits)
 
     @property

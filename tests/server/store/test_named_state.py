@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.engine.value import Constraint, Segment, SessionValue
+from server.engine.value import Constraint, SessionValue, UnfedSegment
 from server.store.errors import ImportRefused, SnapshotMismatch
 from server.store.named_state import (
     NamedState,
@@ -62,7 +62,7 @@ def test_digest_is_of_the_state_and_the_tokens_around_it() -> None:
     [
         (SessionValue("s", "ann"), "has read nothing"),
         (replace(VALUE, position=0, state=None), "has read nothing"),
-        (replace(VALUE, debt=(Segment((1,), 0),)), "is within a request"),
+        (replace(VALUE, debt=(UnfedSegment((1,), 0),)), "is within a request"),
         (replace(VALUE, constraint=Constraint("g")), "is within a request"),
         (replace(VALUE, pending=None), "last token is missing"),
     ],

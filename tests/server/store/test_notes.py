@@ -13,7 +13,7 @@ import pytest
 from server.engine.value import Accepted, Record
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.check import problems
 from server.store.sqlite.migrations import MIGRATIONS
 from server.store.sqlite.store import open_store
@@ -29,7 +29,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         made: Store = MemoryStore(retention_s=3600)
     else:
         made = open_store(
-            tmp_path / "store", IDENTITY, request.param, limits=Limits(retention_s=3600)
+            tmp_path / "store", IDENTITY, request.param, limits=StoreLimits(retention_s=3600)
         )
     yield made
     made.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from server.engine.value import Constraint, Segment, SessionValue, StateBlock
+from server.engine.value import Constraint, SessionValue, StateBlock, UnfedSegment
 from server.store.errors import ImportRefused
 from server.store.portable import MAX_ABOUT_BYTES, export_session, import_session
 from server.store.sqlite.signing import signing_key
@@ -28,7 +28,7 @@ def exported(**changes: object) -> tuple[SessionValue, bytes]:
     value = replace(
         writer.value,
         position=3,
-        debt=(Segment((7, 8), 5), Segment((9,), 0)),
+        debt=(UnfedSegment((7, 8), 5), UnfedSegment((9,), 0)),
         pending=4,
         undecoded=b"\xc3",
         recent=(1, 2, 3),
@@ -112,8 +112,8 @@ def test_a_file_that_is_too_large_is_not_read() -> None:
         {"pending": -1},
         {"pending": None},
         {"recent": (1, -5)},
-        {"debt": (Segment((), 0),)},
-        {"debt": (Segment((1, 2, 3), 2),)},
+        {"debt": (UnfedSegment((), 0),)},
+        {"debt": (UnfedSegment((1, 2, 3), 2),)},
         {"undecoded": b"x" * 100},
         {"constraint": Constraint("a grammar", (9, -4))},
         {"constraint": Constraint("a grammar", (9,) * 8)},

@@ -23,7 +23,7 @@ from server.store.errors import (
     StoreLost,
     StoreTooNew,
 )
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.check import problems
 from server.store.sqlite.migrations import MIGRATIONS
 from server.store.sqlite.store import SqliteStore, open_store
@@ -106,7 +106,7 @@ class TestReopening:
     def test_a_session_is_not_brought_back_from_the_journal(
         self, store: SqliteStore, path: Path
     ) -> None:
-        expiring = open_store(path.with_name("other"), IDENTITY, limits=Limits(retention_s=10))
+        expiring = open_store(path.with_name("other"), IDENTITY, limits=StoreLimits(retention_s=10))
         writer, busy = Writer("s1"), Writer("s2")
         expiring.maintain(0.0)
         expiring.commit([busy.opened(), busy.accepted()])  # keeps the journal's rows
@@ -298,13 +298,13 @@ class TestFailures:
         store.close()
 
     def test_a_store_with_all_its_bytes_takes_deletions_alone(self, path: Path) -> None:
-        store = open_store(path, IDENTITY, limits=Limits(max_bytes=600_000))
+        store = open_store(path, IDENTITY, limits=StoreLimits(max_bytes=600_000))
         writer = Writer()
         store.commit([writer.opened()])
         while (path / "sessions.sqlite3").stat().st_size < 700_000:
             store.commit(writer.turn(1000))
             store.close()
-            store = open_store(path, IDENTITY, limits=Limits(max_bytes=600_000))
+            store = open_store(path, IDENTITY, limits=StoreLimits(max_bytes=600_000))
         with pytest.raises(StoreFull):
             store.maintain(1.0)
         with pytest.raises(StoreFull):

@@ -30,7 +30,7 @@ from server.engine.value import Record
 from server.store.base import Keyed, Store
 from server.store.errors import Fenced
 from server.store.memory_store import MemoryStore
-from server.store.saving import Limits
+from server.store.saving import StoreLimits
 from server.store.sqlite.check import problems
 from server.store.sqlite.lock import Waiting
 from server.store.sqlite.store import SqliteStore, open_store
@@ -70,7 +70,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tick: list[Record] = []
 
     def open_disk(self) -> SqliteStore:
-        limits, waiting = Limits(max_snapshots=MAX_SNAPSHOTS), Waiting(lease_s=0.0)
+        limits, waiting = StoreLimits(max_snapshots=MAX_SNAPSHOTS), Waiting(lease_s=0.0)
         return open_store(self.path, IDENTITY, "relaxed", limits=limits, waiting=waiting)
 
     @property

@@ -11,7 +11,7 @@ import pytest
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer
 from tests.server.api.openai.test_chat import chunks
 from tests.server.api.openai.thinking import (
@@ -220,8 +220,8 @@ async def test_each_choice_thinks_for_itself() -> None:
 
 
 @pytest.fixture
-async def constraints() -> AsyncIterator[Constraints]:
-    made = Constraints(cast(Tokenizer, ByteTokenizer()))
+async def constraints() -> AsyncIterator[FormatCompiler]:
+    made = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
     yield made
     await made.close()
 
@@ -249,7 +249,7 @@ FORMAT = {
     ],
 )
 async def test_format_is_that_of_the_answer_alone(
-    constraints: Constraints, effort: str | None, after: str, said: str
+    constraints: FormatCompiler, effort: str | None, after: str, said: str
 ) -> None:
     async with thinking_server(said, after, constraints=constraints) as server:
         found = await answer(server, response_format=FORMAT, reasoning_effort=effort)
@@ -261,7 +261,7 @@ async def test_format_is_that_of_the_answer_alone(
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_call_of_a_tool_comes_after_the_thinking(
-    constraints: Constraints, streams: bool
+    constraints: FormatCompiler, streams: bool
 ) -> None:
     called = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
     tool = {"type": "function", "function": {"name": "wait"}}

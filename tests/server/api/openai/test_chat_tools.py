@@ -12,7 +12,7 @@ import pytest
 
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer, FakeEngine
 from tests.server.api.openai.test_chat import HI, NUM_HI, ask, chunks
 from tests.server.api.talk import story
@@ -40,7 +40,7 @@ Calls = list[tuple[str, Any]]
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
-    constraints = Constraints(cast(Tokenizer, ByteTokenizer()))
+    constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
     engine = FakeEngine(matchers=constraints.matcher)
     async with running(engine, constraints=constraints) as started:
         yield started
@@ -230,7 +230,7 @@ async def test_what_cannot_be_kept_to_is_refused(
 
 
 async def test_template_that_knows_no_tools_leaves_forced_calls() -> None:
-    constraints = Constraints(cast(Tokenizer, ByteTokenizer()))
+    constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
     engine, template = FakeEngine(matchers=constraints.matcher), ChatTemplate("hi")
     async with running(engine, constraints=constraints, chat_template=template) as server:
         refused = await ask(server, tools=TOOLS)

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from model.tokenizer import Tokenizer
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer, FakeEngine
 from tests.server.api.openai.responding import ask, asked, error_of, events_of, get, text_of
 from tests.server.harness import Running, running
@@ -26,7 +26,7 @@ ROOMY = {"max_output_tokens": 200, "tools": [TOOL]}
 
 @pytest.fixture
 async def server() -> AsyncIterator[Running]:
-    constraints = Constraints(cast(Tokenizer, ByteTokenizer()))
+    constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
     engine = FakeEngine(matchers=constraints.matcher)
     async with running(engine, constraints=constraints) as started:
         yield started

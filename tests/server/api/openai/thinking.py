@@ -7,7 +7,7 @@ from typing import Any
 
 from model.architectures.rwkv7.chat import TEMPLATE, TURNS
 from model.chat_template import ChatTemplate
-from server.constraints.compiler import Constraints
+from server.constraints.compiler import FormatCompiler
 from tests.fakes import FakeEngine, told_after
 from tests.server.harness import Running, running
 
@@ -29,7 +29,7 @@ def thinking_server(
 ) -> AbstractAsyncContextManager[Running]:
     """A server whose model says ``text`` after the prompt ``after``, with the seed 0."""
     template = settings.pop("chat_template", WORLD)
-    constraints: Constraints | None = settings.get("constraints")
+    constraints: FormatCompiler | None = settings.get("constraints")
     matchers = None if constraints is None else constraints.matcher
     engine = FakeEngine(story=told_after(1 + len(after), text), matchers=matchers)
     return running(engine, chat_template=template, **settings)
