@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import orjson
 
 from server.api.errors import SessionMigrated
+from server.api.event_stream import server_sent
 from server.api.translate import usage_object
 from server.engine.types import Event, Failed, Finished, Usage
 from server.errors import InternalFailure
@@ -71,7 +72,7 @@ def ended(events: Sequence[Event]) -> Finished:
 
 def sse(value: object) -> bytes:
     """One server-sent event."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return server_sent(orjson.dumps(value))
 
 
 def total_usage(ends: Sequence[Finished]) -> Usage:

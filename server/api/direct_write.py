@@ -60,7 +60,7 @@ class DirectWriter:
         self._refused, self._num_refused = parts, len(tokens)
         return False
 
-    def resume(self, items: Sequence[T]) -> tuple[list[bytes], Sequence[T]]:
+    def resume(self, items: list[T]) -> tuple[list[bytes], list[T]]:
         """What was taken: first the parts that were refused, then the items not yet encoded."""
         parts, rest = self._refused, items[self._num_refused :]
         self._refused, self._num_refused = [], 0

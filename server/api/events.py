@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
+from server.api.event_stream import EventStream, event_stream, server_sent
 from server.api.middleware.refuse import error_response
 from server.api.schemas.frames import FrameWriter, error_frame, resumed_frame
 from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
-from server.api.watched import WatchedAnswer, send_part, start_stream
+from server.api.watched import WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import RequestError, invalid
 from server.models.service import Service
-from server.sessions.resume import Cursor, Resumed
+from server.sessions.resume import Cursor
 
 
 def cursor_of(last_event_id: str | None, query: EventsQuery) -> Cursor:
@@ -40,8 +42,24 @@ class EventsAnswer(WatchedAnswer):
         super().__init__(service)
         self._session, self._owner = session, owner
         self._cursor, self._take_over = cursor, take_over
-        self._id = f"evt-{secrets.token_hex(16)}"
+        self._id, self._epoch = f"evt-{secrets.token_hex(16)}", b""
         self._frames = FrameWriter(self._id, None, service.async_engine.epoch_name)
+
+    def encode(self, events: Sequence[Event]) -> list[bytes]:
+        """Each event as its frame, if it has one; those that count have their place as an id."""
+        return [
+            server_sent(frame, id=self._place(event))
+            for event in events
+            if (frame := self._frames.frame(event)) is not None
+        ]
+
+    def _place(self, event: Event) -> bytes | None:
+        if not isinstance(event, TokenEvent | Finished):
+            return None
+        return b"%b:%d" % (self._epoch, event.seq)
+
+    def error(self, error: RequestError) -> bytes:
+        return server_sent(error_frame(self._id, error))
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -56,38 +74,19 @@ class EventsAnswer(WatchedAnswer):
         except RequestError as error:
             await error_response(error)(scope, receive, send)
             return
-        await start_stream(send)
         epoch_name = self._async_engine.epoch_name
-        await send_part(send, _data(resumed_frame(self._id, resumed, epoch_name)))
-        try:
-            await self._send_missed(resumed, send)
+        self._epoch = epoch_name(resumed.info.epoch).encode()
+        async with event_stream(scope, send, self) as stream:
+            await stream.write(server_sent(resumed_frame(self._id, resumed, epoch_name)))
+            async for events in self._sessions.missed(self._owner, resumed, self._id):
+                await stream.write_events(events)
             if resumed.info.busy:
                 self._async_engine.caught_up(self._id)
-                await self._send_live(resumed, send)
-        except RequestError as error:
-            await send_part(send, _data(error_frame(self._id, error)))
-        await send({"type": "http.response.body", "body": b""})
+                await self._write_live(stream)
 
-    async def _send_missed(self, resumed: Resumed, send: Send) -> None:
-        async for events in self._sessions.missed(self._owner, resumed, self._id):
-            await send_part(send, b"".join(self._event(e, resumed) for e in events))
-
-    async def _send_live(self, resumed: Resumed, send: Send) -> None:
+    async def _write_live(self, stream: EventStream) -> None:
         while True:
-            events = await self._event_queue.take()
-            await send_part(send, b"".join(self._event(event, resumed) for event in events))
+            events = await stream.take(self._event_queue)
+            await stream.write_events(events)
             if isinstance(events[-1], Finished | Migrated | Failed):
                 return
-
-    def _event(self, event: Event, resumed: Resumed) -> bytes:
-        frame = self._frames.frame(event)
-        if frame is None:
-            return b""
-        if not isinstance(event, TokenEvent | Finished):
-            return _data(frame)
-        epoch = self._async_engine.epoch_name(resumed.info.epoch).encode()
-        return b"id: %b:%d\n%b" % (epoch, event.seq, _data(frame))
-
-
-def _data(frame: bytes) -> bytes:
-    return b"data: %b\n\n" % frame

@@ -20,12 +20,6 @@ from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue
 # How long a reader that was too slow has to read the error that says so.
 GRACE_S = 1.0
 
-SSE_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-store",
-    "x-accel-buffering": "no",
-}
-
 
 class WatchedAnswer(Response):
     """Answers with the events of an event queue; when the client leaves, it is released."""
@@ -35,7 +29,7 @@ class WatchedAnswer(Response):
         self._async_engine, self._sessions = service.async_engine, service.sessions
         self._keys = service.keys
         self._event_queue: EventQueue[Event] = EventQueue(
-            service.max_queued_events, self._press, MAX_IN_FLIGHT
+            service.max_queued_events, self._on_backpressure, MAX_IN_FLIGHT
         )
         self._feeding: asyncio.Task[None] | None = None
 
@@ -59,20 +53,9 @@ class WatchedAnswer(Response):
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
-    def _press(self, full: bool) -> None:
-        """A client that does not keep up costs nothing: what it asked for parks."""
-        (self._async_engine.hold if full else self._async_engine.go_on)(self._event_queue)
-
-
-async def start_stream(send: Send) -> None:
-    """The head of a stream of server-sent events."""
-    headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def send_part(send: Send, body: bytes) -> None:
-    """A piece of a body that goes on."""
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    def _on_backpressure(self, is_full: bool) -> None:
+        """Parks the requests of a client that does not keep up, until it has."""
+        (self._async_engine.hold if is_full else self._async_engine.go_on)(self._event_queue)
 
 
 async def _while_connected(

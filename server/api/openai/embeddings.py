@@ -17,11 +17,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from server.api.completion import Ends, around_list, ended
+from server.api.json_answer import JsonAnswer
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
-from server.api.sse import JsonAnswer
 from server.api.translate import Translator, body_of
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work

@@ -16,12 +16,12 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from server.api.completion import Ends, around_list, ended, total_usage
+from server.api.json_answer import JsonAnswer
 from server.api.openai.bodies import ScoreBody
 from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
-from server.api.sse import JsonAnswer
 from server.api.translate import Translator, body_of, usage_object
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work

@@ -11,6 +11,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.api.completion import Ends, appended_body
 from server.api.events import EventsAnswer, cursor_of
+from server.api.json_answer import JsonAnswer
 from server.api.routes.health import json_answer
 from server.api.routes.lookup import models_of, service_for, service_with
 from server.api.schemas import responses as answers
@@ -23,7 +24,6 @@ from server.api.schemas.describe import (
 )
 from server.api.schemas.queries import EventsQuery, ListQuery, TextQuery
 from server.api.schemas.requests import AppendBody, CreateSessionBody, ForkBody, RewindBody
-from server.api.sse import JsonAnswer
 from server.api.translate import Translator, body_of
 from server.engine.types import SessionInfo
 from server.models.service import Service

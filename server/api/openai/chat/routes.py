@@ -7,6 +7,7 @@ import time
 
 from fastapi import APIRouter, Request, Response
 
+from server.api.json_answer import JsonAnswer
 from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import reasoning_of, stops_of, turn_of, with_turn
@@ -17,7 +18,7 @@ from server.api.openai.logprobs import TokenNames
 from server.api.routes.lookup import service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.requests import Continuation, Sampling
-from server.api.sse import JsonAnswer, SseAnswer
+from server.api.sse import SseAnswer
 from server.api.translate import Choices, Translator, body_of
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid

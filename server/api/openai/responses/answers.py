@@ -9,15 +9,15 @@ from contextlib import ExitStack
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from server.api.direct_write import writer_of
 from server.api.errors import SessionMigrated
-from server.api.large_responses import send_piece, send_whole
+from server.api.event_stream import EventStream, event_stream
+from server.api.large_responses import send_whole
 from server.api.middleware.refuse import error_response
 from server.api.openai.responses.reading import Kept
 from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
-from server.api.watched import WatchedAnswer, start_stream
-from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
+from server.api.watched import WatchedAnswer
+from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import RequestError
 from server.models.service import Service
 from server.runtime.event_queue import EventQueue
@@ -40,6 +40,12 @@ class ResponseAnswer(WatchedAnswer):
         self._large, self._owner = service.large_answers, owner
         self._writer, self._streams = writer, streams
 
+    def encode(self, events: Sequence[Event]) -> list[bytes]:
+        return [sse(written) for event in events for written in self._writer.write(event)]
+
+    def error(self, error: RequestError) -> bytes:
+        return sse(self._writer.error(error))
+
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as held:
             try:
@@ -52,9 +58,8 @@ class ResponseAnswer(WatchedAnswer):
                 await error_response(error)(scope, receive, send)
                 return
             if self._streams:
-                await start_stream(send)
-                await self._stream(events, scope, send)
-                await send({"type": "http.response.body", "body": b""})
+                async with event_stream(scope, send, self) as stream:
+                    await self._stream(events, stream)
             else:
                 await send_whole(send, [body])
 
@@ -86,34 +91,18 @@ class ResponseAnswer(WatchedAnswer):
                 return await self._large.run(lambda: orjson.dumps(self._writer.response()))
             events = await self._missed() or await self._event_queue.take(self._take_in)
 
-    async def _stream(self, events: list[Event], scope: Scope, send: Send) -> None:
-        """Tokens take the direct write while the client reads."""
-        write = writer_of(scope)
-
-        def write_now(events: Sequence[Event]) -> bool:
-            # The writer counts what it writes: it must not write the same twice.
-            can_write = isinstance(events[-1], TokenEvent) and write([])
-            return can_write and write([self._written(events)])
-
+    async def _stream(self, events: list[Event], stream: EventStream) -> None:
         while True:
-            if chunk := await self._chunk(events):
-                await send_piece(send, chunk)
+            await stream.write(await self._chunk(events))
             if isinstance(events[-1], ENDS):
                 return
-            try:
-                events = await self._missed() or await self._event_queue.take(write_now)
-            except RequestError as error:
-                await send_piece(send, sse(self._writer.error(error)))
-                return
+            events = await self._missed() or await stream.take(self._event_queue)
 
     async def _chunk(self, events: Sequence[Event]) -> bytes:
         """What is streamed for ``events``; written in a thread where there are many, or an end."""
         if len(events) < MANY_EVENTS and not isinstance(events[-1], Finished):
-            return self._written(events)
-        return await self._large.run(lambda: self._written(events))
-
-    def _written(self, events: Sequence[Event]) -> bytes:
-        return b"".join(sse(written) for e in events for written in self._writer.write(e))
+            return b"".join(self.encode(events))
+        return await self._large.run(lambda: b"".join(self.encode(events)))
 
     def _take_in(self, events: Sequence[Event]) -> bool:
         """Without waking anybody, unless it is an end."""

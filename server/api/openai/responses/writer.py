@@ -13,6 +13,7 @@ from typing import Protocol
 import orjson
 
 from server.api.errors import SessionMigrated, error_object
+from server.api.event_stream import server_sent
 from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.output import Output
 from server.engine.types import Event, Failed, Finished, Migrated, Started, TokenEvent
@@ -133,7 +134,7 @@ class ResponseWriter:
 def sse(event: bytes) -> bytes:
     """An event, which begins with its type, as a server-sent one."""
     kind = event[len(b'{"type":"') : event.index(b'"', len(b'{"type":"'))]
-    return b"event: %b\ndata: %b\n\n" % (kind, event)
+    return server_sent(event, kind)
 
 
 def on_stream(event: bytes, stream_id: str | None) -> bytes:

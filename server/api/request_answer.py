@@ -1,0 +1,118 @@
+"""An answer that submits requests to the engine; how it is written is its subclass's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from server.api.watched import WatchedAnswer
+from server.engine.types import Event, Failed, Finished, Migrated, Request, Started
+from server.errors import RequestError
+from server.models.service import Service
+from server.sessions.idempotency import NO_MORE, KeyInUse
+from server.sessions.resume import Resumed
+from server.store.base import Keyed
+from server.store.errors import HistoryGone
+
+#: The last event of a request is one of these.
+ENDS = Finished | Failed | Migrated
+
+#: Requests of one answer that are in the engine at once; the others follow as these end.
+AT_ONCE = 32
+
+#: What ends as soon as one of the answer's own requests does.
+PASSING = frozenset({"queue_full", "rate_limited", "capacity_exhausted"})
+
+
+class RequestAnswer(WatchedAnswer):
+    """Submits ``requests``; their work ends, or is detached, when the client leaves.
+
+    One that has a key stands alone.
+    """
+
+    def __init__(self, service: Service, requests: Request | Sequence[Request]) -> None:
+        super().__init__(service)
+        self._requests = (requests,) if isinstance(requests, Request) else tuple(requests)
+        self._request = self._requests[0]
+        self._unended = {id for request in self._requests for id in request.ids}
+        self._live: Counter[str] = Counter()
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def _submit(self) -> None:
+        """Starts the work, or what repeats it where it has been done under the same key."""
+        first, *others = self._requests
+        if first.key is None:
+            await self._submit_one(first)
+        elif (found := await self._keys.submit_once(first, self._event_queue)) is not None:
+            await self._repeat(found)
+        if others:
+            self._feeding = asyncio.create_task(self._submit_others(others))
+
+    async def _submit_one(self, request: Request) -> None:
+        await self._room.acquire()
+        self._live[request.request_id] = len(request.ids)
+        try:
+            await self._sessions.submit(request, self._event_queue)
+        except RequestError:
+            del self._live[request.request_id]
+            raise
+
+    async def _submit_others(self, requests: Sequence[Request]) -> None:
+        """As there is room. Where the server or the tenant has none, one at a time fewer."""
+        for request in requests:
+            while True:
+                try:
+                    await self._submit_one(request)
+                    break
+                except RequestError as error:
+                    if error.code not in PASSING or not self._live:
+                        self._event_queue.fail(error)
+                        return
+
+    async def _repeat(self, found: Keyed) -> None:
+        request, event_queue = self._request, self._event_queue
+        if found.is_append:
+            if found.finished is None:
+                raise KeyInUse
+            event_queue.put([replace(found.finished, request_id=request.request_id)])
+            return
+        resumed = await self._keys.resume(request.owner, found, request.request_id, event_queue)
+        epoch = resumed.info.epoch
+        event_queue.put(
+            [Started(request.request_id, found.session, found.length, epoch, found.first_seq)]
+        )
+        self._feeding = asyncio.create_task(self._feed(resumed))
+
+    async def _feed(self, resumed: Resumed) -> None:
+        """What was missed, up to the request's end, or all and then what comes."""
+        request, event_queue = self._request, self._event_queue
+        try:
+            async for events in self._sessions.missed(request.owner, resumed, request.request_id):
+                await event_queue.emptied()
+                ends = [i for i, event in enumerate(events) if isinstance(event, Finished)]
+                event_queue.put(events[: ends[0] + 1] if ends else events)
+                if ends:
+                    return
+            if not resumed.info.busy:
+                raise HistoryGone(NO_MORE)
+            self._async_engine.caught_up(request.request_id)
+        except RequestError as error:
+            event_queue.fail(error)
+
+    def _is_end(self, events: Sequence[Event]) -> bool:
+        """Whether all choices of all requests have ended with ``events``."""
+        for event in events:
+            if isinstance(event, ENDS):
+                self._unended.discard(event.request_id)
+                if len(self._requests) > 1:
+                    self._make_room(event.request_id.partition("/")[0])
+        return not self._unended
+
+    def _make_room(self, request_id: str) -> None:
+        """One choice of a request has ended; with the last of them another can begin."""
+        self._live[request_id] -= 1
+        if self._live[request_id] <= 0:
+            del self._live[request_id]
+            self._room.release()
