@@ -93,6 +93,8 @@ ON_THE_NATIVE_WAY = (
         "server.engine.native_runner",
         "server.models.backend",
         "server.cli.main",
+        "server.cli.serve",
+        "server.cli.generate",
     ),
     *(
         "server.cli.inspection",
@@ -205,7 +207,7 @@ def test_scheduler_and_lifecycle_reach_no_torch() -> None:
 
 def test_distributed_is_imported_lazily() -> None:
     eager = [
-        t for name, tree in modules() if name == "server.cli.main" for t in eager_imports(tree)
+        t for name, tree in modules() if under(name, ("server.cli",)) for t in eager_imports(tree)
     ]
     assert not [target for target in eager if under(target, ("server.cluster",))]
 

@@ -1,12 +1,14 @@
-"""The group of all commands: those of other packages are imported when they are asked for.
+"""The group of all commands: each is imported when it is asked for.
 
-``everstream serve`` must not wait for the imports of ``everstream train``. What a user can put
+``everstream serve`` must not wait for the imports of ``everstream train``, so heavy imports are
+inside the commands as well. What a user can put
 right is one line on standard error and exit status 2, for every command.
 """
 
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import getdoc
 from typing import Any
@@ -16,7 +18,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 #: name -> (module, function). A name of two words is in a group; a group's own name runs alone.
-ELSEWHERE: dict[str, tuple[str, str]] = {
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("server.cli.serve", "serve"),
+    "generate": ("server.cli.generate", "generate"),
+    "inspect": ("server.cli.inspect", "inspect"),
     "tokenizer": ("model.training.cli", "tokenizer_command"),
     "train": ("model.training.cli", "train_command"),
     "eval": ("model.training.cli", "eval_command"),
@@ -64,17 +69,16 @@ _ClickException: Any = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
-    """The commands of the app itself, and those of `ELSEWHERE`.
+    """The commands of `COMMANDS`.
 
     The types of contexts and commands are click's or typer's own, by typer's version.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        elsewhere = dict.fromkeys(name.partition(" ")[0] for name in ELSEWHERE)
-        return [*super().list_commands(ctx), *elsewhere]
+        return list(dict.fromkeys(name.partition(" ")[0] for name in COMMANDS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        words = {tuple(name.split()): place for name, place in ELSEWHERE.items()}
+        words = {tuple(name.split()): place for name, place in COMMANDS.items()}
         found = {name: place for name, place in words.items() if name[0] == cmd_name}
         if not found:
             return super().get_command(ctx, cmd_name)
@@ -94,6 +98,17 @@ class Commands(TyperGroup):
             else:
                 app.command(name[-1])(command)
         return get_command(app)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """An unknown name is refused with the names that are close to it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _ClickException as error:
+            close = get_close_matches(args[0], self.list_commands(ctx))
+            if close:
+                names = ", ".join(map(repr, close))
+                error.message = f"{error.message.rstrip('.')}. Did you mean {names}?"
+            raise
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Runs a command; what the user can put right becomes a line."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.cli.main import generate
+from server.cli.generate import generate
 from server.engine.sampling_defaults import DEFAULTS, FIELDS, published
 from server.engine.types import SamplingParams
 from tests.server.harness import Recorder, running

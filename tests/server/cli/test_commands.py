@@ -15,12 +15,12 @@ from typer import Context
 from typer.main import get_group
 from typer.testing import CliRunner, Result
 
-from server.cli.commands import ELSEWHERE, EXTRAS, GROUPS
+from server.cli.commands import COMMANDS, EXTRAS, GROUPS
 from server.cli.main import app
 
 GROUP = get_group(app)
-COMMANDS = sorted({*(GROUP.list_commands(Context(GROUP))), *ELSEWHERE})
-RUNNABLE = [name for name in COMMANDS if name not in GROUPS]
+NAMES = sorted({*GROUP.list_commands(Context(GROUP)), *COMMANDS})
+RUNNABLE = [name for name in NAMES if name not in GROUPS]
 ROOT = Path(__file__).parents[3]
 
 
@@ -37,7 +37,7 @@ def the_line(result: Result) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, ""])
+@pytest.mark.parametrize("command", [*NAMES, ""])
 def test_help_is_plain_and_fits_eighty_columns(command: str) -> None:
     result = run(*command.split(), "--help", TERMINAL_WIDTH="80")
     assert result.exit_code == 0, result.output

@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import save_checkpoint
-from server.cli.main import _invite, app
+from server.cli.greeting import invite
+from server.cli.main import app
 from server.config.settings import ServerConfig
 from tests.tiny import tiny_checkpoint
 
@@ -143,7 +144,7 @@ def test_serve_prints_a_line_that_works_and_ends_on_sigterm(folder: Path) -> Non
 def test_greeting_names_an_address_that_can_be_opened(
     host: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _invite(ServerConfig(host=host), 8000)
+    invite(ServerConfig(host=host), 8000)
     printed = capsys.readouterr().out
     assert f"Open {url}/ or paste:" in printed
     assert all(name in printed for name in bundled_models() if name != DEFAULT_NAME)

@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
+from typer import Context
+from typer.main import get_group
 
 from model.bundled_models import bundled_models
 from server.cli.main import app
@@ -105,13 +106,10 @@ def test_setting_without_a_flag_is_named_by_its_variable() -> None:
 
 
 def test_every_named_flag_exists() -> None:
-    serve = next(
-        c for c in app.registered_commands if c.callback and c.callback.__name__ == "serve"
-    )
-    parameters = typer.main.get_command_from_info(
-        serve, pretty_exceptions_short=True, rich_markup_mode=None
-    ).params
-    flags = {option for parameter in parameters for option in parameter.opts}
+    group = get_group(app)
+    serve = group.get_command(Context(group), "serve")
+    assert serve is not None
+    flags = {option for parameter in serve.params for option in parameter.opts}
     fields = ServerConfig.model_fields.keys() - _VARIABLE_ONLY
     assert {flag_of(field) for field in fields} <= flags
 

@@ -1,0 +1,28 @@
+"""What the user can put right: a line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import typer
+
+
+@contextlib.contextmanager
+def clear_errors() -> Iterator[None]:
+    """A model that cannot be loaded is a message and exit code 2, not a traceback."""
+    from model.checkpoint import CheckpointError
+    from model.config import ConfigError
+    from model.tokenizer import TokenizerError
+    from server.models.backend import BackendError
+
+    try:
+        yield
+    except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
+        raise fail(error) from error
+
+
+def fail(message: object) -> typer.Exit:
+    """Prints ``message``; raise what it returns."""
+    typer.echo(f"everstream: {message}", err=True)
+    return typer.Exit(2)

@@ -1,0 +1,81 @@
+"""``everstream generate``: a text in the terminal, without a server."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import Annotated
+
+import typer
+
+from server.cli.failures import clear_errors, fail
+from server.cli.options import BackendName, Dtype, Model, TokenizerFile
+from server.engine.sampling_defaults import DEFAULTS
+
+
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="Text to go on with; - or none reads standard input.", show_default=False
+        ),
+    ] = None,
+    model: Model = None,
+    tokenizer: TokenizerFile = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULTS.temperature,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = DEFAULTS.top_k,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = DEFAULTS.top_p,
+    min_p: Annotated[float, typer.Option(help="0 is off.")] = DEFAULTS.min_p,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="1 is off.")
+    ] = DEFAULTS.repetition_penalty,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].", min=1)
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
+) -> None:
+    """Generate in the terminal, without a server."""
+    from server.cli.terminal import generate as run
+    from server.engine.sampling_defaults import with_defaults
+    from server.errors import RequestError
+    from server.models.backend import open_backend
+    from server.models.factory import load_model
+
+    sampling = with_defaults(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=secrets.randbits(32) if seed is None else seed,
+        max_tokens=max_tokens,
+    )
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    try:
+        with clear_errors():
+            opened = open_backend(load_model(model, tokenizer), backend, dtype, threads)
+        summary = run(opened, _prompt(prompt), sampling, write)
+    except KeyboardInterrupt:
+        typer.echo()
+        raise
+    except RequestError as error:
+        raise fail(error) from error
+    typer.echo(f"\n\n{summary}", err=True)
+
+
+def _prompt(given: str | None) -> str:
+    """The argument, or what standard input has where nobody types; a last line end is no part."""
+    try:
+        if given == "-" or (given is None and not sys.stdin.isatty()):
+            return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        (given or "").encode("utf-8")
+    except UnicodeError as error:
+        raise fail("the prompt is not UTF-8") from error
+    return given or ""

@@ -1,0 +1,70 @@
+"""What the server prints before it answers: what runs, and how to see it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from server.config.settings import ServerConfig
+    from server.models.registry import Models
+
+#: The last thing that is printed before the server answers, so that it stays on the screen.
+OPEN_WARNING = """\
+****************************************************************************
+WARNING: this server has no API key and listens on {host}.
+Whoever reaches this address may use it, and read and delete every session.
+Give it a key:       EVERSTREAM_API_KEY=... (or --api-key, --keys-file)
+Or keep it private:  --host 127.0.0.1, or a container port published there
+****************************************************************************
+"""
+
+
+def greet(config: ServerConfig, models: Models, port: int) -> None:
+    """Says what runs, and how to see it."""
+    from server.cli.inspection import format_bytes
+
+    for version in models.versions:
+        info, backend = version.service.model, version.service.transfer.identity.backend
+        where = "on torch" if backend == "torch" else "on the native runtime"
+        typer.echo(
+            f"Everstream serves {info.name}: {info.parameters / 1e6:.1f}M parameters,"
+            f" {info.attention}, {info.dtype}, {where}.\n"
+            f"{info.max_sessions:,} sessions of {format_bytes(info.state_bytes_per_session)} each,"
+            " at token ten and at token ten million.\n"
+        )
+    invite(config, port)
+
+
+def _openable(host: str) -> str:
+    """``host`` as a browser takes it; for one that means all addresses, the loopback's."""
+    with contextlib.suppress(ValueError):
+        address = ip_address(host)
+        if address.is_unspecified:
+            host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"[{host}]" if ":" in host else host
+
+
+def invite(config: ServerConfig, port: int) -> None:
+    """Prints a line that can be pasted to see tokens stream."""
+    from model.bundled_models import DEFAULT_NAME, bundled_models
+
+    url = f"http://{_openable(config.host)}:{port}"
+    body = {"prompt": "Once upon a time", "max_tokens": 200, "stream": True}
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if config.wants_key else ""
+    typer.echo(
+        f"Open {url}/ or paste:\n\n"
+        f"  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json'"
+        f" -d '{json.dumps(body)}'\n"
+    )
+    others = [name for name in bundled_models() if name != DEFAULT_NAME]
+    if config.model[0].source is None and others:
+        typer.echo(f"Also bundled: {', '.join(others)} (--model NAME, repeated for several)\n")
+    if config.is_open:
+        typer.echo(OPEN_WARNING.format(host=config.host), err=True)
+        logging.getLogger("everstream").warning("no API key, and listening on %s", config.host)

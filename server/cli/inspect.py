@@ -1,0 +1,29 @@
+"""``everstream inspect``: a model's parameters and the memory of a session."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from server.cli.failures import clear_errors
+from server.cli.options import TokenizerFile
+
+
+def inspect(
+    model: Annotated[
+        str | None, typer.Argument(help="Folder, .pth or .gguf file, bundled model or hub id.")
+    ] = None,
+    tokenizer: TokenizerFile = None,
+) -> None:
+    """Show a model's parameters and the memory of a session.
+
+    Beside it stands what a KV cache of the same shape would need.
+    """
+    from rich.console import Console
+
+    from model.bundled_models import DEFAULT_MODEL
+    from server.cli import inspection
+
+    with clear_errors():
+        inspection.inspect(model or str(DEFAULT_MODEL), Console(), tokenizer)
