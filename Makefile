@@ -107,7 +107,7 @@ bench: $(VENV)/.installed-bench ## Runs the benchmarks; each ends with a line of
 	$(BIN)/python -m benchmarks.capacity $(ARGS)
 
 soak: $(VENV)/.installed-bench ## Ten minutes of joins, cancels, disconnects and bad requests
-	$(BIN)/python benchmarks/soak.py $(ARGS)
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 docker: ## Builds the image everstream:VERSION
 	docker build --tag everstream:$(VERSION) $(ARGS) .

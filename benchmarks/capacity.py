@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import os
 import random
 import statistics
@@ -26,17 +25,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.decode_shapes import SIZES
-from benchmarks.harness import (
-    Figures,
-    available_bytes,
-    machine,
-    print_result,
-    resident_bytes,
-    show,
-    table,
-)
-from benchmarks.serve_models import text_checkpoint
+from benchmarks.decode.shapes import SIZES
+from benchmarks.machine import available_bytes, machine, resident_bytes
+from benchmarks.report import Figures, print_result, show, table
+from benchmarks.serve.models import text_checkpoint
 from model.state import StateLayout, kv_cache_bytes_per_token
 from server.cli.inspection import format_bytes
 from server.engine.engine import Engine, EngineConfig
@@ -249,10 +241,7 @@ def main(command: Sequence[str] | None = None) -> None:
         "kv_cache": kv_caches(per_token, options.lengths, fork["bytes_per_s"]),
     }
     print_tables(figures)
-    if options.output:
-        result = {"benchmark": "capacity", "machine": on, **figures}
-        options.output.write_text(json.dumps(result) + "\n", encoding="utf-8")
-    print_result("capacity", on, figures)
+    print_result("capacity", on, figures, options.output)
 
 
 if __name__ == "__main__":

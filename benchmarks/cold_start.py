@@ -16,7 +16,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.harness import LOCAL, ROOT, STOP_TIMEOUT_S, machine, print_result, show, table
+from benchmarks.machine import machine
+from benchmarks.process import LOCAL, ROOT, STOP_TIMEOUT_S
+from benchmarks.report import print_result, show, table
 
 #: Once in every event of a token.
 MARK = b'"position":'

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.harness import Figures, machine, print_result, resident_bytes, show, table
-from benchmarks.peers import Peer, peers
+from benchmarks.decode.softmax import Peer, peers
+from benchmarks.machine import machine, resident_bytes
+from benchmarks.report import Figures, print_result, show, table
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspection import format_bytes

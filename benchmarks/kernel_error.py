@@ -11,7 +11,6 @@ The yardstick is what needs no features: a constant for the kernel, the plain me
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Figures, machine, print_result, show, table
+from benchmarks.machine import machine
+from benchmarks.report import Figures, print_result, show, table
 from model.ops.random_features import (
     gaussian_projection,
     log_positive_features,
@@ -264,10 +264,7 @@ def main(argv: list[str] | None = None) -> None:
             for result in results
         ],
     }
-    if options.json:
-        text = json.dumps({"benchmark": "kernel_error", "machine": on, **figures}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
-    print_result("kernel_error", on, figures)
+    print_result("kernel_error", on, figures, options.json, indent=1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import math
 import multiprocessing
 import resource
@@ -27,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Figures, machine, print_result, show, table
+from benchmarks.machine import machine
+from benchmarks.report import Figures, print_result, show, table
 from model.attention import MECHANISMS
 from model.attention.base import Attention
 from model.config import ModelConfig
@@ -313,10 +313,7 @@ def main(argv: list[str] | None = None) -> None:
             for mode, by_name in curves.items()
         },
     }
-    if options.json:
-        text = json.dumps({"benchmark": "length", "machine": on, **figures}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
-    print_result("length", on, figures)
+    print_result("length", on, figures, options.json, indent=1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Figures, machine, print_result
+from benchmarks.machine import machine
+from benchmarks.report import Figures, print_result
 from model.attention import MECHANISMS
 from model.attention.linear import LinearAttention
 from model.config import ModelConfig

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from benchmarks.harness import Figures
+from benchmarks.report import Figures, markdown, write_result
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.engine.value import Accepted, Opened, Record, Saved, SessionValue, StateBlock
 from server.store.base import Identity
@@ -170,12 +170,11 @@ CALLS = {
 
 def table(found: Figures) -> str:
     """Markdown: a row for each call, a column for each round trip."""
-    heads = [f"{ms} ms" for ms in found]
-    rows = [["16 sessions", *heads], ["---"] * (1 + len(found))]
+    rows = []
     for name, words in CALLS.items():
         own = [figures[name] for figures in found.values()]
         rows.append([words, *(f"{at['median_ms']:.0f} / {at['max_ms']:.0f}" for at in own)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown(["16 sessions", *(f"{ms} ms" for ms in found)], rows, align="---") + "\n"
 
 
 def main() -> None:
@@ -189,10 +188,9 @@ def main() -> None:
         found = {str(ms): measure(postgres, ms) for ms in ROUND_TRIPS_MS}
     finally:
         postgres.close()
-    text = json.dumps(found, indent=1) + "\n"
     if options.output is not None:
-        options.output.write_text(text)
-    print(text)
+        write_result(options.output, found)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

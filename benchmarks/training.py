@@ -29,7 +29,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
-from benchmarks.harness import ROOT, Figures, machine, print_result
+from benchmarks.machine import machine
+from benchmarks.process import ROOT
+from benchmarks.report import RESULTS, Figures, print_result, write_result
 from model.config import ModelConfig
 from model.memory import keep_freed_memory
 from model.ops.fused.native import without_kernels
@@ -37,7 +39,7 @@ from model.tokenizer import Tokenizer, train_tokenizer
 from model.training.data import Source
 from model.training.loop import Run, TrainConfig
 
-RESULT = ROOT / "benchmarks" / "results" / "training.json"
+RESULT = RESULTS / "training.json"
 ATTENTIONS = ("delta", "gated", "elu", "vq", "softmax")
 PRECISIONS = ("bfloat16", "float32")
 VOCABULARY, BATCH_SIZE, WINDOW, CURVE_STEPS = 4096, 8, 512, 100
@@ -74,8 +76,7 @@ def main() -> None:
             for threads in options.threads
         ]
         figures["curves"] = [bench.curves(name, options.curve_steps) for name in PRECISIONS]
-    text = json.dumps({"machine": on, **figures}, indent=1) + "\n"
-    options.out.write_text(text, encoding="utf-8")
+    write_result(options.out, {"machine": on, **figures})
     print_result("training", on, figures)
 
 

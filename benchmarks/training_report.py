@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from statistics import fmean
 
-from benchmarks.harness import ROOT, Figures
-from benchmarks.mechanisms.report import markdown
-from benchmarks.page_tables import with_tables
+from benchmarks.process import ROOT
+from benchmarks.report import Figures, markdown, read_result, with_tables
 from benchmarks.training import PARTS, RESULT
 
 PAGE = ROOT / "docs" / "training.md"
@@ -25,8 +23,7 @@ def main() -> None:
 
 def read() -> Figures:
     """The committed result."""
-    result: Figures = json.loads(RESULT.read_text(encoding="utf-8"))
-    return result
+    return read_result(RESULT)
 
 
 def rendered(page: str, result: Figures) -> str:

@@ -21,11 +21,13 @@ from pathlib import Path
 
 from benchmarks.checkpoints.report import PEERS, RESULT, figures_of, tables
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.decode_peers import Point, Unavailable
-from benchmarks.decode_report import Turns
-from benchmarks.decode_worker import Worker
-from benchmarks.harness import Figures, exit_on_sigterm, machine, print_result
-from benchmarks.roofline import Rates, bandwidth
+from benchmarks.decode.peers import Point, Unavailable
+from benchmarks.decode.report import Turns
+from benchmarks.decode.roofline import Rates, bandwidth
+from benchmarks.decode.worker import Worker
+from benchmarks.machine import machine
+from benchmarks.process import exit_on_sigterm
+from benchmarks.report import Figures, print_result, write_result
 
 CONTENDERS = {
     "everstream": "benchmarks.checkpoints.ours:FromFile",
@@ -104,8 +106,7 @@ def main(command: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for row in measure_all(options, options.models or Path(folder)):
             figures["rows"].append(row)
-            text = json.dumps({"machine": on, **figures}, indent=1) + "\n"
-            options.out.write_text(text, encoding="utf-8")
+            write_result(options.out, {"machine": on, **figures})
     print(tables(figures["rows"]))
     print_result("checkpoints", on, figures)
 

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
-from benchmarks.decode_llama import LlamaCpp
-from benchmarks.decode_peers import PREFILL_TOKENS, Point
-from benchmarks.decode_shapes import Shapes, Size
-from benchmarks.roofline import ITEM_BYTES, Cost
+from benchmarks.decode.llama import LlamaCpp
+from benchmarks.decode.peers import PREFILL_TOKENS, Point
+from benchmarks.decode.roofline import ITEM_BYTES, Cost
+from benchmarks.decode.shapes import Shapes, Size
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "Q8_0": "int8"}
 
 
 class FromFile(LlamaCpp):
-    """A `decode_peers.Contender`, with the number of threads that is fastest."""
+    """A `decode.peers.Contender`, with the number of threads that is fastest."""
 
     file_types: ClassVar = {dtype: (file_type,) for file_type, dtype in DTYPES.items()}
 

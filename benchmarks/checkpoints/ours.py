@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
-from benchmarks.decode_native import Native
-from benchmarks.decode_peers import Point
-from benchmarks.roofline import Cost
+from benchmarks.decode.native import Native
+from benchmarks.decode.peers import Point
+from benchmarks.decode.roofline import Cost
 from model.checkpoint import load_checkpoint
 from model.ops.cpu.runtime import Runtime
 
 
 class FromFile(Native):
-    """A `decode_peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
+    """A `decode.peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
 
     def __init__(self, models: Path) -> None:
         super().__init__(models, "rwkv7")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
-from benchmarks.decode_peers import (
+from benchmarks.decode.peers import (
     PREFILL_TOKENS,
     Measured,
     Opened,
@@ -18,7 +18,7 @@ from benchmarks.decode_peers import (
     Unavailable,
     steps_until,
 )
-from benchmarks.roofline import ITEM_BYTES
+from benchmarks.decode.roofline import ITEM_BYTES
 from model.weights import num_parameters
 
 #: Of its strategies on a CPU, the one for weights of this type.
@@ -27,7 +27,7 @@ WARM_UP_S = 0.05
 
 
 class Package:
-    """A `decode_peers.Contender` of one stream."""
+    """A `decode.peers.Contender` of one stream."""
 
     def __init__(self, models: Path) -> None:
         self._folder = models

@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from benchmarks.decode_peers import Point
-from benchmarks.decode_report import Turns
-from benchmarks.harness import ROOT, Figures
-from benchmarks.mechanisms.report import markdown
-from benchmarks.page_tables import with_tables
+from benchmarks.decode.peers import Point
+from benchmarks.decode.report import Turns
+from benchmarks.process import ROOT
+from benchmarks.report import RESULTS, Figures, markdown, read_result, with_tables
 
 PAGE = ROOT / "docs" / "models.md"
-RESULTS = ROOT / "benchmarks" / "results"
 RESULT = RESULTS / "checkpoints.json"
 SIZES = RESULTS / "checkpoint_sizes.json"
 SOCKETS = RESULTS / "checkpoint_sockets.json"
@@ -157,23 +153,17 @@ def conditions(result: Figures) -> str:
     )
 
 
-def read(path: Path) -> Figures:
-    """A committed result."""
-    result: Figures = json.loads(path.read_text(encoding="utf-8"))
-    return result
-
-
 def rendered(page: str) -> str:
     """``page`` with its tables made from the committed results."""
-    speed, sizes = read(RESULT), read(SIZES)["sizes"]
+    speed, sizes = read_result(RESULT), read_result(SIZES)["sizes"]
     tables_of_page = {
         "conditions": conditions(speed),
         "speed": tables(speed["rows"]),
         "states": state_table(sizes),
         "loading": loading_table(sizes),
         "many": many_table(sizes),
-        "sockets": socket_table(read(SOCKETS)["files"]),
-        "restore": restore_table(read(RESTORE)["lengths"]),
+        "sockets": socket_table(read_result(SOCKETS)["files"]),
+        "restore": restore_table(read_result(RESTORE)["lengths"]),
     }
     return with_tables(page, tables_of_page)
 

@@ -10,7 +10,6 @@ saved slot), end, start again, and are asked for one more token. Their own start
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -22,16 +21,11 @@ import numpy as np
 
 from benchmarks.checkpoints.report import RESTORE
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.harness import (
-    LOCAL,
-    Figures,
-    ServerProcess,
-    exit_on_sigterm,
-    machine,
-    print_result,
-)
-from benchmarks.serve_processes import PeerProcess
-from benchmarks.sessions_server import first_token_s
+from benchmarks.machine import machine
+from benchmarks.process import LOCAL, ServerProcess, exit_on_sigterm
+from benchmarks.report import Figures, print_result, write_result
+from benchmarks.serve.processes import PeerProcess
+from benchmarks.sessions.server import first_token_s
 from clients.python import Client
 
 PIECE = 4096
@@ -120,8 +114,7 @@ def main() -> None:
                     ),
                 }
             result["lengths"].append(row)
-            text = json.dumps({"machine": on, **result}, indent=1) + "\n"
-            options.out.write_text(text, encoding="utf-8")
+            write_result(options.out, {"machine": on, **result})
     print_result("checkpoint_restore", on, result)
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.harness import ROOT
-from benchmarks.roofline import Cost, matrix_cost
+from benchmarks.decode.roofline import Cost, matrix_cost
+from benchmarks.process import ROOT
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.tokenization.world import PUBLISHED

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,16 +23,10 @@ import numpy as np
 
 from benchmarks.checkpoints.report import SIZES
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.harness import (
-    ROOT,
-    Figures,
-    ServerProcess,
-    exit_on_sigterm,
-    machine,
-    print_result,
-    resident_bytes,
-)
-from benchmarks.sessions_server import first_token_s
+from benchmarks.machine import machine, peak_bytes, resident_bytes
+from benchmarks.process import ROOT, ServerProcess, exit_on_sigterm
+from benchmarks.report import Figures, print_result, write_result
+from benchmarks.sessions.server import first_token_s
 from clients.python import AsyncClient, Client, Session
 from model.state import StateLayout
 from model.weights import num_parameters
@@ -70,7 +63,7 @@ def loading(file: Path, dtype: str) -> Figures:
 
 def streams(url: str) -> Figures:
     """Tokens/s of `STREAMS` completions side by side."""
-    command = [sys.executable, "-m", "benchmarks.sse_load", "--url", url, "--requests", "1"]
+    command = [sys.executable, "-m", "benchmarks.serve.load", "--url", url, "--requests", "1"]
     command += ["--streams", str(STREAMS), "--max-tokens", str(TOKENS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
@@ -148,14 +141,6 @@ def flags(file: Path, dtype: str) -> list[str]:
     return ["--model", str(file), "--dtype", dtype, "--max-sessions", str(SLOTS)]
 
 
-def peak_bytes(pid: int) -> int:
-    """The largest resident memory that a process has had."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
-
-
 def measure(size: str, models: Path, options: argparse.Namespace) -> Figures:
     """All figures of one size."""
     config = CONFIGS[size]
@@ -198,8 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for size in options.size:
             result["sizes"].append(measure(size, options.models or Path(folder), options))
-            text = json.dumps({"machine": on, **result}, indent=1) + "\n"
-            options.out.write_text(text, encoding="utf-8")
+            write_result(options.out, {"machine": on, **result})
     print_result("checkpoint_sizes", on, result)
 
 

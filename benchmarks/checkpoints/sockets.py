@@ -2,13 +2,12 @@
 
     python -m benchmarks.checkpoints.sockets --llama-server PATH --models FOLDER
 
-Both get the same load of completions as server-sent events (`benchmarks.sse_load`), in turns.
+Both get the same load of completions as server-sent events (`benchmarks.serve.load`), in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from contextlib import ExitStack
@@ -16,16 +15,11 @@ from pathlib import Path
 
 from benchmarks.checkpoints.report import SOCKETS
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.harness import (
-    LOCAL,
-    Figures,
-    ServerProcess,
-    exit_on_sigterm,
-    machine,
-    print_result,
-)
-from benchmarks.serve_peers import measure, medians, ratios
-from benchmarks.serve_processes import OURS, SLOT_TOKENS, PeerProcess, Target
+from benchmarks.machine import machine
+from benchmarks.process import LOCAL, ServerProcess, exit_on_sigterm
+from benchmarks.report import Figures, print_result, write_result
+from benchmarks.serve.peers import measure, medians, ratios
+from benchmarks.serve.processes import OURS, SLOT_TOKENS, PeerProcess, Target
 
 
 def llama_command(server: str, file: Path, slots: int, threads: int) -> list[str]:
@@ -80,8 +74,7 @@ def main() -> None:
             for dtype in options.dtype:
                 file = file_of(options.models or Path(folder), size, dtype)
                 result["files"].append({"size": size, **compare(file, dtype, options)})
-                text = json.dumps({"machine": on, **result}, indent=1) + "\n"
-                options.out.write_text(text, encoding="utf-8")
+                write_result(options.out, {"machine": on, **result})
     print_result("checkpoint_sockets", on, result)
 
 

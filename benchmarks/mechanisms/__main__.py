@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import machine
+from benchmarks.machine import machine
 from benchmarks.mechanisms import language, recall, report, speed
 from benchmarks.mechanisms.folder import Folder, RunError, origin
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs

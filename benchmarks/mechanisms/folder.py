@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Figures, machine
+from benchmarks.machine import machine
+from benchmarks.report import Figures
 from model.tokenizer import Tokenizer, train_tokenizer
 from model.training.data import tokenize_file
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Figures
 from benchmarks.mechanisms.folder import Folder, RunError
 from benchmarks.mechanisms.quality import read_documents, score
 from benchmarks.mechanisms.specs import SIZES, Spec, state_bytes
+from benchmarks.report import Figures
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.state import kv_cache_bytes_per_token

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.harness import Figures
 from benchmarks.mechanisms.folder import RunError
 from benchmarks.mechanisms.language import session_bytes
 from benchmarks.mechanisms.specs import Size, Spec
+from benchmarks.report import Figures
 from model.lm import LanguageModel
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from benchmarks.mechanisms.gather import (
 from benchmarks.mechanisms.plots import plot
 from benchmarks.mechanisms.quality import WINDOW
 from benchmarks.mechanisms.specs import BASELINE
+from benchmarks.report import markdown
 
 Run = dict[str, Any]
 MISSING = "-"
@@ -153,12 +154,6 @@ def recall_table(runs: list[Run], form: str) -> str:
     ]
     title = f"### associative recall, pairs {form}: right answers after {steps} steps, by pairs"
     return f"{title}\n\n" + markdown(["mechanism", "seeds", *pairs], text)
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is words and whose others are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _machine(run: Run) -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Figures
 from benchmarks.mechanisms.folder import Folder
 from benchmarks.mechanisms.language import Recipe, session_bytes, training
 from benchmarks.mechanisms.specs import SIZES, Spec
+from benchmarks.report import Figures
 from model.architectures.network import ModelState
 from model.attention import spec_of
 from model.config import ModelConfig

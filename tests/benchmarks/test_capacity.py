@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import capacity
 from benchmarks.capacity import fork_times, kv_caches, per_session
-from benchmarks.decode_models import config_of
-from benchmarks.decode_shapes import SIZES
+from benchmarks.decode.models import config_of
+from benchmarks.decode.shapes import SIZES
 from model.state import StateLayout
 
 

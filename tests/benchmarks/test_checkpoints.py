@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.checkpoints.report import figures_of, table
 from benchmarks.checkpoints.shapes import CONFIGS, random_weights, step_cost
-from benchmarks.decode_peers import Measured, Opened, Point
-from benchmarks.decode_report import Turns
-from benchmarks.roofline import Cost
+from benchmarks.decode.peers import Measured, Opened, Point
+from benchmarks.decode.report import Turns
+from benchmarks.decode.roofline import Cost
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.weights import num_parameters

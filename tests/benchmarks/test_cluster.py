@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cluster, cluster_page
-from benchmarks.cluster_cost import ratio
-from benchmarks.cluster_paper import REMEDIES, Assumptions, Inputs, inputs_of, model
-from benchmarks.cluster_reader import Times
-from benchmarks.cluster_takeover import PARTS, Strike, figures
-from benchmarks.cluster_wire import Wire, masked
+from benchmarks.cluster import __main__ as cluster
+from benchmarks.cluster import page as cluster_page
+from benchmarks.cluster.cost import ratio
+from benchmarks.cluster.paper import REMEDIES, Assumptions, Inputs, inputs_of, model
+from benchmarks.cluster.reader import Times
+from benchmarks.cluster.takeover import PARTS, Strike, figures
+from benchmarks.wire import Wire, masked
 from tests.docs.pages import page
 
 COMMITTED = cluster_page.read()

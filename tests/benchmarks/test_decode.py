@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import decode
-from benchmarks.decode import arguments, points, takes_part
-from benchmarks.decode_peers import CONTENDERS, Measured, Opened, Point, Unavailable, steps_until
-from benchmarks.decode_report import Row, Turns, best_of, figures_of
-from benchmarks.decode_worker import Worker, make, serve
-from benchmarks.roofline import Cost
+from benchmarks.decode import __main__ as decode
+from benchmarks.decode.__main__ import arguments, points, takes_part
+from benchmarks.decode.peers import CONTENDERS, Measured, Opened, Point, Unavailable, steps_until
+from benchmarks.decode.report import Row, Turns, best_of, figures_of
+from benchmarks.decode.roofline import Cost
+from benchmarks.decode.worker import Worker, make, serve
 from model.ops.cpu.runtime import built
 
 needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")

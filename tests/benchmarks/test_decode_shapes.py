@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.decode_models import config_of, random_weights
-from benchmarks.decode_shapes import BLOCK, SIZES, count, matching_width, peer_tensors
-from benchmarks.peers import own_parameters
+from benchmarks.decode.models import config_of, random_weights
+from benchmarks.decode.shapes import BLOCK, SIZES, count, matching_width, peer_tensors
+from benchmarks.decode.softmax import own_parameters
 from model.weights import num_parameters
 
 COMPARED = ("S1", "S2")

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.decode.softmax import own_parameters
 from benchmarks.mechanisms import language, quality, recall, report, speed
 from benchmarks.mechanisms.folder import Folder, RunError, read_results
 from benchmarks.mechanisms.gather import competitors, difference, leaderboard, recall_rows
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs, state_bytes
-from benchmarks.peers import own_parameters
 from model.attention import MECHANISMS
 from model.config import ConfigError
 from model.training.evaluate import Mode, evaluate

@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.bundled_models import CREDITS, CREDITS_OF_DATA, SEEDS, file_facts, read, shape_facts
-from benchmarks.model_card import CURVE, PAGE, card, samples
-from benchmarks.training_runs import NUM_POINTS, facts_of_run
+from benchmarks.model_card.__main__ import CURVE, PAGE, card, samples
+from benchmarks.model_card.facts import (
+    CREDITS,
+    CREDITS_OF_DATA,
+    SEEDS,
+    file_facts,
+    read,
+    shape_facts,
+)
+from benchmarks.model_card.runs import NUM_POINTS, facts_of_run
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import load_checkpoint
 from server.cli.main import app

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks import roofline
-from benchmarks.decode_models import config_of, step_cost
-from benchmarks.decode_shapes import SIZES
-from benchmarks.roofline import Cost, Limit, Rates, bandwidth, matrix_cost
+from benchmarks.decode import roofline
+from benchmarks.decode.models import config_of, step_cost
+from benchmarks.decode.roofline import Cost, Limit, Rates, bandwidth, matrix_cost
+from benchmarks.decode.shapes import SIZES
 from model.ops.cpu.runtime import built
 from model.state import StateLayout
 

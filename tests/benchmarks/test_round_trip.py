@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.round_trip import Job, Reading, agrees, compare, main, make_job, same
+from benchmarks.round_trip.__main__ import Job, Reading, agrees, compare, main, make_job, same
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
 from model.ops.cpu.runtime import built

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from benchmarks.sampling import RESULTS, compared, draw, grid, opening_of
-from benchmarks.text_scores import repeated_4grams, unknown_words, variety, words_of
+from benchmarks.sampling.__main__ import RESULT, compared, draw, grid, opening_of
+from benchmarks.sampling.scores import repeated_4grams, unknown_words, variety, words_of
 from model.bundled_models import DEFAULT_NAME
 from server.engine.sampling_defaults import DEFAULTS
 from server.engine.types import SamplingParams
@@ -46,7 +46,7 @@ def test_texts_begin_with_their_openings_and_are_the_same_again() -> None:
 
 
 def test_default_is_one_of_the_settings_that_were_compared() -> None:
-    result = json.loads(RESULTS.read_text(encoding="utf-8"))
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
     assert result["model"] == DEFAULT_NAME
     settings = [SamplingParams(**row["sampling"]) for row in result["settings"]]
     assert DEFAULTS in settings

@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
-from benchmarks import serve
-from benchmarks.harness import Figures
-from benchmarks.serve_peers import COLUMNS, medians, ratios
+from benchmarks.report import Figures
+from benchmarks.serve import __main__ as serve
+from benchmarks.serve.peers import COLUMNS, medians, ratios
 
 
 def test_ratio_is_ours_by_theirs_at_the_same_number_of_streams() -> None:

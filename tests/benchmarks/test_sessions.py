@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sessions
-from benchmarks.sessions_log import rows_of
-from benchmarks.sessions_report import Row, Target, times
+from benchmarks.sessions import __main__ as sessions
+from benchmarks.sessions.log import rows_of
+from benchmarks.sessions.report import Row, Target, times
 
 
 def test_target_is_met_on_its_side_of_the_bound() -> None:

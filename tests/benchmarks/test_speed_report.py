@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.speed_report import plot
-from benchmarks.speed_results import best, gather, read
-from benchmarks.speed_targets import Target
+from benchmarks.speed_report.__main__ import plot
+from benchmarks.speed_report.results import best, gather, read
+from benchmarks.speed_report.targets import Target
 
 
 def test_missed_target_says_how_much_of_it_was_reached() -> None:

@@ -10,7 +10,7 @@ from socket import create_server, socket
 
 import pytest
 
-from benchmarks.sse_load import Load, LoadError, percentile_ms, requests_of, run
+from benchmarks.serve.load import Load, LoadError, percentile_ms, requests_of, run
 
 TOKENS = 5
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.bundled_pages import PAGES, filled, places
+from benchmarks.model_card.pages import PAGES, filled, places
 from tests.docs.pages import DOCS
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.decode_shapes import SIZES
-from benchmarks.speed_report import readme_tables, tables
-from benchmarks.speed_results import read
+from benchmarks.decode.shapes import SIZES
+from benchmarks.speed_report.__main__ import readme_tables, tables
+from benchmarks.speed_report.results import read
 from tests.docs.pages import DOCS, page, rows, section
 
 RESULTS = read()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import ServerProcess
+from benchmarks.process import ServerProcess
 from clients.python.synchronous import Client
 from model.attention import MECHANISMS, spec_of
 from model.checkpoint import load_checkpoint

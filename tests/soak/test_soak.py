@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import Options, soak
+from benchmarks.soak.__main__ import Options, soak
 from model.checkpoint import save_checkpoint
 from tests.tiny import tiny_checkpoint
 

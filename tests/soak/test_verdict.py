@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak_observation import Observation
-from benchmarks.soak_verdict import MIB, Ending, verdict
-from benchmarks.soak_wire import Broken, Tally, checked_refusal, checked_stream
+from benchmarks.soak.observation import Observation
+from benchmarks.soak.verdict import MIB, Ending, verdict
+from benchmarks.soak.wire import Broken, Tally, checked_refusal, checked_stream
 
 REST = Observation(0, 0, 0, 0, 0, num_descriptors=7, resident_bytes=400 * MIB)
 GOOD_ENDING = Ending(0, "INFO started\nINFO stopped\n")

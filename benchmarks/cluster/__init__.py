@@ -1,0 +1,1 @@
+"""Replicas on one shared store: what it costs, and how soon another replica goes on."""

@@ -1,0 +1,144 @@
+"""Many replicas on one store: what it costs for each token, and how soon another one goes on.
+
+Real `everstream serve` processes of one thread, and a PostgreSQL that syncs every commit, beside
+the load generator on one machine: they share its cores, so CPU time is told apart by process.
+Ways and numbers take turns for several rounds; figures are medians, ratios those within a round.
+From them follows, on paper, what more machines ask of the database (`paper`). Each part
+can be run by itself (``--part takeover``); the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from benchmarks.cluster import commits as store_commits
+from benchmarks.cluster import cost, idle, report, takeover
+from benchmarks.cluster.paper import Assumptions, inputs_of, model
+from benchmarks.cluster.place import place
+from benchmarks.cluster.takeover import KINDS
+from benchmarks.machine import machine
+from benchmarks.process import exit_on_sigterm
+from benchmarks.report import Figures, print_result, show
+from server.config.settings import PREFIX, SHARED_SAVE_INTERVAL
+
+QUICK: Figures = {
+    "streams": [1, 2],
+    "seconds": 1.5,
+    "rounds": 1,
+    "replicas": [1, 2],
+    "replica_streams": 2,
+    "kinds": list(KINDS),
+    "struck": [1, 2],
+    "strikes": [2, 1],
+    "save_interval": 40,
+    "commits": 20,
+    "idle_seconds": 1.5,
+    "turns": 2,
+    "machines": [10, 1000],
+}
+
+
+def commits(folder: Path, options: argparse.Namespace) -> Figures:
+    """See `benchmarks.cluster.commits`."""
+    with place() as database:
+        return store_commits.measure(
+            database.url, folder / "store", options.streams, options.commits
+        )
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
+    "cost": cost.cost,
+    "commits": commits,
+    "takeover": lambda folder, options: takeover.measure(options),
+    "replicas": lambda folder, options: cost.replicas(options),
+    "idle": lambda folder, options: idle.idle(options),
+}
+#: What the model on paper needs.
+OF_THE_PAPER = ("cost", "commits", "idle")
+
+
+def arguments(command: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64], help="kept ones")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--replica-streams", type=int, default=64, help="on all replicas together")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--struck", type=int, nargs="+", default=[1, 16, 64], help="streams")
+    parser.add_argument("--strikes", type=int, nargs="+", default=[24, 6, 4], help="for each")
+    parser.add_argument(
+        "--save-interval", type=int, default=SHARED_SAVE_INTERVAL, help="tokens between two states"
+    )
+    parser.add_argument("--commits", type=int, default=500)
+    parser.add_argument("--idle-seconds", type=float, default=15.0)
+    parser.add_argument("--turns", type=int, default=16, help="of a session that sleeps")
+    parser.add_argument("--machines", type=int, nargs="+", default=[10, 1000], help="on paper")
+    parser.add_argument("--quick", action="store_true", help="a short form, not worth quoting")
+    parser.add_argument("--output", type=Path, help="file for the line of JSON")
+    assumed = parser.add_argument_group("assumptions of the model on paper")
+    for field in fields(Assumptions):
+        flag = f"--{field.name.replace('_', '-')}"
+        assumed.add_argument(flag, type=float, default=field.default)
+    options = parser.parse_args(command)
+    if options.quick:
+        vars(options).update(QUICK)
+    return options
+
+
+def paper(parts: Figures, options: argparse.Namespace) -> Figures:
+    """Inputs, assumptions, and what follows for so many machines."""
+    given = Assumptions(**{f.name: getattr(options, f.name) for f in fields(Assumptions)})
+    inputs = inputs_of(parts, max(options.streams))
+    return {
+        "inputs": asdict(inputs),
+        "assumed": asdict(given),
+        "machines": [model(inputs, given, num) for num in options.machines],
+    }
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """What the servers take from their environment only, while the ``with`` block runs."""
+    name = PREFIX + name
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def main(command: Sequence[str] | None = None) -> None:
+    """Measures, prints, and ends with the line of JSON."""
+    exit_on_sigterm()
+    options = arguments(command)
+    on, parts = machine(), {}
+    with _variable("SAVE_INTERVAL_TOKENS", str(options.save_interval)):
+        for part in options.part:
+            with tempfile.TemporaryDirectory() as folder:
+                parts[part] = PARTS[part](Path(folder), options)
+            show(*report.TABLES[part](parts[part]))
+    figures: Figures = {
+        "settings": {name: getattr(options, name) for name in QUICK} | {"quick": options.quick},
+        "load_at_end": machine()["load_at_start"],
+        "parts": parts,
+    }
+    if all(part in parts for part in OF_THE_PAPER):
+        figures["paper"] = paper(parts, options)
+        show(*report.of_paper(figures["paper"]))
+    print_result("cluster", on, figures, options.output)
+
+
+if __name__ == "__main__":
+    main()

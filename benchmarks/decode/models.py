@@ -1,0 +1,80 @@
+"""Our models of the measured sizes: checkpoint folders with random weights. Without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from benchmarks.decode.roofline import Cost, matrix_cost
+from benchmarks.decode.shapes import Size, matching_width
+from model.config import ModelConfig
+from model.state import StateLayout
+from model.weights import num_parameters
+
+#: An MLP narrower than that of `Size` is a multiple of it wide, as vector code likes it.
+WIDTH_STEP = 16
+#: A decay, a product that is added, and one that is read and added up, for each number of S.
+OPERATIONS_PER_STATE_NUMBER = 5
+
+
+@cache
+def config_of(size: Size, attention: str) -> ModelConfig:
+    """A model with this attention and about as many parameters as every model of this size."""
+    wide = ModelConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=size.hidden_size,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.num_heads,
+        head_dim=size.head_dim,
+        intermediate_size=size.intermediate_size,
+        attention=attention,
+        tie_word_embeddings=False,
+    )
+
+    def parameters(width: int) -> int:
+        return num_parameters(dataclasses.replace(wide, intermediate_size=width))
+
+    width = matching_width(parameters, size.num_parameters)
+    if width >= size.intermediate_size:
+        return wide
+    return dataclasses.replace(wide, intermediate_size=width // WIDTH_STEP * WIDTH_STEP)
+
+
+def random_weights(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
+    """Weights by their names in a checkpoint, the same every time; norms are one."""
+    draw, weights = np.random.default_rng(0), {}
+    for name, shape in config.weight_shapes().items():
+        if name.endswith(("norm.weight", "norm_weight")):
+            weights[name] = np.ones(shape, np.float32)
+            continue
+        weights[name] = draw.standard_normal(shape, np.float32)
+        weights[name] *= 1 / math.sqrt(shape[-1]) if len(shape) > 1 else 0.1
+    return weights
+
+
+def checkpoint(folder: Path, size: Size, attention: str) -> Path:
+    """Writes config and float32 weights into a folder of ``folder``, unless they are there."""
+    path = folder / f"{size.name}-{attention}"
+    if path.exists():
+        return path
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    config = config_of(size, attention)
+    config.save(unfinished / "config.json")
+    save_file(random_weights(config), unfinished / "model.safetensors")
+    return unfinished.rename(path)
+
+
+def step_cost(config: ModelConfig, item_bytes: int, rows: int, streams: int) -> Cost:
+    """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out."""
+    layout = StateLayout.of(config)
+    state_numbers = sum(math.prod(field.spec.shape) for field in layout.fields if field.name == "S")
+    return matrix_cost(config.weight_shapes(), item_bytes, rows, streams, "embedding") + Cost(
+        2 * layout.num_bytes * streams, OPERATIONS_PER_STATE_NUMBER * state_numbers * rows
+    )

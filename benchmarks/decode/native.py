@@ -1,0 +1,97 @@
+"""Our native runtime, through the interface that the server uses: one call for a step of a batch.
+
+Each stream draws its next token greedily, in the same call. The first 8,192 tokens of a past
+are a real prefill; beyond them the position alone is moved, as the state does not grow.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.decode.models import checkpoint, step_cost
+from benchmarks.decode.peers import PREFILL_TOKENS, Measured, Opened, Point, steps_until
+from benchmarks.decode.roofline import ITEM_BYTES, Cost
+from benchmarks.decode.shapes import SIZES
+from model.config import ModelConfig
+from model.ops.cpu.runtime import Runtime
+from model.weights import num_parameters, read_weights
+
+MAX_READ_TOKENS = 8192
+WARM_UP_S = 0.05
+
+
+class Native:
+    """A `decode.peers.Contender`: our model with one attention."""
+
+    def __init__(self, models: Path, attention: str) -> None:
+        self.folder, self._attention = models, attention
+        self._loaded: tuple[str, str, int] | None = None
+
+    def open(self, point: Point) -> Opened:
+        self._load(point)
+        self._prefills = point.mode == "prefill"
+        self._draws = [self._runtime.draw(temperature=0.0, seed=i) for i in range(point.streams)]
+        self._slots = list(range(point.streams))
+        self._pool = self._runtime.empty_pool(point.streams)
+        self._read(min(point.context, MAX_READ_TOKENS))
+        self._positions = [point.context] * point.streams
+        ids = np.random.default_rng(0).integers(
+            1, self._runtime.config.vocab_size, size=PREFILL_TOKENS
+        )
+        self._prompt = ids.tolist()
+        self._tokens = [[self._prompt[slot]] for slot in self._slots]
+        self.run(WARM_UP_S)
+        rows = PREFILL_TOKENS if self._prefills else point.streams
+        cost = self.cost(ITEM_BYTES[point.dtype], rows, point)
+        return Opened(point.dtype, num_parameters(self._runtime.config), rows, cost)
+
+    def make_runtime(self, point: Point) -> Runtime:
+        """The model of ``point``, ready to run."""
+        path = checkpoint(self.folder, SIZES[point.size], self._attention)
+        config = ModelConfig.load(path / "config.json")
+        return Runtime(config, read_weights(path), point.dtype, point.threads)
+
+    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+        """Of a step of ``rows`` tokens."""
+        config = self._runtime.config
+        assert isinstance(config, ModelConfig)
+        return step_cost(config, item_bytes, rows, point.streams)
+
+    def run(self, seconds: float) -> Measured:
+        step = self._prefill if self._prefills else self._decode
+        num_steps, elapsed = steps_until(seconds, time.perf_counter, step)
+        rows = PREFILL_TOKENS if self._prefills else len(self._slots)
+        return Measured(num_steps * rows, elapsed)
+
+    def _load(self, point: Point) -> None:
+        """The weights of ``point``, unless they are there."""
+        wanted = (point.size, point.dtype, point.threads)
+        if self._loaded == wanted:
+            return
+        self._runtime = self.make_runtime(point)
+        self._loaded = wanted
+
+    def _read(self, num_tokens: int) -> None:
+        """Feeds the first stream and copies its state into the others."""
+        draw = np.random.default_rng(1)
+        for first in range(0, num_tokens, PREFILL_TOKENS):
+            size = min(PREFILL_TOKENS, num_tokens - first)
+            ids = draw.integers(1, self._runtime.config.vocab_size, size=size).tolist()
+            self._runtime.run(self._pool, [0], [first], [ids], [None])
+        self._pool[1:] = self._pool[0]
+
+    def _decode(self) -> None:
+        tokens = self._runtime.run(
+            self._pool, self._slots, self._positions, self._tokens, self._draws
+        )
+        assert min(tokens) >= 0, tokens
+        self._tokens = [[token] for token in tokens]
+        self._positions = [position + 1 for position in self._positions]
+
+    def _prefill(self) -> None:
+        self._pool[0] = 0
+        (token,) = self._runtime.run(self._pool, [0], [0], [self._prompt], self._draws)
+        assert token >= 0, token

@@ -1,0 +1,177 @@
+"""What the machine allows: bandwidth of a working set, rate of arithmetic, so the time of a step.
+
+    time >= max(bytes moved / bandwidth, operations / rate)
+
+The bandwidth is that of reading a buffer of as many bytes as the step moves, again and again, so
+that it lies in the cache or the memory in which the step's weights and states lie too. The rate is
+the best that was found in that type or in float32: the native runtime's inner loop on operands in
+the nearest cache, and PyTorch's matrix product.
+Run as ``python -m benchmarks.decode.roofline`` it prints both for some sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.report import Figures, print_result, show, table
+
+#: Bytes of a weight; int8 has scales beside it, which are left out here, in our disfavour.
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+LOGIT_BYTES = 4
+SECONDS = 0.05
+#: Larger than any cache that a few cores share; a larger one only takes longer to make.
+MAX_BUFFER_BYTES = 256 << 20
+MATRIX_WIDTH = 1024
+WARM_UP_PRODUCTS = 2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step must do at least: bytes that move, and multiplications plus additions."""
+
+    num_bytes: int
+    operations: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.num_bytes + other.num_bytes, self.operations + other.operations)
+
+
+def matrix_cost(
+    tensors: Mapping[str, tuple[int, ...]],
+    item_bytes: int,
+    rows: int,
+    num_logits: int,
+    embedding: str,
+) -> Cost:
+    """Of the weights: all read once, a row of ``embedding`` for each of ``rows`` tokens.
+
+    Matrices take ``item_bytes`` for a number, vectors 4. ``num_logits`` rows have logits. Where
+    the head is the embedding there is no matrix apart, and it counts as read.
+    """
+    num_bytes = operations = 0
+    for name, shape in tensors.items():
+        if len(shape) != 2:
+            num_bytes += 4 * _product(shape)
+        elif name.startswith(embedding):
+            num_bytes += rows * shape[1] * item_bytes
+        else:
+            is_head = name.startswith(("head", "output.weight"))
+            num_bytes += _product(shape) * item_bytes
+            operations += 2 * _product(shape) * (num_logits if is_head else rows)
+            num_bytes += LOGIT_BYTES * shape[0] * num_logits if is_head else 0
+    return Cost(num_bytes, operations)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for number in shape:
+        result *= number
+    return result
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The least time of a step, and what sets it: "bandwidth" or "arithmetic"."""
+
+    seconds: float
+    bound: str
+    bytes_per_s: float
+    operations_per_s: float
+
+    @classmethod
+    def of(cls, cost: Cost, bytes_per_s: float, operations_per_s: float) -> Limit:
+        moving, computing = cost.num_bytes / bytes_per_s, cost.operations / operations_per_s
+        bound = "bandwidth" if moving >= computing else "arithmetic"
+        return cls(max(moving, computing), bound, bytes_per_s, operations_per_s)
+
+    def fraction(self, seconds: float) -> float:
+        """How near a step that took ``seconds`` is to the limit; 1 is at it."""
+        return self.seconds / seconds
+
+
+def bandwidth(num_bytes: int, threads: int, seconds: float = SECONDS) -> float:
+    """Bytes/s of reading a buffer of ``num_bytes`` over and over, or of memory if it is large."""
+    from model.ops.cpu import _native
+
+    return _native.read_bandwidth(min(num_bytes, MAX_BUFFER_BYTES), seconds, threads)
+
+
+class Rates:
+    """Operations/s by type and number of threads: the best that was ever measured."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._best: dict[tuple[str, int], float] = {}
+
+    def of(self, dtype: str, threads: int) -> float:
+        """Measures the native loop anew, and PyTorch's product when first asked."""
+        from model.ops.cpu import _native
+
+        key = (dtype, threads)
+        if key not in self._best:
+            kinds = {"float32", dtype}
+            self._best[key] = max(product_rate(kind, threads, self._seconds) for kind in kinds)
+        native = _native.multiply_add_rate(self._seconds, threads, dtype)
+        self._best[key] = max(self._best[key], native)
+        return self._best[key]
+
+
+def product_rate(dtype: str, threads: int, seconds: float) -> float:
+    """Operations/s of PyTorch's product of two square matrices."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        multiply = _product_of(torch, dtype)
+        for _ in range(WARM_UP_PRODUCTS):
+            multiply()
+        num_products, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds or num_products == 0:
+            multiply()
+            num_products += 1
+    finally:
+        torch.set_num_threads(before)
+    return 2 * MATRIX_WIDTH**3 * num_products / elapsed
+
+
+def _product_of(torch: Any, dtype: str) -> Callable[[], object]:
+    if dtype == "int8":
+        a = torch.randint(-128, 128, (MATRIX_WIDTH, MATRIX_WIDTH), dtype=torch.int8)
+        return lambda: torch._int_mm(a, a)
+    a = torch.randn(MATRIX_WIDTH, MATRIX_WIDTH).to(getattr(torch, dtype))
+    return lambda: a @ a
+
+
+def main(command: Sequence[str] | None = None) -> None:
+    """Prints the bandwidth of working sets and the rates."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    sizes = [1 << shift for shift in range(16, 31, 2)]
+    parser.add_argument("--bytes", type=int, nargs="+", default=sizes, help="of working sets")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
+    options = parser.parse_args(command)
+    on, rates_of = machine(), Rates(options.seconds)
+    figures: Figures = {"bandwidth": {}, "rate": {}}
+    bandwidths = table("GB/s read", ("bytes", *(f"{n} thread(s)" for n in options.threads)))
+    for size in options.bytes:
+        row = {n: bandwidth(size, n, options.seconds) for n in options.threads}
+        bandwidths.add_row(f"{size:,}", *(f"{value / 1e9:.1f}" for value in row.values()))
+        figures["bandwidth"][str(size)] = {str(n): round(value) for n, value in row.items()}
+    rates = table("GFLOP/s", ("type", *(f"{n} thread(s)" for n in options.threads)))
+    for dtype in ITEM_BYTES:
+        row = {n: rates_of.of(dtype, n) for n in options.threads}
+        rates.add_row(dtype, *(f"{value / 1e9:.0f}" for value in row.values()))
+        figures["rate"][dtype] = {str(n): round(value) for n, value in row.items()}
+    show(bandwidths, rates)
+    print_result("roofline", on, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The growth of rounding errors in a long stream."""

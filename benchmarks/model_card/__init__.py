@@ -1,0 +1,1 @@
+"""The card of the bundled models and the facts in it."""

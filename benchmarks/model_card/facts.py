@@ -1,0 +1,162 @@
+"""The facts of the bundled models' card, measured: shapes, hashes, quality, samples, cost.
+
+    python -m benchmarks.model_card.facts --data FOLDER --run everstream-stories=RUN [...]
+
+``--data`` is the folder of the training and validation texts. ``--run NAME=RUN`` is a folder
+that `everstream train` left, once for each part of a model's training, in their order; the
+weights before int8 are the last one's. Writes `RESULT` and a copy of the authors' list
+`CREDITS`; `python -m benchmarks.model_card` writes the card from them.
+
+A model without ``--run`` keeps the runs and the figures before int8 that are written there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks.machine import machine
+from benchmarks.model_card.runs import facts_of_run
+from benchmarks.report import RESULTS, Figures, read_result, write_result
+from model.bundled_models import FOLDER, bundled_models
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.evaluation import Half, Mode
+from model.ops.cpu.runtime import Runtime
+from model.quantization.evaluate import evaluate
+from model.state import StateLayout, kv_cache_bytes_per_token
+from model.weights import WeightFiles, num_parameters
+from server.cli.terminal import generate
+from server.engine.sampling_defaults import published, with_defaults
+from server.models.backend import open_backend
+
+RESULT = RESULTS / "bundled_models.json"
+#: The authors of the texts under CC BY, by text; a copy of the list that lies beside the data.
+CREDITS = FOLDER / "CREDITS.tsv"
+VALIDATION = ("valid.txt", "simple_stories_valid.txt")
+CREDITS_OF_DATA = "simple_stories_credits.tsv"
+
+PROMPT, SEEDS, SAMPLE_TOKENS = "Once upon a time", range(1, 21), 200
+#: How the stored weights are multiplied: exactly, and as the server does.
+COMPUTED = ("float32", "int8")
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--run", action="append", default=[], metavar="NAME=RUN")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    runs: dict[str, list[Path]] = {}
+    for text in options.run:
+        name, _, run = text.partition("=")
+        if name not in bundled_models() or not run:
+            parser.error(f"--run: NAME=RUN with a name of {', '.join(bundled_models())}")
+        runs.setdefault(name, []).append(Path(run))
+    written = write(options.data, runs, options.threads)
+    print(json.dumps({"benchmark": "bundled_models", "models": list(written["models"])}))
+
+
+def write(data: Path, runs: dict[str, list[Path]], threads: int = 1) -> Figures:
+    """Measures every bundled model and writes `RESULT` and `CREDITS`."""
+    before = read()["models"] if RESULT.is_file() else {}
+    models = {
+        name: measured(folder, data, runs.get(name, []), before.get(name, {}), threads)
+        for name, folder in bundled_models().items()
+    }
+    texts = [text for model in models.values() for run in model["runs"] for text in run["data"]]
+    names = dict.fromkeys([*texts, *VALIDATION, CREDITS_OF_DATA])
+    result = {
+        "machine": machine(),
+        "prompt": PROMPT,
+        "max_tokens": SAMPLE_TOKENS,
+        "sampling": published(),
+        "data": {name: file_facts(data / name) for name in names},
+        "models": models,
+    }
+    shutil.copyfile(data / CREDITS_OF_DATA, CREDITS)
+    write_result(RESULT, result)
+    return result
+
+
+def read() -> Figures:
+    """The committed results."""
+    return read_result(RESULT)
+
+
+def measured(
+    folder: Path, data: Path, runs: Sequence[Path], before: Figures, threads: int
+) -> Figures:
+    """All that the card says of one model; ``before`` is what was written of it."""
+    checkpoint = load_checkpoint(folder)
+    quality = [
+        {"computed": dtype, **row}
+        for dtype in COMPUTED
+        for row in bits_per_byte(checkpoint, dtype, data, threads)
+    ]
+    known = {"runs": before.get("runs", []), "unrounded": before.get("unrounded", [])}
+    if runs:
+        trained = load_checkpoint(runs[-1] / "model")
+        known["runs"] = [facts_of_run(run) for run in runs]
+        known["unrounded"] = list(bits_per_byte(trained, "float32", data, threads))
+    return {
+        **shape_facts(checkpoint),
+        "files": {path.name: file_facts(path) for path in sorted(folder.iterdir())},
+        "quality": quality,
+        **known,
+        "samples": samples(checkpoint, threads),
+    }
+
+
+def shape_facts(checkpoint: Checkpoint) -> Figures:
+    """What follows from the configuration and the files' headers."""
+    config, weights = checkpoint.config, checkpoint.weights
+    assert isinstance(weights, WeightFiles)
+    return {
+        "config": config.to_dict(),
+        "parameters": num_parameters(config),
+        "stored_dtype": weights.stored_dtype,
+        "state_bytes": StateLayout.of(config).num_bytes,
+        "kv_cache_bytes_per_token": kv_cache_bytes_per_token(config),
+        "digest": checkpoint.digest,
+    }
+
+
+def file_facts(path: Path) -> dict[str, Any]:
+    """Bytes and SHA-256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def bits_per_byte(
+    checkpoint: Checkpoint, dtype: str, data: Path, threads: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each validation text, half and mode."""
+    runtime = Runtime(checkpoint.config, checkpoint.weights, dtype, threads)
+    modes: tuple[Mode, ...] = ("windows", "stream")
+    for name in VALIDATION:
+        for half in get_args(Half):
+            for mode in modes:
+                found = evaluate(runtime, checkpoint.tokenizer, data / name, mode, half=half)
+                value = round(found.bits_per_byte, 4)
+                yield {"data": name, "half": half, "mode": mode, "bits_per_byte": value}
+
+
+def samples(checkpoint: Checkpoint, threads: int) -> list[dict[str, Any]]:
+    """A text for each of `SEEDS` at the default sampling, none left out."""
+    backend = open_backend(checkpoint, threads=threads)
+    found = []
+    for seed in SEEDS:
+        parts: list[str] = []
+        sampling = with_defaults(seed=seed, max_tokens=SAMPLE_TOKENS)
+        generate(backend, PROMPT, sampling, parts.append)
+        found.append({"seed": seed, "text": "".join(parts)})
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Figures of the default model in the README and the docs, from its files and its results.
+
+``python -m benchmarks.model_card.pages`` puts them into their places after the model has changed;
+a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from benchmarks.model_card.facts import read
+from benchmarks.process import ROOT
+from benchmarks.report import Figures
+from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME
+from model.checkpoint import load_checkpoint
+from model.config import ModelConfig
+from model.state import StateLayout, kv_cache_bytes_per_token
+from model.weights import num_parameters
+from server.cli.inspection import format_bytes
+from server.engine.sampling_defaults import published
+from server.models.factory import DEFAULT_STATE_MEMORY_BYTES
+from server.models.info import state_tensors
+
+PAGES = ("README.md", "docs/operations.md", "docs/protocol.md")
+#: The tokens of the README's comparison of a state with a KV cache.
+COMPARED_TOKENS = 100_000
+
+
+class Place(NamedTuple):
+    """Where a figure stands: ``pattern`` has a group for it, and is found once in ``page``.
+
+    A space in it may be the end of a line on the page.
+    """
+
+    page: str
+    pattern: str
+    value: str
+
+
+def main() -> None:
+    """Writes every page."""
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(filled(page, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def filled(page: str, text: str) -> str:
+    """The text of a page with the figures of now."""
+    for place in places():
+        if place.page == page:
+            found = list(re.finditer(place.pattern.replace(" ", r"\s+"), text))
+            assert len(found) == 1, (page, place.pattern, len(found))
+            start, end = found[0].span(1)
+            if found[0][1].split() != place.value.split():
+                text = text[:start] + place.value + text[end:]
+    return text
+
+
+def places() -> Iterator[Place]:
+    """Every figure."""
+    config = ModelConfig.load(DEFAULT_MODEL / "config.json")
+    num_bytes = StateLayout.of(config).num_bytes
+    state, per_token = format_bytes(num_bytes), kv_cache_bytes_per_token(config)
+    cache = f"{per_token * COMPARED_TOKENS / 2**20:.0f} MiB"
+    millions = f"{num_parameters(config) / 1e6:.1f}M"
+    readme = "README.md"
+    yield Place(readme, r"the constant (\S+ \S+) of a session", state)
+    yield Place(readme, r"everstream-stories` has (\S+) parameters", millions)
+    yield Place(readme, r"constant: (\S+ \S+) for the bundled model", state)
+    row = r"\| a softmax model of that shape at 100,000 tokens \| (.*) \|\n"
+    yield Place(readme, row, " | ".join([state, *[cache] * 3]))
+    yield Place(readme, r"each token \((\S+) in bfloat16\)", f"{per_token:,}")
+    yield Place(readme, r"`everstream-stories` writes at (\S+) bits", _bits("valid.txt"))
+    stories = _bits("simple_stories_valid.txt")
+    yield Place(readme, r"never trained on, and at (\S+) on", stories)
+    counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
+    capacity = (
+        f"{num_bytes:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions,"
+        f" and 2 GiB hold {counts[1]}"
+    )
+    yield Place("docs/operations.md", r"The default model has (.* 2 GiB hold \S+)\.", capacity)
+    listed = rf'"data": \[\{{"id": "{DEFAULT_NAME}".*?"everstream": (\{{.*\}})\}}\]\}}\n'
+    yield Place("docs/protocol.md", listed, json.dumps(_details(config)))
+
+
+def _details(config: ModelConfig) -> dict[str, Any]:
+    """As `/v1/models` shows the model on the native runtime."""
+    layout = StateLayout.of(config)
+    checkpoint = load_checkpoint(DEFAULT_MODEL)
+    stored = read()["models"][DEFAULT_NAME]["stored_dtype"]
+    return {
+        "digest": f"{checkpoint.digest[:4]}...",
+        "attention": config.attention,
+        "dtype": stored,
+        "parameters": num_parameters(config),
+        "vocab_size": config.vocab_size,
+        "state_bytes_per_session": layout.num_bytes,
+        "kv_cache_bytes_per_token": kv_cache_bytes_per_token(config),
+        "max_sessions": DEFAULT_STATE_MEMORY_BYTES // layout.num_bytes,
+        "state": [
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "dtype": tensor.dtype,
+                "layers": tensor.layers,
+                "bytes": tensor.bytes,
+            }
+            for tensor in state_tensors(layout)
+        ],
+        "sampling": published(),
+    }
+
+
+def _bits(text: str) -> str:
+    """Bits per byte of the second half in a stream, as stored."""
+    quality: list[Figures] = read()["models"][DEFAULT_NAME]["quality"]
+    wanted = {"data": text, "half": "second", "mode": "stream", "computed": "float32"}
+    (row,) = [each for each in quality if wanted.items() <= each.items()]
+    return f"{row['bits_per_byte']:.3f}"
+
+
+if __name__ == "__main__":
+    main()

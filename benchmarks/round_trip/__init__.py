@@ -1,0 +1,1 @@
+"""A model that was trained here, in other programs."""

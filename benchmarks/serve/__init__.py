@@ -1,0 +1,1 @@
+"""A real server under load, alone or compared with other servers."""

@@ -1,0 +1,1 @@
+"""CPU time of the server around a model that costs nothing."""

@@ -1,0 +1,213 @@
+"""CPU time per streamed token of the server around a model that costs nothing.
+
+64 streams over server-sent events, over as many WebSockets, and over one socket;
+paced as by a model, and unpaced. The client only counts, in a process of its own.
+Reads Linux's `/proc`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from benchmarks.machine import machine, thread_seconds
+from benchmarks.process import LOCAL, ROOT, exit_on_sigterm, wait_ready
+from benchmarks.report import Figures, print_result, show, table
+from benchmarks.wire import HANDSHAKE, masked
+
+WARM_UP_S = 1.0
+MAX_TOKENS = 1_000_000
+#: Once in every event of a token.
+MARK = b'"position":'
+
+
+class Opening(NamedTuple):
+    """What a client sends: at once, and after the first answer."""
+
+    head: bytes
+    rest: bytes = b""
+
+
+class Counter(asyncio.Protocol):
+    """Sends ``opening`` and counts what comes back."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._tail = b""
+        self.num_tokens = self.num_reads = self.num_bytes = 0
+        self.ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._opening.head)
+
+    def data_received(self, data: bytes) -> None:
+        if self.num_reads == 0:
+            self._transport.write(self._opening.rest)
+        self.num_reads += 1
+        self.num_bytes += len(data)
+        self.num_tokens += (self._tail + data).count(MARK)
+        self._tail = data[1 - len(MARK) :]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
+
+
+def sse_openings(streams: int) -> list[Opening]:
+    """A completion on each connection."""
+    body = json.dumps({"prompt": "hi", "max_tokens": MAX_TOKENS, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+    head += b"content-length: %d\r\n\r\n" % len(body)
+    return [Opening(head + body)] * streams
+
+
+def socket_openings(streams: int) -> list[Opening]:
+    """A socket for each request."""
+    return [Opening(HANDSHAKE, _generate("r0"))] * streams
+
+
+def shared_socket_openings(streams: int) -> list[Opening]:
+    """One socket for all requests."""
+    frames = b"".join(_generate(f"r{number}") for number in range(streams))
+    return [Opening(HANDSHAKE, frames)]
+
+
+def _generate(request_id: str) -> bytes:
+    message = {"type": "generate", "request_id": request_id, "prompt": "hi"}
+    return masked(json.dumps({**message, "max_tokens": MAX_TOKENS}).encode())
+
+
+WAYS: dict[str, Callable[[int], list[Opening]]] = {
+    "SSE": sse_openings,
+    "WebSocket each": socket_openings,
+    "one WebSocket": shared_socket_openings,
+}
+
+
+class Sample(NamedTuple):
+    """Running totals: CPU seconds of the server by thread, and what the client has counted."""
+
+    loop_s: float
+    engine_s: float
+    tokens: int
+    reads: int
+    num_bytes: int
+
+
+def sample(pid: int, counters: list[Counter]) -> Sample:
+    """The totals now; the event loop is the server's main thread."""
+    seconds = thread_seconds(pid)
+    return Sample(
+        seconds.pop(pid),
+        sum(seconds.values()),
+        sum(counter.num_tokens for counter in counters),
+        sum(counter.num_reads for counter in counters),
+        sum(counter.num_bytes for counter in counters),
+    )
+
+
+@contextmanager
+def standin(steps_per_s: float) -> Iterator[tuple[int, int]]:
+    """The server's process and port, while the ``with`` block runs."""
+    command = [sys.executable, "-m", "benchmarks.server_cost.standin"]
+    with subprocess.Popen(
+        [*command, "--steps-per-s", str(steps_per_s)], cwd=ROOT, stdout=subprocess.PIPE
+    ) as child:
+        try:
+            assert child.stdout is not None
+            port = int(child.stdout.readline())
+            wait_ready(f"http://{LOCAL}:{port}")
+            yield child.pid, port
+        finally:
+            child.kill()
+
+
+async def measure(pid: int, port: int, openings: list[Opening], seconds: float) -> Figures:
+    """One load for ``seconds`` after a warm-up. Raises where a stream ends."""
+    loop = asyncio.get_running_loop()
+    counters = [Counter(opening) for opening in openings]
+    transports = []
+    for counter in counters:
+        transport, _ = await loop.create_connection(lambda c=counter: c, LOCAL, port)  # type: ignore[misc]
+        transports.append(transport)
+    await asyncio.sleep(WARM_UP_S)
+    before = sample(pid, counters)
+    await asyncio.sleep(seconds)
+    after = sample(pid, counters)
+    if any(counter.ended for counter in counters):
+        raise SystemExit("a stream has ended")
+    for transport in transports:
+        transport.abort()
+    return figures(before, after, seconds)
+
+
+def figures(before: Sample, after: Sample, seconds: float) -> Figures:
+    """What happened between two samples."""
+    loop_s, engine_s, tokens, reads, num_bytes = (b - a for a, b in zip(before, after, strict=True))
+    return {
+        "us_per_token": 1e6 * (loop_s + engine_s) / tokens,
+        "loop_us_per_token": 1e6 * loop_s / tokens,
+        "engine_us_per_token": 1e6 * engine_s / tokens,
+        "tokens_per_s": tokens / seconds,
+        "tokens_per_read": tokens / reads,
+        "bytes_per_token": num_bytes / tokens,
+    }
+
+
+def run(way: str, pace: float, options: argparse.Namespace) -> Figures:
+    """The medians of the rounds, each on a server of its own."""
+    rounds = []
+    for _ in range(options.rounds):
+        with standin(pace) as (pid, port):
+            openings = WAYS[way](options.streams)
+            rounds.append(asyncio.run(measure(pid, port, openings, options.seconds)))
+    names = rounds[0]
+    return {name: round(statistics.median(one[name] for one in rounds), 2) for name in names}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument(
+        "--pace",
+        type=float,
+        nargs="+",
+        default=[100.0, 0.0],
+        help="tokens/s of each stream; 0: no limit",
+    )
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, prints, and ends with the line of JSON."""
+    exit_on_sigterm()
+    options = arguments()
+    on = machine()
+    rows = {(way, pace): run(way, pace, options) for pace in options.pace for way in options.ways}
+    result = table(
+        f"{options.streams} streams, median of {options.rounds} rounds",
+        ("", "us/token", "loop", "engine", "tokens/s", "tokens/read", "bytes/token"),
+    )
+    for (way, pace), row in rows.items():
+        name = f"{way}, {pace:g} tokens/s each" if pace else f"{way}, unpaced"
+        result.add_row(name, *(f"{value:,.1f}" for value in row.values()))
+    show(result)
+    cases = [{"way": way, "pace": pace, **row} for (way, pace), row in rows.items()]
+    settings = {"streams": options.streams, "seconds": options.seconds, "rounds": options.rounds}
+    print_result("server_cost", on, {**settings, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Durable sessions: cost, wake, resume, restart."""

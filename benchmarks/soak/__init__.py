@@ -1,0 +1,1 @@
+"""Minutes of everything that clients do to a server."""

@@ -1,0 +1,1 @@
+"""The tables and the plot of docs/speed.md."""
