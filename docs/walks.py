@@ -30,7 +30,8 @@ from typing import Any
 
 from server.api.app import create_app
 from server.cluster.cluster import Cluster
-from server.config.settings import ModelSource, ServerConfig
+from server.config.settings import ServerConfig
+from server.config.sources import ModelSource
 from server.http.server import Server, bind
 from server.models.factory import build_models
 

@@ -133,7 +133,7 @@ UNSAFE = (
 WRITERS = {"tests/rwkv7.py": ("torch.save",), "model/export/rwkv7.py": ("torch.save",)}
 
 #: The only readers of the environment.
-ENVIRONMENT_READERS = ("server.config.settings",)
+ENVIRONMENT_READERS = ("server.config.environment",)
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.putenv")
 
 

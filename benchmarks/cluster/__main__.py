@@ -25,7 +25,8 @@ from benchmarks.cluster.takeover import KINDS
 from benchmarks.machine import machine
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, print_result, show
-from server.config.settings import PREFIX, SHARED_SAVE_INTERVAL
+from server.config.errors import PREFIX
+from server.config.settings import SHARED_SAVE_INTERVAL
 
 QUICK: Figures = {
     "streams": [1, 2],

@@ -144,7 +144,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
     gc.disable()  # what imports and loading make stays
-    from server.config.settings import ConfigError, ServerConfig
+    from server.config.errors import ConfigError
+    from server.config.settings import ServerConfig
     from server.http.descriptors import with_fitting_connections
     from server.http.server import bind
     from server.http.server import serve as serve_app

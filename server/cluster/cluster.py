@@ -12,7 +12,8 @@ import psycopg
 from psycopg import sql
 
 from server.cluster.ownership import PostgresOwnership
-from server.config.settings import ServerConfig, object_storage_environment
+from server.config.environment import object_storage_environment
+from server.config.settings import ServerConfig
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity, Store

@@ -6,11 +6,10 @@ It is read here and nowhere else.
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -21,80 +20,23 @@ from pydantic import (
     model_validator,
 )
 
-from model.bundled_models import DEFAULT_NAME, bundled_models
+from model.bundled_models import DEFAULT_NAME
+from server.config.environment import ENVIRONMENT, state_folder, variables_of
+from server.config.errors import ConfigError, explain
 from server.config.file import ConfigFileError, read_config_file
-
-MIB = 1 << 20
-PREFIX = "EVERSTREAM_"
-#: Whoever takes over computes again what came after the last state, while clients wait.
-SHARED_SAVE_INTERVAL = 256
-#: What a model may be called: it is the name of a folder of its store, too.
-MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-
-
-# Bounds that hardly anybody changes: these have no flag.
-_VARIABLE_ONLY = frozenset(
-    {
-        "max_prompt_tokens",
-        "max_tokens_limit",
-        "max_body_bytes",
-        "max_message_bytes",
-        "max_answer_bytes",
-        "max_connections",
-        "max_connections_per_address",
-        "keep_alive_s",
-        "max_socket_requests",
-        "max_queued_events",
-        "store_memory",
-        "max_log_tokens",
-        "max_states",
-        "save_interval_tokens",
-        "store_lease_s",
-        "store_direct",
-        "store_objects",
-        "signing_key",
-        "target_streams",
-        "scale_down_delay_s",
-        "session_tag",
-    }
+from server.config.sizes import parse_bytes
+from server.config.sources import (
+    MODEL_NAME,
+    ModelSource,
+    StateSource,
+    bundled_named,
+    model_source,
+    state_source,
 )
 
-
-class ModelSource(NamedTuple):
-    """A model to serve: a folder, a bundled model's name or a hub id; None is the default.
-
-    ``is_named`` where the operator gave the name, and it was not taken from the source.
-    ``tokenizer`` is a tokenizer's file that is elsewhere.
-    """
-
-    name: str
-    source: str | None
-    is_named: bool = False
-    tokenizer: Path | None = None
-
-
-class StateSource(NamedTuple):
-    """A file with a state that sessions of ``model`` can begin with; None is the first model."""
-
-    name: str
-    path: str
-    model: str | None = None
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be; the message names its flag and its variable."""
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes in ``"2GiB"``, ``"500MB"`` or ``"1048576"``; raises `ValueError` for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise ValueError("must be a size such as 512MiB or 2GiB")
-    return int(float(match[1]) * unit)
+MIB = 1 << 20
+#: Whoever takes over computes again what came after the last state, while clients wait.
+SHARED_SAVE_INTERVAL = 256
 
 
 class ServerConfig(BaseModel):
@@ -208,7 +150,7 @@ class ServerConfig(BaseModel):
             value = tuple(part.strip() for part in value.split(",") if part.strip())
         if not isinstance(value, tuple) or not all(isinstance(part, str) for part in value):
             return value
-        return _bundled_named(tuple(map(model_source, value)))
+        return bundled_named(tuple(map(model_source, value)))
 
     @field_validator("model")
     @classmethod
@@ -345,29 +287,26 @@ class ServerConfig(BaseModel):
         return not self.wants_key and not is_loopback(self.host)
 
     @classmethod
-    def load(cls, environment: Mapping[str, str] = os.environ, **flags: Any) -> ServerConfig:
+    def load(cls, environment: Mapping[str, str] = ENVIRONMENT, **flags: Any) -> ServerConfig:
         """The configuration from ``flags`` (None = not given), then ``EVERSTREAM_*``, then a file.
 
         Raises `ConfigError` with one line per bad setting. A value is never
         repeated in the message: it may be a key.
         """
-        variables = {name: environment.get(PREFIX + name.upper()) for name in cls.model_fields}
-        variables |= {name: _keys_of(name, environment) for name in ("api_keys", "admin_keys")}
-        given = {name: value for name, value in flags.items() if value is not None}
-        given = {name: value for name, value in variables.items() if value is not None} | given
+        given = variables_of(cls.model_fields, environment)
+        given |= {name: value for name, value in flags.items() if value is not None}
         filed = _filed(given.get("config"), cls.model_fields.keys() - {"config"})
         chosen = filed | given
         try:
             config = cls(**chosen)
         except ValidationError as error:
             file = {name: f"{given['config']}: {name}" for name in filed.keys() - given.keys()}
-            raise ConfigError("\n".join(_explain(item, file) for item in error.errors())) from None
+            raise ConfigError("\n".join(explain(item, file) for item in error.errors())) from None
         if config.is_shared and "save_interval_tokens" not in chosen:
             config = config.model_copy(update={"save_interval_tokens": SHARED_SAVE_INTERVAL})
         if config.store is None:
-            state = environment.get("XDG_STATE_HOME") or "~/.local/state"
             unnamed = [source.name for source in config.model if not source.is_named]
-            store = "/".join([state, "everstream", *unnamed])
+            store = "/".join([state_folder(environment), "everstream", *unnamed])
             config = config.model_copy(update={"store": store})
         return config._completed()
 
@@ -380,85 +319,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _keys_of(name: str, environment: Mapping[str, str]) -> str | None:
-    """The variable of ``name`` and its singular, which the clients read, together.
-
-    Raises `ConfigError` where one is set and has no key: it would open the server.
-    """
-    plural = PREFIX + name.upper()
-    given = {each: environment[each] for each in (plural, plural[:-1]) if each in environment}
-    for variable, value in given.items():
-        if not value.replace(",", "").strip():
-            raise ConfigError(f"{variable}: is set and has no key; unset it to serve without keys")
-    return ",".join(given.values()) or None
-
-
-def object_storage_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The usual variables of an S3-compatible object storage, credentials among them."""
-    return {name: value for name, value in environment.items() if name.startswith("AWS_")}
-
-
-def set_environment(variables: Mapping[str, str]) -> None:
-    """For a package that is imported next, and the processes that it starts."""
-    os.environ.update(variables)
-
-
-def model_source(text: str) -> ModelSource:
-    """``NAME=SOURCE``, or a source alone, which is named by its last part.
-
-    A path with an equals sign before its first slash can be given as ``./a=b``.
-    """
-    name, equals, source = text.partition("=")
-    if equals and source and re.fullmatch(MODEL_NAME, name):
-        return ModelSource(name, source, is_named=True)
-    return ModelSource(_short_name(text), text)
-
-
-def _short_name(source: str) -> str:
-    """The last part of a path, or of a name on the hub. Raises `ValueError`."""
-    from model.hub.names import parse_name  # imports numpy
-
-    name = None if os.path.exists(source) else parse_name(source)
-    return Path(source).name if name is None else name.short
-
-
-def state_source(text: str) -> StateSource:
-    """``NAME=FILE`` or ``MODEL/NAME=FILE``. Raises `ValueError`."""
-    found = re.fullmatch(f"(?:({MODEL_NAME})/)?({MODEL_NAME})=(.+)", text, re.DOTALL)
-    if found is None:
-        raise ValueError("must be NAME=FILE, or MODEL/NAME=FILE where there are several models")
-    return StateSource(found[2], found[3], found[1])
-
-
-def _bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
-    """Of several models, bundled ones have names already.
-
-    The default goes without one where no other does, so its sessions stay where they
-    are when others are served beside it.
-    """
-    bundled = bundled_models()
-    has_path = any(not each.is_named and each.source not in bundled for each in sources)
-    plain = {DEFAULT_NAME} - ({DEFAULT_NAME} if has_path else set())
-    return tuple(
-        each._replace(is_named=True)
-        if len(sources) > 1 and each.source in bundled.keys() - plain
-        else each
-        for each in sources
-    )
-
-
-def flag_of(field: str) -> str:
-    """The command line flag of a field: ``session_ttl_s`` is ``--session-ttl``."""
-    names = {
-        "api_keys": "api_key",
-        "admin_keys": "admin_key",
-        "allowed_origins": "allow_origin",
-        "allowed_hosts": "allow_host",
-    }
-    name = names.get(field, field)
-    return "--" + name.removesuffix("_s").replace("_", "-")
-
-
 def _filed(path: object, names: Collection[str]) -> dict[str, Any]:
     """What the configuration file says. Raises `ConfigError`."""
     if path is None:
@@ -467,15 +327,3 @@ def _filed(path: object, names: Collection[str]) -> dict[str, Any]:
         return read_config_file(Path(str(path)), names)
     except ConfigFileError as error:
         raise ConfigError(f"--config: {error}") from error
-
-
-def _explain(item: Any, file: Mapping[str, str]) -> str:
-    """``file`` has the names of the settings that come from one."""
-    message = item["msg"].removeprefix("Value error, ")
-    if not item["loc"]:
-        return str(message)
-    field = str(item["loc"][0])
-    variable = PREFIX + field.upper()
-    name = variable if field in _VARIABLE_ONLY else f"{flag_of(field)} ({variable})"
-    name = file.get(field, name)
-    return f"{name}: {message[0].lower()}{message[1:]}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from model.checkpoint import Checkpoint
-from server.config.settings import ModelSource
+from server.config.sources import ModelSource
 from server.errors import ModelNotFound, RequestError, invalid
 from server.models.registry import Models, Version
 from server.observability.metrics import Metrics

@@ -18,7 +18,9 @@ from model.config import ConfigError
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters
-from server.config.settings import ModelSource, ServerConfig, set_environment
+from server.config.environment import set_environment
+from server.config.settings import ServerConfig
+from server.config.sources import ModelSource
 from server.constraints.compiler import FormatCompiler
 from server.engine.config import EngineConfig
 from server.models.backend import Backend, BackendError, open_backend

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from server.config.settings import ModelSource
+from server.config.sources import ModelSource
 from server.engine.types import EngineStats
 from server.errors import ModelNotFound, RequestError, SessionNotFound
 from server.models.service import Service

@@ -18,7 +18,8 @@ import apsw
 
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
-from server.config.settings import ModelSource, ServerConfig
+from server.config.settings import ServerConfig
+from server.config.sources import ModelSource
 from server.errors import RequestError
 from server.models.backend import Backend
 from server.runtime.async_engine import AsyncEngine

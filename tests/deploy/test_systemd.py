@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from server.config.settings import PREFIX, ServerConfig
+from server.config.errors import PREFIX
+from server.config.settings import ServerConfig
 from tests.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "everstream.service"

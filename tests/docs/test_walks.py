@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.walks import Place, Walk, walks
-from server.config.settings import ModelSource
+from server.config.sources import ModelSource
 from tests.docs.pages import DOCS, page, section
 from tests.postgres import Postgres
 from tests.server.served import write_model

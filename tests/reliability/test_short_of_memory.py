@@ -13,7 +13,8 @@ from tests.reliability.streams import write_tiny_model
 CODE = """
 import resource, sys
 from server.models.factory import build_models
-from server.config.settings import ServerConfig, model_source
+from server.config.settings import ServerConfig
+from server.config.sources import model_source
 
 config = ServerConfig(model=(model_source(sys.argv[1]),), store="memory", threads=1)
 models, _ = build_models(config)

@@ -14,7 +14,8 @@ from websockets.asyncio.client import connect
 
 from model.checkpoint import save_checkpoint
 from server.api.app import create_app
-from server.config.settings import ServerConfig, model_source
+from server.config.settings import ServerConfig
+from server.config.sources import model_source
 from server.http.server import Server, bind
 from server.models.factory import build_models
 from server.models.registry import Models, Version

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from server.api.auth.scopes import Scope
-from server.config.settings import parse_bytes
+from server.config.sizes import parse_bytes
 
 logger = logging.getLogger("everstream.keys")
 

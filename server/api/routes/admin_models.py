@@ -15,7 +15,7 @@ from server.api.schemas.describe import ERRORS, body_schema
 from server.api.schemas.names import ModelPath
 from server.api.schemas.wire import Wire
 from server.api.translate import body_of
-from server.config.settings import MODEL_NAME
+from server.config.sources import MODEL_NAME
 from server.models.changes import LoadingRefused, ModelChanges
 from server.models.registry import Version
 

@@ -17,7 +17,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 
-from server.config.settings import ServerConfig, set_environment
+from server.config.environment import set_environment
+from server.config.settings import ServerConfig
 
 OBJECT_STORE_BYTES = 80 << 20
 

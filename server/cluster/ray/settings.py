@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from server.config.settings import ModelSource, ServerConfig, StateSource
+from server.config.settings import ServerConfig
+from server.config.sources import ModelSource, StateSource
 
 #: What the process that starts Ray is told, and no replica.
 OF_THE_CLUSTER = frozenset({"config", "host", "port", "ray", "ray_address"})

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from server.config.settings import ConfigError, ModelSource, ServerConfig
+from server.config.errors import ConfigError
+from server.config.settings import ServerConfig
+from server.config.sources import ModelSource
 from tests.docs.pages import page
 
 

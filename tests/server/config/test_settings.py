@@ -8,15 +8,10 @@ from typer.main import get_group
 
 from model.bundled_models import bundled_models
 from server.cli.main import app
-from server.config.settings import (
-    _VARIABLE_ONLY,
-    SHARED_SAVE_INTERVAL,
-    ConfigError,
-    ModelSource,
-    ServerConfig,
-    flag_of,
-    parse_bytes,
-)
+from server.config.errors import VARIABLE_ONLY, ConfigError, flag_of
+from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig
+from server.config.sizes import parse_bytes
+from server.config.sources import ModelSource
 
 
 @pytest.mark.parametrize(
@@ -110,7 +105,7 @@ def test_every_named_flag_exists() -> None:
     serve = group.get_command(Context(group), "serve")
     assert serve is not None
     flags = {option for parameter in serve.params for option in parameter.opts}
-    fields = ServerConfig.model_fields.keys() - _VARIABLE_ONLY
+    fields = ServerConfig.model_fields.keys() - VARIABLE_ONLY
     assert {flag_of(field) for field in fields} <= flags
 
 

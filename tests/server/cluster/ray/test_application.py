@@ -9,7 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from server.cluster.ray.application import NAME, build
 from server.cluster.ray.replica import Replica
-from server.config.settings import ConfigError
+from server.config.errors import ConfigError
 
 FILE = Path(__file__).parents[4] / "deploy" / "ray" / "serve.yaml"
 
