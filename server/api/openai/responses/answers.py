@@ -120,17 +120,23 @@ class NewResponse(ResponseAnswer):
         writer = work.writer(-1 if streams else SILENT)
         super().__init__(work.service, work.request.owner, writer, streams)
         self._made = work
+        self._was_refused = False  # what runs under its name then is another's
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            if not self._writer.is_over and not self._made.is_in_background:
+            is_done = self._writer.is_over or self._was_refused
+            if not is_done and not self._made.is_in_background:
                 self._async_engine.cancel(self._made.request.request_id)
             await self._made.end()
 
     async def _begin(self) -> None:
-        self._made = await self._made.begin(self._event_queue)
+        try:
+            self._made = await self._made.begin(self._event_queue)
+        except RequestError:
+            self._was_refused = True
+            raise
 
 
 class KeptResponse(ResponseAnswer):

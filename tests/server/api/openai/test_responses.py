@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server.api.openai.responses import routes
 from tests.fakes import FakeEngine
 from tests.server.api.openai.responding import (
     ASKED,
@@ -303,6 +304,24 @@ async def test_same_work_under_one_key_is_done_once(server: Running) -> None:
     assert streamed[-1]["response"] == first
     assert (await server.stats()).completion_tokens_total == 6
     assert (await asked(server, idempotency_key="l"))["id"] != first["id"]
+
+
+async def test_second_work_at_once_under_one_key_leaves_the_first_running(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look for what was done before, find nothing, and begin."""
+    more = {"idempotency_key": "k", "max_output_tokens": 5000}
+    first = await asked(server, **more, background=True)
+
+    async def nothing_done(*args: object) -> None:
+        return None
+
+    monkeypatch.setattr(routes, "_done_before", nothing_done)
+    for stream in (False, True):
+        assert (await error_of(await ask(server, **more, stream=stream)))[:2] == (409, "key_in_use")
+    events = events_of(await get(server, first["id"], stream="true"))
+    assert events[-1]["response"]["status"] == "incomplete"
+    assert text_of(events[-1]["response"]) == story(len(PROMPT), 5000)
 
 
 async def test_response_is_a_session_of_the_other_routes_too(server: Running) -> None:
