@@ -17,6 +17,7 @@ import orjson
 
 from server.engine.types import SessionInfo
 from server.errors import RequestError
+from server.runtime.arrival import Absent
 from server.runtime.async_engine import AsyncEngine
 from server.sessions.ownership import AttachedElsewhere, Handover, Owned
 from server.store.errors import OwnedElsewhere
@@ -116,10 +117,11 @@ class PostgresOwnership:
 
     async def _answer(self, question: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"answer": question["ask"]}
+        session, handover = question["session"], question["how"]
         try:
-            await self._give(question["session"], question["owner"], question["how"])
-        except AttachedElsewhere as attached:
-            answer["attached"] = asdict(attached.info)
+            stays = await self._give(session, question["owner"], handover)
+            if stays is not None:
+                answer["attached"] = asdict(stays)
         except RequestError as error:
             logger.warning("a session was not handed over: %s", error.message)
             answer["failed"] = error.code
@@ -128,11 +130,15 @@ class PostgresOwnership:
         except RequestError as error:
             logger.warning("an answer was lost: %s", error.message)
 
-    async def _give(self, session: str, owner: str, handover: Handover) -> None:
+    async def _give(self, session: str, owner: str, handover: Handover) -> SessionInfo | None:
+        """None when another replica may load the session; else it stays with its reader."""
         assert self._owned is not None
-        if not await self._owned.give(session, owner, handover):
-            # A load that begins from here on asks the store after this release.
-            await self._ask(lambda store: store.release(session))
+        found = await self._owned.give(session, owner, handover)
+        if not isinstance(found, Absent):
+            return found
+        # A load that begins from here on asks the store after this release.
+        await self._ask(lambda store: store.release(session))
+        return None
 
     def _begin_reclaim(self, key: int) -> None:
         if key not in self._reclaiming:

@@ -68,6 +68,10 @@ class Host:
         self.expire(now)
         return self._info(self._keeper.open(owner, True, now), now)
 
+    def has_session(self, session: str, owner: str) -> bool:
+        """Whether the engine has the session, and it is ``owner``'s."""
+        return self._sessions.has(session, owner)
+
     def session_info(self, session: str, owner: str, now: float) -> SessionInfo:
         """Raises `SessionNotFound`."""
         return self._info(self._sessions.find(session, owner), now)
@@ -140,17 +144,18 @@ class Host:
             self._let_go(session, None)
         return max(0, len(kept) - max_sessions)
 
-    def give(self, session: str, owner: str, how: str) -> None:
-        """Saves a session and lets it go: see `server.sessions.ownership.Handover`.
+    def give(self, session: str, owner: str, how: str, now: float) -> SessionInfo | None:
+        """Saves and evicts a session: see `server.sessions.ownership.Handover`.
 
-        Raises `SessionNotFound`, and `SessionAttached` where it has a reader and ``how``
-        is "ask"; "take_over" is what that reader is told then.
+        Where it has a reader and ``how`` is "ask" it stays, and is returned; with "take_over"
+        its reader is told so. Raises `SessionNotFound`.
         """
         found = self._sessions.find(session, owner)
         live = self._sessions.request_of(found)
         if live is not None and not live.detached and how == "ask":
-            raise SessionAttached
+            return self._info(found, now)
         self._let_go(found, SessionAttached() if how == "take_over" else None)
+        return None
 
     def _let_go(self, session: Session, why: RequestError | None) -> None:
         """The reader of what it runs is told where to go on, or ``why`` not."""

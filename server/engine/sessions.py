@@ -57,6 +57,11 @@ class SessionTable:
         if session.keep:
             self._quiet[session.id] = session
 
+    def has(self, id: str, owner: str) -> bool:
+        """Whether `find` finds it."""
+        session = self._sessions.get(id)
+        return session is not None and session.owner == owner
+
     def find(self, id: str, owner: str) -> Session:
         """Raises `SessionNotFound`, also for another owner's session."""
         session = self._sessions.get(id)

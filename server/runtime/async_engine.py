@@ -22,6 +22,7 @@ from server.engine.value import SessionValue
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
+from server.runtime.arrival import Absent, Arrival, restore
 from server.runtime.engine_thread import Clock, Command, EngineLike, EngineStep, EngineThread
 from server.runtime.request_registry import RequestRegistry, Sink
 from server.runtime.store_thread import StoreThread
@@ -103,10 +104,16 @@ class AsyncEngine:
 
     # Work
 
-    async def submit(self, request: Request, sink: Sink, start: SessionValue | None = None) -> None:
+    async def submit(
+        self,
+        request: Request,
+        sink: Sink,
+        start: SessionValue | None = None,
+        arrival: Arrival | None = None,
+    ) -> Absent | None:
         """Starts a request; its events go to ``sink``. Raises `RequestError`.
 
-        A new session begins as ``start`` says, and else empty.
+        A new session begins as ``start`` says, and else empty; for any other see `call_on`.
         The caller calls `release` with the sink when nobody reads it any more.
         """
         if request.keep or request.session is not None:
@@ -126,11 +133,18 @@ class AsyncEngine:
             span = self._tracer.generation(request, id)
             self._requests.add(id, sink, self._clock(), span)
         try:
-            await self.call(begin, ids, work=True)
+            if request.session is None:
+                return await self.call(begin, ids, work=True)
+            session, owner = request.session, request.owner
+            found = await self.call_on(session, owner, begin, arrival, request_ids=ids, work=True)
         except RequestError as error:
             for id in ids:
                 self._requests.refuse(id, error)
             raise
+        if isinstance(found, Absent):
+            for id in ids:
+                self._requests.forget(id)
+        return found
 
     def check_running(self, engine: EngineLike, owner: str, num_more: int) -> None:
         """On the engine thread. Raises `RequestError` where the owner may not run so many more."""
@@ -171,25 +185,41 @@ class AsyncEngine:
         self._tell(lambda engine, now: engine.unpark(request_id))
 
     async def attach(
-        self, session: str, owner: str, request_id: str, sink: Sink, take_over: bool
-    ) -> SessionInfo:
+        self,
+        session: str,
+        owner: str,
+        request_id: str,
+        sink: Sink,
+        take_over: bool,
+        arrival: Arrival | None = None,
+    ) -> SessionInfo | Absent:
         """Makes ``sink`` the reader of what the session runs, which is parked: see the engine.
 
-        The reader is behind until `caught_up`.
+        The reader is behind until `caught_up`. For ``arrival`` see `call_on`.
         """
+        is_attached = False
 
-        def add_reader(info: SessionInfo) -> None:
-            if info.busy:
+        def add_reader(info: SessionInfo | Absent) -> None:
+            if not isinstance(info, Absent) and info.busy:
                 self._requests.add(request_id, sink, self._clock(), behind=True)
 
         def attach(engine: EngineLike, now: float) -> SessionInfo:
+            nonlocal is_attached
             self.check_running(engine, owner, engine.num_starting(session, owner))
-            return engine.attach(session, owner, request_id, take_over)
+            info = engine.attach(session, owner, request_id, take_over)
+            is_attached = True
+            return info
 
         try:
-            return await self.call(attach, arrived=add_reader, work=True)
+            return await self.call_on(
+                session, owner, attach, arrival, arrived=add_reader, work=True
+            )
         except asyncio.CancelledError:  # the client has left, and `release` knew nothing of it yet
             self.detach(request_id)
+            raise
+        except RequestError:
+            if is_attached:  # and what was recorded with it is lost
+                self.detach(request_id)
             raise
 
     def caught_up(self, request_id: str) -> None:
@@ -239,6 +269,38 @@ class AsyncEngine:
             return await future
         finally:
             self._calls.discard(future)
+
+    async def call_on(
+        self,
+        session: str,
+        owner: str,
+        call: Callable[[EngineLike, float], R],
+        arrival: Arrival | None = None,
+        *,
+        request_ids: tuple[str, ...] = (),
+        arrived: Callable[[R | Absent], None] | None = None,
+        work: bool = False,
+    ) -> R | Absent:
+        """As `call`, for one kept session: `Absent` where the engine does not have it.
+
+        With an ``arrival`` the engine restores the session first, in the same command.
+        """
+
+        def on_session(engine: EngineLike, now: float) -> R | Absent:
+            engine.expire(now)
+            if arrival is not None:
+                restore(engine, now, arrival, self.generation)
+            elif not engine.has_session(session, owner):
+                return Absent.ABSENT
+            return call(engine, now)
+
+        work = work or arrival is not None
+        return await self.call(on_session, request_ids, arrived, work)
+
+    def restore(self, arrival: Arrival) -> None:
+        """Restores a session for which no command waits any more."""
+        if self._refusal is None:
+            self._tell(lambda engine, now: restore(engine, now, arrival, self.generation))
 
     @property
     def store_works(self) -> bool:

@@ -1,17 +1,24 @@
-"""Sessions that the engine does not have, and gets: from the store, or from another replica."""
+"""Sessions that the engine does not have: loaded from the store, or from another replica.
+
+A command on a session is sent to the engine at once. Where the engine does not have the
+session, the store is asked, and the same command is sent again with what it has loaded:
+the engine restores the session and runs the command in one turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar, get_args
 
 from server.engine.value import Past
 from server.errors import RequestError, SessionNotFound
+from server.runtime.arrival import Absent, Arrival
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.engine_thread import EngineLike
 from server.sessions.ownership import Handover, Ownership
-from server.store.base import Loaded
+from server.sessions.resume import Page, read_page
+from server.store.base import Loaded, Store
 from server.store.errors import OwnedElsewhere, SnapshotMismatch, StoreFailed
 
 #: A session that many replicas want may have gone on before this one gets it.
@@ -34,119 +41,181 @@ class OtherVersion(SnapshotMismatch):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedSession(Arrival):
+    """``page``: events of its log, where these were asked for; see `SessionLoader.use`."""
+
+    page: Page | None = None
+
+
+#: A command on a session, sent with what was loaded, if it was.
+Act = Callable[[LoadedSession | None], Awaitable[R | Absent]]
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """A load in progress. The first of those who wait for it takes what was loaded."""
+
+    session: str
+    owner: str
+    handover: Handover
+    after_seq: int | None
+    num_waiting: int = 0
+    loaded: LoadedSession | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self) -> LoadedSession | None:
+        loaded, self.loaded = self.loaded, None
+        return loaded
+
+
 class SessionLoader:
-    """Each session once at a time, however many want it."""
+    """Loads each session once at a time, whatever number of commands wait for it."""
 
     def __init__(
         self, async_engine: AsyncEngine, elsewhere: Elsewhere | None, ownership: Ownership | None
     ) -> None:
-        self._async_engine, self._elsewhere, self._ownership = async_engine, elsewhere, ownership
-        self._running: dict[tuple[str, str, Handover], asyncio.Future[None]] = {}
+        self._async_engine, self._elsewhere = async_engine, elsewhere
+        self._ownership = ownership
+        self._loads: dict[tuple[str, str, Handover], tuple[_Load, asyncio.Task[None]]] = {}
 
     async def use(
-        self, session: str, owner: str, use: Callable[[], Awaitable[R]], handover: Handover = "ask"
+        self,
+        session: str,
+        owner: str,
+        act: Act[R],
+        handover: Handover = "ask",
+        after_seq: int | None = None,
     ) -> R:
-        """What ``use`` gives, with the session fetched first where the engine does not have it.
+        """What ``act`` gives, with the session loaded where the engine does not have it.
 
-        It may leave again before it is used: for others that want its room, or another
-        replica, or because the store has failed. Only the store knows that there is none.
+        Where it is loaded for this call, it comes with the first page of its events after
+        ``after_seq``. Raises `SessionNotFound` where the store does not have it.
         """
+        found = await act(None)
         for _ in range(MAX_MOVES):
-            try:
-                return await use()
-            except SessionNotFound:
-                await self._join(session, owner, handover)
-        try:
-            return await use()
-        except SessionNotFound:
-            raise StoreFailed("the session comes and goes; try again") from None
+            if not isinstance(found, Absent):
+                return found
+            loaded = await self._loaded(session, owner, handover, after_seq)
+            found = await self._act(session, owner, act, loaded)
+        if isinstance(found, Absent):  # others have taken its room each time
+            raise StoreFailed("the session comes and goes; try again")
+        return found
 
     async def past(self, session: str, owner: str, at: int) -> Past:
         """The session as it was when its text had ``at`` tokens."""
-        try:
-            loaded = await self._load(session, owner, at)
-        except OwnedElsewhere:
-            await self._join(session, owner, "ask")
-            loaded = await self._load(session, owner, at)
-        return Past(loaded.value, loaded.entries, at)
+        loaded = await self._read(session, owner, at)
+        if isinstance(loaded, OwnedElsewhere):
+            await self.use(session, owner, lambda found: self._enter(session, owner, found))
+            loaded = await self._read(session, owner, at)
+        if isinstance(loaded, OwnedElsewhere):
+            raise loaded
+        return Past(loaded[0].value, loaded[0].entries, at)
 
     async def is_here(self, session: str, owner: str) -> bool:
         """Whether the engine has the session."""
-        try:
-            await self._async_engine.call(
-                lambda engine, now: engine.session_info(session, owner, now)
-            )
-        except SessionNotFound:
-            return False
-        return True
+        return await self._async_engine.call(lambda engine, now: engine.has_session(session, owner))
 
     def is_loading(self, session: str, owner: str) -> bool:
-        """Whether the session may be in the engine in a moment."""
+        """Whether a command may be about to bring the session."""
         return bool(self._of(session, owner))
 
     async def ended(self, session: str, owner: str) -> None:
-        """Returns when nobody here is about to have the session in the engine."""
-        while running := self._of(session, owner):
-            await asyncio.wait(running)
+        """Returns when no command waits for the session to be loaded."""
+        while loads := self._of(session, owner):
+            await loads[0].ended.wait()
 
-    def _of(self, session: str, owner: str) -> list[asyncio.Future[None]]:
+    def _of(self, session: str, owner: str) -> list[_Load]:
         keys = ((session, owner, handover) for handover in get_args(Handover))
-        return [self._running[key] for key in keys if key in self._running]
+        return [self._loads[key][0] for key in keys if key in self._loads]
 
-    async def _join(self, session: str, owner: str, handover: Handover) -> None:
-        key = (session, owner, handover)
-        while key not in self._running and (others := self._of(session, owner)):
-            await asyncio.wait(others)
-        running = self._running.get(key)
-        if running is None:
-            running = self._running[key] = asyncio.ensure_future(self._restore(*key))
-            running.add_done_callback(lambda done: self._done(key, done))
-        await asyncio.shield(running)
-
-    def _done(self, key: tuple[str, str, Handover], done: asyncio.Future[None]) -> None:
-        del self._running[key]
-        if not done.cancelled():
-            done.exception()  # those who waited have it
-
-    async def _restore(self, session: str, owner: str, handover: Handover) -> None:
-        self._async_engine.check_retirement()
-        generation = self._async_engine.generation
+    async def _act(
+        self, session: str, owner: str, act: Act[R], loaded: LoadedSession | None
+    ) -> R | Absent:
         try:
-            loaded, moved = await self._loaded(session, owner, handover)
-        except SessionNotFound:
-            await self.check_elsewhere(session, owner)
-            raise
-        past = Past(loaded.value, loaded.entries)
-
-        def restore(engine: EngineLike, now: float) -> None:
-            if self._async_engine.generation != generation:  # the store has let go of what it had
-                raise StoreFailed("the session store failed just now; try again")
-            engine.restore(past, now)
-            if moved:  # what it ran, it ran a moment ago
-                engine.go_on(session, owner)
-
-        try:
-            await self._async_engine.call(restore, work=True)
+            return await act(loaded)
         except RequestError:
-            if self._ownership is not None and not await self.is_here(session, owner):
-                await self._ownership.release(session)  # another replica may have room
+            if loaded is not None:
+                await self._release(session, owner)
             raise
 
-    async def _loaded(self, session: str, owner: str, handover: Handover) -> tuple[Loaded, bool]:
-        """What the store has, and whether another replica had it until now."""
-        moved = False
-        for _ in range(MAX_MOVES):
-            try:
-                return await self._load(session, owner), moved
-            except OwnedElsewhere as away:
-                if self._ownership is None or handover == "never":
-                    raise
-                await self._ownership.acquire(session, owner, away.replica, handover)
-                moved = True
-        return await self._load(session, owner), moved
+    async def _release(self, session: str, owner: str) -> None:
+        """Lets another replica have a session that was loaded here, and could not be restored."""
+        if self._ownership is not None and not await self.is_here(session, owner):
+            await self._ownership.release(session)
 
-    async def _load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        return await self._async_engine.ask_store(lambda store: store.load(session, owner, at))
+    async def _enter(self, session: str, owner: str, loaded: LoadedSession | None) -> Absent | None:
+        return await self._async_engine.call_on(session, owner, lambda engine, now: None, loaded)
+
+    # One load
+
+    async def _loaded(
+        self, session: str, owner: str, handover: Handover, after_seq: int | None
+    ) -> LoadedSession | None:
+        """What was loaded; None where the command of another caller brings it."""
+        key = (session, owner, handover)
+        while key not in self._loads and (others := self._of(session, owner)):
+            await others[0].ended.wait()
+        if key not in self._loads:
+            self._begin(_Load(session, owner, handover, after_seq))
+        load, task = self._loads[key]
+        load.num_waiting += 1
+        try:
+            await asyncio.shield(task)
+            return load.take()
+        finally:
+            load.num_waiting -= 1
+            self._end(load, task)
+
+    def _begin(self, load: _Load) -> None:
+        task = asyncio.ensure_future(self._load(load))
+        self._loads[load.session, load.owner, load.handover] = load, task
+        task.add_done_callback(lambda task: self._end(load, task))
+
+    def _end(self, load: _Load, task: asyncio.Task[None]) -> None:
+        """Ends a load for which no caller waits any more; what none of them took is restored."""
+        if load.num_waiting or not task.done() or load.ended.is_set():
+            return
+        load.ended.set()
+        del self._loads[load.session, load.owner, load.handover]
+        if not task.cancelled():
+            task.exception()  # those who waited have it
+        if (loaded := load.take()) is not None:
+            self._async_engine.restore(loaded)
+
+    async def _load(self, load: _Load) -> None:
+        self._async_engine.check_retirement()
+        session, owner, generation = load.session, load.owner, self._async_engine.generation
+        for num_moves in range(MAX_MOVES + 1):
+            try:
+                found = await self._read(session, owner, None, load.after_seq)
+            except SessionNotFound:
+                await self.check_elsewhere(session, owner)
+                raise
+            if not isinstance(found, OwnedElsewhere):
+                loaded, page = found
+                past = Past(loaded.value, loaded.entries)
+                load.loaded = LoadedSession(past, generation, goes_on=num_moves > 0, page=page)
+                return
+            if self._ownership is None or load.handover == "never" or num_moves == MAX_MOVES:
+                raise found
+            await self._ownership.acquire(session, owner, found.replica, load.handover)
+
+    async def _read(
+        self, session: str, owner: str, at: int | None, after_seq: int | None = None
+    ) -> tuple[Loaded, Page | None] | OwnedElsewhere:
+        """What the store has, and the events after ``after_seq``, in one visit to its thread."""
+
+        def read(store: Store) -> tuple[Loaded, Page | None] | OwnedElsewhere:
+            try:
+                loaded = store.load(session, owner, at)
+            except OwnedElsewhere as owned:
+                return owned
+            if after_seq is None:
+                return loaded, None
+            return loaded, read_page(store, session, owner, after_seq)
+
+        return await self._async_engine.ask_store(read)
 
     async def check_elsewhere(self, session: str, owner: str) -> None:
         """Raises `OtherVersion` where ``owner`` has the session in another version's store."""

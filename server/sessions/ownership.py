@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from server.engine.types import SessionInfo
 from server.errors import SessionAttached
+from server.runtime.arrival import Absent
 
 #: What happens to the reader that a session has at its owner replica, when another replica
 #: asks for it. "ask": the session stays with the reader. "take_over": the reader is cut off.
@@ -28,10 +29,13 @@ class AttachedElsewhere(SessionAttached):
 class Owned(Protocol):
     """The sessions of this replica, for the others."""
 
-    async def give(self, session: str, owner: str, handover: Handover) -> bool:
-        """Saves the session and releases it; False where this replica's engine has none.
+    async def give(
+        self, session: str, owner: str, handover: Handover
+    ) -> SessionInfo | Absent | None:
+        """Saves the session and releases it; None when that is done.
 
-        Raises `AttachedElsewhere`.
+        `Absent` where this replica's engine has none, and its `SessionInfo` where it stays
+        with its reader.
         """
 
     async def continue_unfinished(self) -> None:

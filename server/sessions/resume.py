@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from server.engine.types import Finished, SessionInfo, TokenEvent
+from server.store.base import Store
+from server.store.errors import HistoryGone
 
 #: Events of a page that is read from the log.
 PAGE_EVENTS = 512
@@ -19,30 +21,48 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """The first events after ``after_seq``; with ``is_gone`` the log begins later."""
+
+    after_seq: int
+    events: tuple[TokenEvent | Finished, ...]
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """A session with a new reader: see `server.sessions.sessions.Sessions.resume`.
 
     ``reset`` says why the events after the cursor are not available: then the events after
-    ``info.seq`` follow.
+    ``info.seq`` follow. ``first_page`` are the first events after ``first_seq``, read already.
     """
 
     info: SessionInfo
     first_seq: int
     reset: str | None
+    first_page: tuple[TokenEvent | Finished, ...] = ()
 
 
-def resumed(info: SessionInfo, cursor: Cursor, epoch_name: str, is_gone: bool) -> Resumed:
-    """The session as ``info`` says, read from ``cursor`` on.
+def read_page(store: Store, session: str, owner: str, after_seq: int) -> Page:
+    """On the store thread. Raises `SessionNotFound` and `SessionBroken`."""
+    try:
+        return Page(after_seq, tuple(store.read(session, owner, after_seq, PAGE_EVENTS)))
+    except HistoryGone:
+        return Page(after_seq, (), is_gone=True)
 
-    ``epoch_name`` is that of its epoch; ``is_gone``: the log begins after the cursor.
+
+def resumed(info: SessionInfo, cursor: Cursor, epoch_name: str, page: Page) -> Resumed:
+    """The session as ``info`` says, read from ``cursor`` on, where ``page`` begins.
+
+    ``epoch_name`` is that of its epoch.
     """
     if cursor.epoch is not None and cursor.epoch != epoch_name:
         return Resumed(info, info.seq, "the session was rewound")
     if cursor.last_seq > info.seq:
         return Resumed(info, info.seq, "the session has not had that many events")
-    if is_gone:
+    if page.is_gone:
         return Resumed(info, info.seq, "the log does not reach back that far")
-    return Resumed(info, cursor.last_seq, None)
+    return Resumed(info, cursor.last_seq, None, page.events)
 
 
 def resumed_elsewhere(session: str, cursor: Cursor, epoch_name: str) -> Resumed | None:

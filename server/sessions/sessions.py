@@ -7,16 +7,17 @@ belong to the async engine's event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Entry, Past, SessionValue
-from server.errors import InvalidRequest, RequestError, SessionAttached, SessionNotFound
+from server.errors import InvalidRequest, RequestError, SessionNotFound
+from server.runtime.arrival import Absent
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.engine_thread import EngineLike
 from server.runtime.request_registry import Sink
-from server.sessions.loader import Elsewhere, SessionLoader
+from server.sessions.loader import Elsewhere, LoadedSession, SessionLoader
 from server.sessions.named_states import NamedStates, StateNotFound
 from server.sessions.ownership import AttachedElsewhere, Handover, Ownership
 from server.sessions.prefix_tier import PrefixTier
@@ -24,13 +25,15 @@ from server.sessions.quota import within_quota
 from server.sessions.resume import (
     PAGE_EVENTS,
     Cursor,
+    Page,
     Resumed,
+    read_page,
     renamed,
     resumed,
     resumed_elsewhere,
 )
 from server.store.base import Listed, Numbered
-from server.store.errors import HistoryGone, OwnedElsewhere, SessionBroken
+from server.store.errors import OwnedElsewhere, SessionBroken
 
 logger = logging.getLogger("everstream.sessions")
 
@@ -82,7 +85,9 @@ class Sessions:
         self._async_engine.check_retirement()
         session = request.session
         await self.loader.use(
-            session, request.owner, lambda: self._async_engine.submit(request, sink)
+            session,
+            request.owner,
+            lambda loaded: self._async_engine.submit(request, sink, arrival=loaded),
         )
 
     def close(self) -> None:
@@ -129,7 +134,7 @@ class Sessions:
             self._async_engine.check_running(engine, owner, engine.num_starting(session, owner))
             engine.go_on(session, owner)
 
-        await self.loader.use(session, owner, lambda: self._async_engine.call(go_on), handover)
+        await self._call(session, owner, go_on, handover)
 
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
@@ -146,19 +151,14 @@ class Sessions:
             engine.delete_session(session, owner)
 
         try:
-            await self.loader.use(session, owner, lambda: self._async_engine.call(delete), "move")
+            await self._call(session, owner, delete, "move")
         except SessionBroken:
             await self._async_engine.ask_store(lambda store: store.discard(session, owner))
 
     async def cancel(self, session: str, owner: str) -> None:
         """Ends what the session runs."""
-        await self.loader.use(
-            session,
-            owner,
-            lambda: self._async_engine.call(
-                lambda engine, now: engine.cancel_session(session, owner)
-            ),
-            "move",
+        await self._call(
+            session, owner, lambda engine, now: engine.cancel_session(session, owner), "move"
         )
 
     async def listed(self, owner: str, after: str | None, limit: int) -> list[Listed]:
@@ -216,35 +216,41 @@ class Sessions:
         What the session runs is parked until the caller has sent what `missed`
         gives, and calls `AsyncEngine.caught_up`; its events come under ``request_id``.
         """
-        try:
-            info = await self.loader.use(
-                session,
-                owner,
-                lambda: self._async_engine.attach(session, owner, request_id, sink, take_over),
-                "take_over" if take_over else "ask",
+        page: Page | None = None
+
+        async def attach(loaded: LoadedSession | None) -> SessionInfo | Absent:
+            nonlocal page
+            page = None if loaded is None else loaded.page
+            return await self._async_engine.attach(
+                session, owner, request_id, sink, take_over, loaded
             )
-            # The store is asked first: it knows whether what is here is still the session.
-            try:
-                await self.read(session, owner, cursor.last_seq, 1)
-                is_gone = False
-            except HistoryGone:
-                is_gone = True
+
+        handover: Handover = "take_over" if take_over else "ask"
+        try:
+            info = await self.loader.use(session, owner, attach, handover, cursor.last_seq)
+            if page is None or page.after_seq != cursor.last_seq:
+                # The store knows whether what the engine has is still the session.
+                page = await self._async_engine.ask_store(
+                    lambda store: read_page(store, session, owner, cursor.last_seq)
+                )
         except SessionNotFound:
             reset = resumed_elsewhere(session, cursor, self._async_engine.epoch_name(0))
             if reset is None:
                 raise
             self._async_engine.detach(request_id)
             return reset
-        return resumed(info, cursor, self._async_engine.epoch_name(info.epoch), is_gone)
+        return resumed(info, cursor, self._async_engine.epoch_name(info.epoch), page)
 
     async def missed(
         self, owner: str, found: Resumed, request_id: str
     ) -> AsyncIterator[list[TokenEvent | Finished]]:
         """The events between the cursor and the present, in pages, under ``request_id``."""
         seq, session = found.first_seq, found.info.session
+        read: Sequence[TokenEvent | Finished] = found.first_page
         while seq < found.info.seq:
-            page = await self.read(session, owner, seq, PAGE_EVENTS)
-            page = [event for event in page if event.seq <= found.info.seq]
+            read = read or await self.read(session, owner, seq, PAGE_EVENTS)
+            page = [event for event in read if event.seq <= found.info.seq]
+            read = ()
             if not page:
                 return
             seq = page[-1].seq
@@ -274,25 +280,17 @@ class Sessions:
 
     # Other replicas
 
-    async def give(self, session: str, owner: str, handover: Handover) -> bool:
+    async def give(
+        self, session: str, owner: str, handover: Handover
+    ) -> SessionInfo | Absent | None:
         """See `server.sessions.ownership.Owned`."""
-        try:
-            while True:
-                await self.loader.ended(session, owner)
-                try:
-                    await self._async_engine.call(
-                        lambda engine, now: engine.give(session, owner, handover)
-                    )
-                except SessionNotFound:
-                    if self.loader.is_loading(session, owner):
-                        continue
-                    return False
-                return True
-        except SessionAttached:
-            info = await self._async_engine.call(
-                lambda engine, now: engine.session_info(session, owner, now)
+        while True:
+            await self.loader.ended(session, owner)
+            found = await self._async_engine.call_on(
+                session, owner, lambda engine, now: engine.give(session, owner, handover, now)
             )
-            raise AttachedElsewhere(info) from None
+            if not isinstance(found, Absent) or not self.loader.is_loading(session, owner):
+                return found
 
     # What the store has
 
@@ -319,8 +317,13 @@ class Sessions:
         session: str,
         owner: str,
         call: Callable[[EngineLike, float], R],
+        handover: Handover = "ask",
         work: bool = False,
     ) -> R:
+        """What ``call`` gives on the engine thread, with the session loaded first if need be."""
         return await self.loader.use(
-            session, owner, lambda: self._async_engine.call(call, work=work)
+            session,
+            owner,
+            lambda loaded: self._async_engine.call_on(session, owner, call, loaded, work=work),
+            handover,
         )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from server.engine.types import Event, Failed, Finished, Request, TokenEvent
+from server.engine.types import Event, Failed, Finished, Request, SessionInfo, TokenEvent
 from server.errors import (
     InvalidRequest,
     RequestError,
     SessionNotFound,
 )
+from server.runtime.arrival import Absent
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.event_queue import EventQueue
-from server.sessions.loader import MAX_MOVES
+from server.sessions.loader import MAX_MOVES, LoadedSession
 from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed
 from server.sessions.sessions import Sessions
 from server.store.base import Loaded
@@ -91,30 +93,61 @@ async def test_session_that_sleeps_in_the_store_is_fetched_when_it_is_wanted() -
         assert (await sessions.info(first, "me")).position == 6
 
 
-@pytest.mark.parametrize("num_times", [1, 2, 3])
-async def test_session_that_leaves_before_it_is_used_is_fetched_again(num_times: int) -> None:
-    """It is no reason to say that there is no such session."""
-    tries = 0
-
+async def test_command_comes_with_the_session_that_was_loaded_for_it() -> None:
+    """So the session cannot leave in between, however many want the only place."""
+    found: list[bool] = []
     async with keeping(small(), FailingStore(durable=True)) as (async_engine, sessions):
         first = (await sessions.create("me")).session
 
-        async def use() -> int:
-            nonlocal tries
-            if tries <= num_times:
-                await sessions.create("me")  # which takes the only place
-            tries += 1
-            info = await async_engine.call(
-                lambda engine, now: engine.session_info(first, "me", now)
+        async def act(loaded: LoadedSession | None) -> SessionInfo | Absent:
+            await sessions.create("me")  # which takes the only place
+            found.append(loaded is not None)
+            return await async_engine.call_on(
+                first, "me", lambda engine, now: engine.session_info(first, "me", now), loaded
             )
-            return info.position
 
-        if num_times < MAX_MOVES:
-            assert await sessions.loader.use(first, "me", use) == 0
-        else:
-            with pytest.raises(StoreFailed, match="try again"):
-                await sessions.loader.use(first, "me", use)
-        assert tries == num_times + 2 - (num_times == MAX_MOVES)
+        assert (await sessions.loader.use(first, "me", act)).position == 0
+        assert found == [False, True]
+
+
+async def test_session_that_comes_and_goes_is_an_error_that_says_try_again() -> None:
+    """Others bring it, and it has left again each time that this command is sent."""
+    num_tries = 0
+
+    async def act(loaded: LoadedSession | None) -> Absent:
+        nonlocal num_tries
+        num_tries += 1
+        return Absent.ABSENT
+
+    async with keeping(small(), FailingStore(durable=True)) as (_, sessions):
+        first = (await sessions.create("me")).session
+        with pytest.raises(StoreFailed, match="try again"):
+            await sessions.loader.use(first, "me", act)
+        assert num_tries == MAX_MOVES + 1
+
+
+@pytest.mark.parametrize("num_left", [1, 3])
+async def test_session_whose_callers_leave_while_it_is_loaded_is_restored(num_left: int) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(FailingStore):
+        def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+            begun.set()
+            assert may_end.wait(10)
+            return super().load(session, owner, at)
+
+    async with keeping(small(), Slow(durable=True)) as (_, sessions):
+        first = (await sessions.create("me")).session
+        await sessions.create("me")
+        asking = [asyncio.create_task(sessions.info(first, "me")) for _ in range(num_left)]
+        assert await asyncio.to_thread(begun.wait, 10)
+        for each in asking:
+            each.cancel()
+        await asyncio.wait(asking)
+        assert sessions.loader.is_loading(first, "me")
+        may_end.set()
+        await sessions.loader.ended(first, "me")
+        assert await sessions.loader.is_here(first, "me")
 
 
 async def test_store_that_was_replaced_while_nobody_wrote_is_an_explicit_reset() -> None:
