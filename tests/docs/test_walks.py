@@ -34,7 +34,7 @@ def test_every_walk_goes_from_the_socket_to_the_kernel_and_back(traced: dict[str
     assert set(traced) == {"completion", "resume", "take-over"}
     for name, walk in traced.items():
         assert {place for hop in walk.all for place in hop} >= WAY_STATIONS, name
-        assert set(walk.path) < set(walk.all), name
+        assert 0 < len(walk.path) < len(walk.all), name
 
 
 def test_only_the_take_over_asks_another_replica(traced: dict[str, Walk]) -> None:
