@@ -9,7 +9,6 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 
 import psycopg
@@ -19,18 +18,15 @@ from server.errors import SessionNotFound
 from server.store import reading
 from server.store.base import Events, Found, Keyed, Loaded, Numbered
 from server.store.clock import StoreClock
-from server.store.errors import OwnedElsewhere, RecordRefused, StoreError, StoreFull
+from server.store.errors import RecordRefused, StoreError, StoreFull
 from server.store.files import Chunk
-from server.store.heads import Head
+from server.store.postgres import holdings, named_states, reclaiming
 from server.store.postgres.database import ERRORS, REFUSALS, PostgresDatabase, failure
 from server.store.postgres.key_claims import KeyClaims
 from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, twice
-from server.store.postgres.log import SharedLog
 from server.store.postgres.presence import Presence, channel_name
 from server.store.postgres.upkeep import RARELY_S, ROUND_S, SharedUpkeep
 from server.store.saving import StoreLimits
-from server.store.sifting import Recovery
-from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +34,8 @@ logger = logging.getLogger(__name__)
 RELEASED_AT_ONCE = 32
 #: What may wait in memory for its place in the store.
 MAX_UNSAVED_BYTES = 64 << 20
-#: Logs of a dead replica's sessions that go to the tables in one round trip.
-STORED_AT_ONCE = 256
 #: Where there is more, each commit brings so many values to the store.
 SAVED_AT_ONCE = 64
-
-#: A replica that was stopped in the middle of a pipeline is waited for without a limit by
-#: the database itself. Between two statements none of ours takes so long; to take over what
-#: a dead one had, with many of them, another replica may.
-STUCK_S = 5
-_END_STUCK = """
-    SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
-    WHERE locktype = 'advisory' AND granted AND classid = hashtext(current_schema())::oid
-        AND objid = ?::int::oid AND state_change < clock_timestamp() - make_interval(secs => ?)
-        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
 
 OVER = "the session store has all the bytes that it may have"
 
@@ -141,24 +124,26 @@ class PostgresStore:
         """
         with self._link.connected() as connection:
             self._forgotten.discard(session)
-            head = _held(connection, session, owner)
+            head = holdings.held(connection, session, owner)
             if head is None:
-                return self._taken(connection, session, owner, at)
+                head, loaded = holdings.taken(connection, session, owner, at)
+                self._touched.add(head.key)
+                return loaded
             self._touched.add(head.key)
-            with _holding(connection):
+            with holdings.holding(connection):
                 return reading.loaded(connection, head, at)
 
     @twice
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
         """See `server.store.base.Store.read`; whoever has the session."""
         with self._link.connected() as connection:
-            head = _held(connection, session, owner)
+            head = holdings.held(connection, session, owner)
             if head is not None:
                 self._touched.add(head.key)
-                with _holding(connection):
+                with holdings.holding(connection):
                     return reading.events(connection, head, after_seq, max_events)
             with connection.database.reading():
-                holder, head = _away(connection, session, owner)
+                holder, head = holdings.away(connection, session, owner)
                 rest = connection.log.entries_away(holder, head)
                 return reading.events(connection, head, after_seq, max_events, rest)
 
@@ -175,13 +160,13 @@ class PostgresStore:
     def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
         """See `server.store.base.Store.entries`; whoever has the session."""
         with self._link.connected() as connection:
-            head = _held(connection, session, owner)
+            head = holdings.held(connection, session, owner)
             if head is not None:
                 self._touched.add(head.key)
-                with _holding(connection):
+                with holdings.holding(connection):
                     return reading.entries(connection, head, place, max_entries)
             with connection.database.reading():
-                holder, head = _away(connection, session, owner)
+                holder, head = holdings.away(connection, session, owner)
                 rest = connection.log.entries_away(holder, head)
                 return reading.entries(connection, head, place, max_entries, rest)
 
@@ -217,33 +202,25 @@ class PostgresStore:
     def named_states(self) -> dict[str, str]:
         """See `server.store.base.Store.named_states`; those of all replicas."""
         with self._link.connected() as connection, connection.database.reading():
-            query = "SELECT name, digest FROM named_state"
-            return dict(connection.database.execute(query).fetchall())
+            return named_states.digests(connection.database)
 
     @twice
     def read_named(self, name: str) -> bytes | None:
         """See `server.store.base.Store.read_named`."""
         with self._link.connected() as connection, connection.database.reading():
-            query = "SELECT data FROM named_state WHERE name = ?"
-            rows = connection.database.execute(query, (name,)).fetchall()
-            return bytes(rows[0][0]) if rows else None
+            return named_states.read(connection.database, name)
 
     @twice
     def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
         """See `server.store.base.Store.put_named`."""
-        query = (
-            "INSERT INTO named_state VALUES (?, ?, ?) ON CONFLICT (name) "
-            "DO UPDATE SET digest = excluded.digest, data = excluded.data"
-        )
         with self._link.connected() as connection, connection.database.transaction():
-            connection.database.execute(query, (name, digest, b"".join(parts)))
+            named_states.put(connection.database, name, digest, parts)
 
     @twice
     def drop_named(self, name: str) -> bool:
         """See `server.store.base.Store.drop_named`."""
-        query = "DELETE FROM named_state WHERE name = ? RETURNING name"
         with self._link.connected() as connection, connection.database.transaction():
-            return bool(connection.database.execute(query, (name,)).fetchall())
+            return named_states.drop(connection.database, name)
 
     @twice
     def maintain(self, now_s: float) -> bool:
@@ -322,49 +299,7 @@ class PostgresStore:
         From then on it can neither write nor connect, should it wake.
         """
         with self._link.connected() as connection:
-            try:
-                return self._reclaim(connection, key, sifts=False)
-            except REFUSALS as error:
-                logger.error("a journal is read session by session: %s", failure(error).message)
-            return self._reclaim(connection, key, sifts=True)
-
-    def _reclaim(self, connection: SharedConnection, key: int, sifts: bool) -> bool:
-        database = connection.database
-        with database.transaction(pipelined=not sifts):  # to sift it has parts that fail
-            # Not waited for: it is asked again at once, and others wait for this thread.
-            lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
-            if not database.execute(lock, (key,)).fetchall()[0][0]:
-                database.execute(_END_STUCK, (key, STUCK_S))
-                return False
-            gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
-            if not gone.fetchall():
-                return False
-            log = self._reclaimed(connection, key, sifts)
-            heads = [*log.heads.values()]
-            log.let_go(heads)
-            database.execute("DELETE FROM journal WHERE replica = ?", (key,))
-        logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
-        return True
-
-    def _reclaimed(self, connection: SharedConnection, key: int, sifts: bool) -> SharedLog:
-        """What a dead replica has held, after all of its journal is in the tables."""
-        database, now_s = connection.database, self._clock.now_s
-
-        def new_log() -> SharedLog:
-            return SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
-
-        def recover(log: SharedLog) -> None:
-            log.recover(None, (), now_s)
-            tails = [h for h in log.heads.values() if h.tail]
-            for start in range(0, len(tails), STORED_AT_ONCE):
-                log.store_tails(tails[start : start + STORED_AT_ONCE], log.last_row, now_s)
-                database.execute("SELECT 1").fetchall()  # a pipeline must not take too long
-
-        if sifts:
-            return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=True)
-        log = new_log()
-        recover(log)
-        return log
+            return reclaiming.reclaim(connection, key, self._clock.now_s)
 
     @twice
     def claim_key(self, owner: str, key: str) -> bool:
@@ -396,48 +331,10 @@ class PostgresStore:
     def _upkeep(self, connection: SharedConnection) -> SharedUpkeep:
         return SharedUpkeep(connection, self._clock, self._limits)
 
-    def _taken(
-        self, connection: SharedConnection, session: str, owner: str, at: int | None
-    ) -> Loaded:
-        """A session that was nobody's, unless it cannot be loaded: then it stays so."""
-        try:
-            # The engine goes on with it before the next commit: that it is ours must last.
-            with connection.database.transaction():
-                while (head := connection.log.take(session, owner)) is None:
-                    holder, _ = _away(connection, session, owner)
-                    if holder is not None:
-                        raise OwnedElsewhere(holder)
-                self._touched.add(head.key)
-                return reading.loaded(connection, head, at)
-        except BaseException:
-            connection.log.heads.pop(session, None)
-            raise
-
 
 def is_leaving(entry: Entry) -> bool:
     """Whether the engine has let the session go."""
     return isinstance(entry, Saved) and entry.evicted
-
-
-def _held(connection: SharedConnection, session: str, owner: str) -> Head | None:
-    """The session, where this replica holds it. Raises `SessionNotFound` for another owner's."""
-    head = connection.log.head(session)
-    if head is not None and head.owner != owner:
-        raise SessionNotFound
-    return head
-
-
-def _away(connection: SharedConnection, session: str, owner: str) -> tuple[int | None, Head]:
-    """Who holds a session that this replica does not, and how its tables are."""
-    found = connection.log.away(session)
-    if found is None or found[1].owner != owner:
-        raise SessionNotFound
-    return found
-
-
-def _holding(connection: SharedConnection) -> AbstractContextManager[None]:
-    """A transaction in which what this replica believes to hold is its own."""
-    return connection.database.transaction(synced=False)
 
 
 def _leave(database: PostgresDatabase) -> None:

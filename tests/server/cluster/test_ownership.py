@@ -13,7 +13,7 @@ from server.engine.types import TokenEvent
 from server.errors import SessionNotFound
 from server.runtime.async_engine import STALL_S
 from server.store.errors import Fenced, OwnedElsewhere, StoreFailed, StoreLost
-from server.store.postgres import store as postgres_store
+from server.store.postgres import reclaiming
 from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
 from tests.server.cluster.stores import shared_place
@@ -202,7 +202,7 @@ class TestBurial:
         self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Two watch each replica: they would end each other's attempts for ever."""
-        monkeypatch.setattr(postgres_store, "STUCK_S", 2)
+        monkeypatch.setattr(reclaiming, "STUCK_S", 2)
         one, other, third = join(), join(), join()
         assert other._link.connection is not None
         database = other._link.connection.database
