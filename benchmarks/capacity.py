@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import available_bytes, machine, resident_bytes
-from benchmarks.report import Figures, print_result, show, table
+from benchmarks.report import Figures, print_result
 from benchmarks.serve.models import text_checkpoint
+from benchmarks.speed_report.tables import capacity_table
 from model.state import StateLayout, kv_cache_bytes_per_token
 from server.cli.inspection import format_bytes
 from server.engine.engine import Engine, EngineConfig
@@ -175,23 +176,6 @@ def kv_caches(bytes_per_token: int, lengths: Sequence[int], bytes_per_s: float) 
     ]
 
 
-def print_tables(figures: Figures) -> None:
-    """Sessions, then forks beside KV caches."""
-    sessions, forks = figures["sessions"], figures["fork"]
-    rows = table(f"{sessions['sessions']:,} sessions in one process", ("", "bytes"))
-    rows.add_row("state, by the configuration", f"{sessions['state_bytes']:,}")
-    rows.add_row("idle session, measured", f"{sessions['idle_bytes_per_session']:,}")
-    rows.add_row("more while it generates", f"{sessions['extra_bytes_per_active_session']:,}")
-    rows.add_row("process with all", format_bytes(sessions["resident_bytes"]["idle"]))
-    copies = table("a copy of a session", ("", "bytes", "microseconds"))
-    copies.add_row("ours, any length", f"{sessions['state_bytes']:,}", f"{forks['median_us']:,.1f}")
-    for cache in figures["kv_cache"]:
-        name = f"KV cache at {cache['tokens']:,}, calculated"
-        copies.add_row(name, f"{cache['bytes']:,}", f"{cache['copy_us']:,.1f}")
-    show(rows, copies)
-    print(f"one token for each session: {sessions['token_each_s']:.2f} s")
-
-
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -240,7 +224,8 @@ def main(command: Sequence[str] | None = None) -> None:
         "fork": fork,
         "kv_cache": kv_caches(per_token, options.lengths, fork["bytes_per_s"]),
     }
-    print_tables(figures)
+    print(capacity_table(figures))
+    print(f"one token for each session: {sessions['token_each_s']:.2f} s")
     print_result("capacity", on, figures, options.output)
 
 

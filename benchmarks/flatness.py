@@ -22,6 +22,7 @@ import torch
 from benchmarks.decode.softmax import Peer, peers
 from benchmarks.machine import machine, resident_bytes
 from benchmarks.report import Figures, print_result, show, table
+from benchmarks.speed_report.tables import flatness_table
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspection import format_bytes
@@ -151,23 +152,6 @@ def measure_peer(peer: Peer, position: int, num_tokens: int) -> Row:
     return Row(peer.name, position, statistics.median(times[PEER_WARM_UP:]), peer.cache_bytes())
 
 
-def print_rows(title: str, groups: list[list[Row]]) -> None:
-    """A table in which each model is compared with itself at its first position."""
-    result = table(title, ("model", "position", "ms/token", "ratio", "state or cache", "ratio"))
-    for rows in groups:
-        for row in rows:
-            result.add_row(
-                row.name,
-                f"{row.position:,}",
-                f"{row.ms_per_token:.3f}",
-                f"{row.ms_per_token / rows[0].ms_per_token:.3f}",
-                format_bytes(row.memory_bytes),
-                f"{row.memory_bytes / rows[0].memory_bytes:.1f}",
-            )
-        result.add_section()
-    show(result)
-
-
 def print_memory(positions: list[int], resident: list[int], cache_bytes_per_token: int) -> None:
     """A table of what the process holds while its session grows."""
     result = table(
@@ -222,10 +206,6 @@ def main() -> None:
     parameters = num_parameters(config)
 
     rows, resident = measure(backend, positions, options.tokens, options.rounds)
-    title = (
-        f"{backend.dtype} on {backend.name}, {options.threads} thread(s), one stream,"
-        f" {parameters:,} parameters"
-    )
     print_memory(positions, resident, kv_cache_bytes_per_token(config))
     groups, sizes = [rows], {config.attention: parameters}
     if options.peer_positions:
@@ -233,21 +213,18 @@ def main() -> None:
             sizes[peer.name] = peer.num_parameters
             spots = sorted(options.peer_positions)
             groups.append([measure_peer(peer, spot, options.peer_tokens) for spot in spots])
-    print_rows(title, groups)
-    print_result(
-        "flatness",
-        on,
-        {
-            "threads": options.threads,
-            "dtype": backend.dtype,
-            "backend": backend.name,
-            "digest": checkpoint.digest,
-            "time_ratio": round(rows[-1].ms_per_token / rows[0].ms_per_token, 4),
-            "rss_growth_kib": (resident[-1] - resident[0]) // 1024,
-            "parameters": sizes,
-            "models": {group[0].name: figures_of(group) for group in groups},
-        },
-    )
+    figures: Figures = {
+        "threads": options.threads,
+        "dtype": backend.dtype,
+        "backend": backend.name,
+        "digest": checkpoint.digest,
+        "time_ratio": round(rows[-1].ms_per_token / rows[0].ms_per_token, 4),
+        "rss_growth_kib": (resident[-1] - resident[0]) // 1024,
+        "parameters": sizes,
+        "models": {group[0].name: figures_of(group) for group in groups},
+    }
+    print(flatness_table(figures))
+    print_result("flatness", on, figures)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,31 @@ def show(*tables: Table, width: int = 120) -> None:
     console = Console(width=None if sys.stdout.isatty() else width)
     for item in tables:
         console.print(item)
+
+
+def figure_table(title: str, figures: Figures) -> Table:
+    """Nested figures: a row for each innermost dictionary, a column for each figure in one."""
+    rows = dict(_rows(figures, ()))
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    result = table(title, ("", *(name.replace("_", " ") for name in columns)))
+    for path, row in rows.items():
+        result.add_row(", ".join(path), *(_cell(row.get(name)) for name in columns))
+    return result
+
+
+def _rows(figures: Figures, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Figures]]:
+    own = {name: value for name, value in figures.items() if not isinstance(value, dict | list)}
+    if own:
+        yield path, own
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            yield from _rows(value, (*path, str(name)))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
 def print_result(

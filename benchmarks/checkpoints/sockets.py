@@ -16,20 +16,10 @@ from pathlib import Path
 from benchmarks.checkpoints.report import SOCKETS
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.machine import machine
-from benchmarks.process import LOCAL, ServerProcess, exit_on_sigterm
+from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, print_result, write_result
-from benchmarks.serve.peers import measure, medians, ratios
-from benchmarks.serve.processes import OURS, SLOT_TOKENS, PeerProcess, Target
-
-
-def llama_command(server: str, file: Path, slots: int, threads: int) -> list[str]:
-    """`llama-server` without what costs time and is not used here."""
-    return [
-        *(server, "--model", str(file), "--host", LOCAL),
-        *("--parallel", str(slots), "--ctx-size", str(slots * SLOT_TOKENS)),
-        *("--threads", str(threads), "--threads-batch", str(threads), "--no-kv-unified"),
-        *("--cache-ram", "0", "--ctx-checkpoints", "0", "--no-slots", "--log-disable"),
-    ]
+from benchmarks.serve.__main__ import measure, medians, ratios
+from benchmarks.serve.processes import OURS, PeerProcess, Target, llama_command
 
 
 def compare(file: Path, dtype: str, options: argparse.Namespace) -> Figures:

@@ -18,13 +18,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from benchmarks.cluster import commits as store_commits
-from benchmarks.cluster import cost, idle, report, takeover
+from benchmarks.cluster import cost, idle, takeover
 from benchmarks.cluster.paper import Assumptions, inputs_of, model
 from benchmarks.cluster.place import place
 from benchmarks.cluster.takeover import KINDS
 from benchmarks.machine import machine
 from benchmarks.process import exit_on_sigterm
-from benchmarks.report import Figures, print_result, show
+from benchmarks.report import Figures, figure_table, print_result, show
 from server.config.errors import PREFIX
 from server.config.settings import SHARED_SAVE_INTERVAL
 
@@ -59,6 +59,13 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
     "takeover": lambda folder, options: takeover.measure(options),
     "replicas": lambda folder, options: cost.replicas(options),
     "idle": lambda folder, options: idle.idle(options),
+}
+TITLES = {
+    "cost": "cost of the store",
+    "commits": "a commit alone, one token each",
+    "takeover": "take-over",
+    "replicas": "the same streams on more replicas",
+    "idle": "idle, for each replica",
 }
 #: What the model on paper needs.
 OF_THE_PAPER = ("cost", "commits", "idle")
@@ -129,7 +136,7 @@ def main(command: Sequence[str] | None = None) -> None:
         for part in options.part:
             with tempfile.TemporaryDirectory() as folder:
                 parts[part] = PARTS[part](Path(folder), options)
-            show(*report.TABLES[part](parts[part]))
+            show(figure_table(TITLES[part], parts[part]))
     figures: Figures = {
         "settings": {name: getattr(options, name) for name in QUICK} | {"quick": options.quick},
         "load_at_end": machine()["load_at_start"],
@@ -137,7 +144,8 @@ def main(command: Sequence[str] | None = None) -> None:
     }
     if all(part in parts for part in OF_THE_PAPER):
         figures["paper"] = paper(parts, options)
-        show(*report.of_paper(figures["paper"]))
+        for machines in figures["paper"]["machines"]:
+            show(figure_table(f"on paper, {machines['machines']:,} machines", machines))
     print_result("cluster", on, figures, options.output)
 
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import httpx
 
 from benchmarks.cluster.place import Place, Work
+from benchmarks.machine import thread_seconds
 from benchmarks.process import LOCAL, ServerProcess
 from benchmarks.report import Figures
 from benchmarks.serve.load import percentile_ms
-from benchmarks.server_cost.__main__ import thread_seconds
 from benchmarks.wire import Frame, Wire
 
 #: Ids that exist in the bundled model's vocabulary, and are no special tokens.

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import psycopg
 
-from benchmarks.machine import cpu_seconds
-from benchmarks.server_cost.__main__ import thread_seconds
+from benchmarks.machine import cpu_seconds, thread_seconds
 from server.cluster.cluster import SCHEMA
 from tests.postgres import Postgres
 

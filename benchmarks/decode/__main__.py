@@ -4,9 +4,9 @@
 
 Peers are llama.cpp as a Llama and as an RWKV-7, transformers' `generate`, and PyTorch on our own
 model, eager and compiled; all have random weights and as many parameters (`shapes`). At each
-point they take turns for several rounds; a figure is the median of its rounds, beside it how far
-they spread. A ratio is `gated` by the peer. The last column is how near `gated` comes to the
-roofline of this machine, whose bandwidth was measured just before (`roofline`).
+point they take turns for several rounds; a figure is the median of its rounds, followed by how far
+they spread. A ratio is `gated` by the peer. A fraction is that of the roofline of this machine,
+whose bandwidth was measured just before (`roofline`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.decode.peers import CONTENDERS, NATIVE_PEERS, OURS, Point, Unavailable
-from benchmarks.decode.report import Row, Turns, best_of, figures_of, print_best, print_rows
+from benchmarks.decode.report import Row, Turns, figures_of, rate_tables
 from benchmarks.decode.roofline import ITEM_BYTES, Rates, bandwidth
 from benchmarks.decode.shapes import SIZES
 from benchmarks.decode.worker import Worker
@@ -138,13 +138,12 @@ def main(command: Sequence[str] | None = None) -> None:
                 "rounds": options.rounds,
                 "seconds": options.seconds,
                 "rows": [figures_of(row) for row in rows],
-                "best": best_of(rows),
             }
             if options.output:
                 result = {"benchmark": "decode", "machine": on, **figures}
                 write_result(options.output, result, indent=None)
-    print_rows(rows, options.only)
-    print_best(figures["best"])
+    for mode in options.mode:
+        print(mode, *rate_tables(figures["rows"], mode), sep="\n\n")
     print_result("decode", on, figures)
 
 

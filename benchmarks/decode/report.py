@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from rich.table import Table
-
-from benchmarks.decode.peers import NATIVE_PEERS, OURS, TITLES, Measured, Opened, Point
+from benchmarks.decode.peers import OURS, TITLES, Measured, Opened, Point
 from benchmarks.decode.roofline import Limit
-from benchmarks.report import Figures, show, table
+from benchmarks.report import Figures, markdown
 
-#: Of the tables, in characters.
-WIDTH = 160
+MISSING = "-"
+SHORT = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
 
 
 @dataclass
@@ -93,73 +92,29 @@ def figures_of(row: Row) -> Figures:
     return {**asdict(row.point), "contenders": contenders, "ratios": ratios, "skipped": row.skipped}
 
 
-def best_of(rows: Iterable[Row]) -> list[Figures]:
-    """Our best precision against the peers' best, for every point but its type of weights."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        point = row.point
-        key = (point.size, point.mode, point.threads, point.streams, point.context)
-        groups.setdefault(key, []).append(row)
-    result = []
-    for (size, mode, threads, streams, context), group in groups.items():
-        ours, peers = _best(group, OURS), _best(group, NATIVE_PEERS)
-        if ours and peers:
-            where = {"size": size, "mode": mode, "threads": threads}
-            where |= {"streams": streams, "context": context}
-            ratio = ours["tokens_per_s"] / peers["tokens_per_s"]
-            result.append({**where, "ours": ours, "peer": peers, "ratio": round(ratio, 3)})
-    return result
+def where(rows: Iterable[Figures], **point: object) -> list[Figures]:
+    """The rows of these values."""
+    return [row for row in rows if all(row[name] == value for name, value in point.items())]
 
 
-def _best(rows: Sequence[Row], names: Iterable[str]) -> Figures | None:
-    found = [
-        {"name": name, "dtype": row.point.dtype, "tokens_per_s": row.turns[name].tokens_per_s}
-        for row in rows
-        for name in names
-        if name in row.turns
-    ]
-    return max(found, key=lambda figures: figures["tokens_per_s"], default=None)
+def points_of(rows: Iterable[Figures], *names: str) -> list[tuple[Any, ...]]:
+    """What these fields are together, in the order in which they come."""
+    return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
 
 
-def print_rows(rows: Sequence[Row], names: Sequence[str]) -> None:
-    """A table for each size and number of threads; beside a peer, how much faster ours is."""
-    shown = [name for name in names if any(name in row.turns for row in rows)]
-    tables: dict[tuple[str, str, int], Table] = {}
-    for row in rows:
-        point = row.point
-        key = (point.mode, point.size, point.threads)
-        if key not in tables:
-            title = f"tokens/s, {point.mode}, {point.size}, {point.threads} thread(s)"
-            columns = (*(TITLES[name] for name in shown), "of roofline")
-            tables[key] = table(title, ("weights", "streams", "context", *columns))
-        tables[key].add_row(
-            point.dtype,
-            str(point.streams),
-            f"{point.context:,}",
-            *(_cell(row, name) for name in shown),
-            f"{row.turns[OURS[0]].fraction:.0%}" if OURS[0] in row.turns else "",
-        )
-    show(*tables.values(), width=WIDTH)
+def rate_tables(rows: Sequence[Figures], mode: str = "decode") -> Iterator[str]:
+    """Tokens/s of every contender, a heading and a table for each size and number of threads."""
+    for size, threads in points_of(rows, "size", "threads"):
+        yield f"### {size}, {threads} thread{'s' if threads > 1 else ''}"
+        body = []
+        for row in where(rows, size=size, threads=threads, mode=mode):
+            point = [SHORT[row["dtype"]], str(row["streams"]), f"{row['context']:,}"]
+            body.append([*point, *(_rate(row, name) for name in TITLES)])
+        yield markdown(["weights", "streams", "context", *TITLES.values()], body)
 
 
-def _cell(row: Row, name: str) -> str:
-    """Tokens/s; of ours with their spread, of a peer with how many times as fast ours are."""
-    if name not in row.turns:
-        return ""
-    turns, ratio = row.turns[name], row.ratio(name)
-    if name in OURS:
-        return f"{turns.tokens_per_s:,.0f} ±{turns.spread / 2:.0%}"
-    return f"{turns.tokens_per_s:,.0f}" + (f" ({ratio:.2f}x)" if ratio else "")
-
-
-def print_best(best: Sequence[Figures]) -> None:
-    """A table of the best against the best."""
-    columns = ("size", "mode", "threads", "streams", "context", "ours", "peer", "ratio")
-    result = table("our best precision against the best of llama.cpp's, tokens/s", columns)
-    for figures in best:
-        cells = [str(figures[name]) for name in columns[:5]]
-        for side in ("ours", "peer"):
-            one = figures[side]
-            cells.append(f"{one['name']} {one['dtype']} {one['tokens_per_s']:,.0f}")
-        result.add_row(*cells, f"{figures['ratio']:.2f}")
-    show(result)
+def _rate(row: Figures, name: str) -> str:
+    if name not in row["contenders"]:
+        return MISSING
+    figures = row["contenders"][name]
+    return f"{figures['tokens_per_s']:,.0f} ± {figures['spread'] / 2:.0%}"

@@ -1,104 +1,72 @@
-"""A real server under 1, 8 and 64 WebSocket streams: latency, throughput, CPU and memory.
+"""Our server beside others over real sockets: the same load of completions as server-sent events.
 
-Server and load generator (`clients.bench`) are processes of their own. The loads
-take turns for several rounds and each figure is the median of its rounds. With ``--beside`` our
-server and others answer the same load of completions over HTTP instead (`peers`):
-
-    python -m benchmarks.serve --beside llama rwkv7 transformers --llama-server PATH
+Beside `everstream serve` run llama.cpp's `llama-server`, with a Llama or an RWKV-7, and a plain
+FastAPI server around transformers' `generate`; all have random weights, the same vocabulary and as
+many parameters. Each of the others runs twice, with as many threads as ours and with one (2t, 1t),
+since more are not always faster beside a load generator. They take turns for several rounds. A
+token is one that was asked for; time between tokens is that between two arrivals of text at the
+client. CPU time is the server's whole process by token, the model's arithmetic included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
+from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import cpu_seconds, machine, resident_bytes
-from benchmarks.process import ROOT, ServerProcess, exit_on_sigterm, wait_ready
-from benchmarks.report import Figures, print_result, show, table
-from benchmarks.serve import peers
+from benchmarks.process import ROOT, exit_on_sigterm
+from benchmarks.report import Figures, print_result
+from benchmarks.serve.processes import (
+    OURS,
+    PEERS,
+    PLAIN,
+    Target,
+    best_llama_type,
+    start_ours,
+    start_peer,
+)
+from benchmarks.speed_report.tables import serve_table
 
-WARM_UP_MAX_TOKENS = 32
+WARM_UP_TOKENS = 16
+#: Above this part of a core the load generator may be what is measured.
+MAX_LOAD_CPU = 0.8
 
-#: Figures of one run, as `clients.bench` names them and as the table does.
-COLUMNS = {
-    "tokens_per_s": "tokens/s",
-    "ttft_p50_ms": "TTFT p50 ms",
-    "ttft_p99_ms": "p99",
-    "itl_p50_ms": "inter-token p50 ms",
-    "itl_p99_ms": "p99",
-    "server_cpu_s_per_1000_tokens": "server CPU s/1,000 tokens",
-    "server_rss_mib": "server MiB",
-}
-
-
-def load(url: str, streams: int, requests: int, max_tokens: int, seed: int) -> Figures:
-    """Runs the load generator to its end; raises where a request failed."""
-    flags = {"url": url, "concurrency": streams, "requests": requests, "max-tokens": max_tokens}
-    command = [sys.executable, "-m", "clients.bench", "--warm-up", "0", "--seed", str(seed)]
-    for name, value in flags.items():
-        command += [f"--{name}", str(value)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"the load generator failed:\n{done.stdout}")
-    (figures,) = json.loads(done.stdout.splitlines()[-1])["levels"]
-    result: Figures = figures
-    return result
-
-
-def run(url: str, pid: int | None, streams: int, options: argparse.Namespace, seed: int) -> Figures:
-    """The figures of one load; those of the server's process are None without its ``pid``."""
-    before = cpu_seconds(pid) if pid else 0.0
-    figures = load(url, streams, options.requests, options.max_tokens, seed)
-    figures["server_cpu_s_per_1000_tokens"] = figures["server_rss_mib"] = None
-    if pid:
-        used = cpu_seconds(pid) - before
-        figures["server_cpu_s_per_1000_tokens"] = 1000 * used / figures["tokens"]
-        figures["server_rss_mib"] = resident_bytes(pid) / 2**20
-    return figures
-
-
-def medians(runs: list[Figures]) -> Figures:
-    """The median of every figure in `COLUMNS`."""
-    result: Figures = {}
-    for name in COLUMNS:
-        values = [figures[name] for figures in runs if figures[name] is not None]
-        result[name] = round(statistics.median(values), 3) if values else None
-    return result
-
-
-def print_table(title: str, rows: Mapping[int, Figures]) -> None:
-    """A row for each number of streams."""
-    result = table(title, ("streams", *COLUMNS.values()))
-    for streams, figures in rows.items():
-        cells = ("-" if value is None else f"{value:,.2f}" for value in figures.values())
-        result.add_row(str(streams), *cells)
-    show(result)
-
-
-def server_flags(options: argparse.Namespace) -> list[str]:
-    """The flags of ``everstream serve``."""
-    flags = {"--threads": options.threads, "--model": options.model, "--dtype": options.dtype}
-    return [part for name, value in flags.items() if value for part in (name, str(value))]
+#: Figures whose medians are reported.
+COLUMNS = (
+    *("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms"),
+    *("cpu_us_per_token", "load_cpu"),
+)
 
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--beside", nargs="*", choices=PEERS, default=[], help="other servers")
     parser.add_argument("--dtype", help="auto, float32, bfloat16 or int8")
-    parser.add_argument("--threads", type=int, help="of the server")
-    parser.add_argument("--url", help="a server that runs already, instead of one of our own")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a server")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--requests", type=int, default=8, help="of each stream")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a short form")
-    peers.add_arguments(parser)
+    parser.add_argument("--size", choices=SIZES, default="S1")
+    parser.add_argument("--attention", default="gated")
+    parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
+    parser.add_argument("--llama-type", default=best_llama_type(), help="BF16, F16, F32 or Q8_0")
+    parser.add_argument("--plain-max-tokens", type=int, default=32, help="of the slow plain server")
+    parser.add_argument("--models", type=Path, help="folder that keeps the models between runs")
+    parser.add_argument("--output", type=Path, help="file for the line of JSON")
     options = parser.parse_args(command)
     if options.quick:
         options.streams, options.requests, options.rounds = [1, 8], 1, 1
@@ -106,45 +74,92 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def measure(url: str, pid: int | None, options: argparse.Namespace) -> dict[int, Figures]:
-    """The medians for each number of streams."""
-    load(url, max(options.streams), 1, WARM_UP_MAX_TOKENS, seed=0)
-    runs: dict[int, list[Figures]] = {streams: [] for streams in options.streams}
+def load(target: Target, streams: int, requests: int, max_tokens: int, seed: int) -> Figures:
+    """One run of `benchmarks.serve.load`, and what it cost the server."""
+    flags = {"url": target.url, "dialect": target.dialect, "streams": streams}
+    flags |= {"requests": requests, "max-tokens": max_tokens, "seed": seed}
+    command = [sys.executable, "-m", "benchmarks.serve.load"]
+    command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    before = cpu_seconds(target.pid)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"the load of {target.name} failed:\n{done.stderr}")
+    figures: Figures = json.loads(done.stdout)
+    used = cpu_seconds(target.pid) - before
+    figures["cpu_us_per_token"] = round(used / figures["tokens"] * 1e6, 1)
+    figures["load_cpu"] = round(figures["load_cpu_s"] / figures["seconds"], 3)
+    figures["server_rss_mib"] = round(resident_bytes(target.pid) / 2**20, 1)
+    return figures
+
+
+def measure(
+    targets: Sequence[Target], options: argparse.Namespace
+) -> dict[str, dict[int, list[Figures]]]:
+    """The runs of each server for each number of streams."""
+    runs: dict[str, dict[int, list[Figures]]] = {target.name: {} for target in targets}
+    for target in targets:
+        load(target, max(options.streams), 1, WARM_UP_TOKENS, seed=0)
     for seed in range(1, options.rounds + 1):
-        for streams, results in runs.items():
-            results.append(run(url, pid, streams, options, seed))
-    return {streams: medians(results) for streams, results in runs.items()}
+        for streams in options.streams:
+            for target in targets if seed % 2 else targets[::-1]:
+                plain = target.name.startswith(PLAIN)
+                requests = 1 if plain else options.requests
+                max_tokens = options.plain_max_tokens if plain else options.max_tokens
+                found = load(target, streams, requests, max_tokens, seed)
+                runs[target.name].setdefault(streams, []).append(found)
+    return runs
+
+
+def medians(runs: Sequence[Figures]) -> Figures:
+    """The median of every figure in `COLUMNS`, and the raw runs."""
+    result: Figures = {}
+    for name in COLUMNS:
+        values = [figures[name] for figures in runs if figures[name] is not None]
+        result[name] = round(statistics.median(values), 3) if values else None
+    return {**result, "rounds": list(runs)}
+
+
+def ratios(rows: Mapping[str, Mapping[int, Figures]]) -> dict[str, dict[int, float]]:
+    """Our tokens/s by those of each peer, for each number of streams."""
+    ours = rows[OURS]
+    return {
+        name: {
+            streams: round(ours[streams]["tokens_per_s"] / figures["tokens_per_s"], 3)
+            for streams, figures in of_peer.items()
+        }
+        for name, of_peer in rows.items()
+        if name != OURS
+    }
+
+
+def warn_of_load(rows: Mapping[str, Mapping[int, Figures]]) -> None:
+    """Says so where the load generator may be what was measured."""
+    busiest = max(of_one[streams]["load_cpu"] for of_one in rows.values() for streams in of_one)
+    if busiest > MAX_LOAD_CPU:
+        print(f"the load generator used {busiest:.0%} of a core and may be what was measured")
 
 
 def main(command: Sequence[str] | None = None) -> None:
-    """Measures, prints, and ends with the line of JSON."""
+    """Starts all servers, measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
-    options = arguments(command)
-    on = machine()
-    if options.beside is not None:
-        peers.compare(options, on)
-        return
+    options, on = arguments(command), machine()
     with ExitStack() as stack:
-        pid = None
-        url = options.url
-        if url:
-            wait_ready(url)
-        else:
-            server = stack.enter_context(ServerProcess(*server_flags(options)))
-            url, pid = server.url, server.pid
-        rows = measure(url, pid, options)
-    print_table(f"{options.max_tokens} tokens a request, median of {options.rounds} rounds", rows)
-    print_result(
-        "serve",
-        on,
-        {
-            "threads": options.threads,
-            "max_tokens": options.max_tokens,
-            "requests_per_stream": options.requests,
-            "rounds": options.rounds,
-            "streams": {str(streams): figures for streams, figures in rows.items()},
-        },
-    )
+        folder = options.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        targets = [start_ours(options, folder, stack)]
+        for name in options.beside:
+            counts = sorted({1, options.threads})
+            targets += [start_peer(name, n, options, folder, stack) for n in counts]
+        runs = measure(targets, options)
+    rows = {
+        name: {streams: medians(found) for streams, found in of_one.items()}
+        for name, of_one in runs.items()
+    }
+    settings = ("size", "attention", "dtype", "llama_type", "threads", "max_tokens", "requests")
+    figures: Figures = {name: getattr(options, name) for name in settings}
+    figures |= {"rounds": options.rounds, "servers": rows, "ratios": ratios(rows)}
+    print(serve_table(figures))
+    warn_of_load(rows)
+    print_result("serve", on, figures, options.output)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,10 @@ def start_peer(
     if name == PLAIN:
         command = plain_command(options, tokenizer, threads)
     else:
-        command = llama_command(name, options, models, tokenizer, threads)
+        from benchmarks.decode.gguf import gguf_file
+
+        model = gguf_file(models, SIZES[options.size], name, options.llama_type, tokenizer)
+        command = llama_command(options.llama_server, model, max(options.streams), threads)
     server = stack.enter_context(PeerProcess(command))
     return Target(f"{name}, {threads}t", server.url, server.pid, PEERS[name])
 
@@ -132,19 +135,12 @@ def plain_command(options: argparse.Namespace, tokenizer: Path, threads: int) ->
     return [sys.executable, "-m", "benchmarks.serve.plain", *parts]
 
 
-def llama_command(
-    name: str, options: argparse.Namespace, models: Path, tokenizer: Path, num_threads: int
-) -> list[str]:
+def llama_command(binary: str, model: Path, slots: int, threads: int) -> list[str]:
     """The command of `llama-server`, without what costs time and is not used here."""
-    from benchmarks.decode.gguf import gguf_file
-
-    model = gguf_file(models, SIZES[options.size], name, options.llama_type, tokenizer)
-    slots = max(options.streams)
-    threads = str(num_threads)
     return [
-        *(options.llama_server, "--model", str(model), "--host", LOCAL),
+        *(binary, "--model", str(model), "--host", LOCAL),
         *("--parallel", str(slots), "--ctx-size", str(slots * SLOT_TOKENS)),
-        *("--threads", threads, "--threads-batch", threads, "--no-kv-unified"),
+        *("--threads", str(threads), "--threads-batch", str(threads), "--no-kv-unified"),
         *("--cache-ram", "0", "--ctx-checkpoints", "0", "--no-slots", "--log-disable"),
     ]
 

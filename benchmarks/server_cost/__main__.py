@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from benchmarks.machine import machine, thread_seconds
 from benchmarks.process import LOCAL, ROOT, exit_on_sigterm, wait_ready
-from benchmarks.report import Figures, print_result, show, table
+from benchmarks.report import Figures, print_result
+from benchmarks.speed_report.tables import server_cost_table
 from benchmarks.wire import HANDSHAKE, masked
 
 WARM_UP_S = 1.0
@@ -196,15 +197,8 @@ def main() -> None:
     options = arguments()
     on = machine()
     rows = {(way, pace): run(way, pace, options) for pace in options.pace for way in options.ways}
-    result = table(
-        f"{options.streams} streams, median of {options.rounds} rounds",
-        ("", "us/token", "loop", "engine", "tokens/s", "tokens/read", "bytes/token"),
-    )
-    for (way, pace), row in rows.items():
-        name = f"{way}, {pace:g} tokens/s each" if pace else f"{way}, unpaced"
-        result.add_row(name, *(f"{value:,.1f}" for value in row.values()))
-    show(result)
     cases = [{"way": way, "pace": pace, **row} for (way, pace), row in rows.items()]
+    print(server_cost_table({"cases": cases}))
     settings = {"streams": options.streams, "seconds": options.seconds, "rounds": options.rounds}
     print_result("server_cost", on, {**settings, "cases": cases})
 

@@ -1,251 +1,24 @@
 """The tables and the plot of docs/speed.md, from the results in ``benchmarks/results``.
 
-    python -m benchmarks.speed_report                            # prints the tables, draws the plot
-    python -m benchmarks.speed_report --decode S1.json S2.json   # first gathers runs of `decode`
-
-"Up to two threads" is the better one of a run on one thread and a run on two, for us as for peers.
+python -m benchmarks.speed_report                            # prints the tables, draws the plot
+python -m benchmarks.speed_report --decode S1.json S2.json   # first gathers runs of `decode`
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode.peers import NATIVE_PEERS, OURS, TITLES
+from benchmarks.decode.peers import OURS, TITLES
+from benchmarks.decode.report import where
 from benchmarks.process import ROOT
-from benchmarks.report import RESULTS, Figures, markdown, write_result
-from benchmarks.speed_report.results import PEERS, Best, best, gather, read, where
-from benchmarks.speed_report.targets import targets_table
+from benchmarks.report import RESULTS, Figures, write_result
+from benchmarks.speed_report.results import PEERS, gather, read
+from benchmarks.speed_report.tables import tables
 
-MISSING = "-"
 PLOT = ROOT / "docs" / "speed.png"
-SERVER = "everstream"
-SERVERS = {
-    "llama": "`llama-server`, Llama",
-    "rwkv7": "`llama-server`, RWKV-7",
-    "transformers": "FastAPI + transformers",
-}
-README_MODELS = ("gated", "softmax, transformers' Llama, static cache")
-SHORT = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
-
-
-def best_table(rows: Sequence[Figures], mode: str) -> str:
-    """Our best type of weights beside the best of each peer, at an empty context."""
-    empty, body = where(rows, mode=mode, context=0), []
-    for size, threads, streams in _points(empty, "size", "threads", "streams"):
-        here = where(empty, size=size, streams=streams)
-        ours, peers = best(here, OURS, threads), best(here, PEERS, threads)
-        assert ours is not None and peers is not None, (size, threads, streams)
-        cells = [_best_cell(best(here, (name,), threads), threads) for name in PEERS]
-        ratio = f"**{ours.rate / peers.rate:.2f}**"
-        body.append([size, str(threads), str(streams), _best_cell(ours, threads), *cells, ratio])
-    head = ["size", "threads, up to", "streams", "ours", *(TITLES[name] for name in PEERS)]
-    return markdown([*head, "ours by the best"], body)
-
-
-def context_table(rows: Sequence[Figures], threads: int, sizes: Sequence[str]) -> str:
-    """bfloat16 weights by the length of the past, in tokens/s; in brackets, ours by a peer's."""
-    kept, body = where(rows, mode="decode", dtype="bfloat16"), []
-    for size, streams, context in _points(kept, "size", "streams", "context"):
-        if size in sizes and streams in (1, 64):
-            here = where(kept, size=size, streams=streams, context=context)
-            ours = best(here, OURS[:1], threads)
-            assert ours is not None, (size, streams, context)
-            cells = [_against(ours, best(here, (name,), threads)) for name in PEERS]
-            spread = f"± {ours.figures['spread'] / 2:.0%}"
-            body.append([size, str(streams), f"{context:,}", f"{ours.rate:,.0f} {spread}", *cells])
-    head = ["size", "streams", "context", *(TITLES[name] for name in (OURS[0], *PEERS))]
-    return markdown(head, body)
-
-
-def all_tables(rows: Sequence[Figures]) -> Iterator[str]:
-    """Every figure of decoding, a table for each size and number of threads."""
-    names = list(TITLES)
-    for size, threads in _points(rows, "size", "threads"):
-        yield f"### {size}, {threads} thread{'s' if threads > 1 else ''}"
-        body = []
-        for row in where(rows, size=size, threads=threads, mode="decode"):
-            point = [SHORT[row["dtype"]], str(row["streams"]), f"{row['context']:,}"]
-            body.append([*point, *(_rate(row, name) for name in names)])
-        yield markdown(["weights", "streams", "context", *(TITLES[name] for name in names)], body)
-
-
-def roofline_table(rows: Sequence[Figures]) -> str:
-    """What a step of `gated` must move and compute, how long that takes here, and what it took."""
-    body = []
-    for row in where(rows, mode="decode", context=0):
-        if row["streams"] not in (1, 64):
-            continue
-        figures = row["contenders"][OURS[0]]
-        step = Step.of(figures)
-        where_ = [row["size"], str(row["threads"]), SHORT[row["dtype"]], str(row["streams"])]
-        moved = f"{figures['step_bytes'] / 1e6:,.1f} at {figures['bytes_per_s'] / 1e9:.1f}"
-        done = f"{figures['step_operations'] / 1e9:,.2f} at {figures['operations_per_s'] / 1e9:.0f}"
-        times = [f"{ms:,.2f}" for ms in (step.moving_ms, step.computing_ms, step.taken_ms)]
-        fractions = [f"{figures['fraction']:.0%}, {figures['bound']}", f"{step.of_sum:.0%}"]
-        body.append([*where_, moved, done, *times, *fractions])
-    head = ["size", "threads", "weights", "streams", "MB at GB/s", "GFLOP at GFLOP/s"]
-    head += ["moving, ms", "computing, ms", "taken, ms", "of the roofline", "of the sum"]
-    return markdown(head, body)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Milliseconds of a step: those of its bytes, of its operations, and those that it took."""
-
-    moving_ms: float
-    computing_ms: float
-    taken_ms: float
-
-    @classmethod
-    def of(cls, figures: Figures) -> Step:
-        return cls(
-            1e3 * figures["step_bytes"] / figures["bytes_per_s"],
-            1e3 * figures["step_operations"] / figures["operations_per_s"],
-            1e3 * figures["step_tokens"] / figures["tokens_per_s"],
-        )
-
-    @property
-    def of_sum(self) -> float:
-        """How near the step is to one that moves first and computes then."""
-        return (self.moving_ms + self.computing_ms) / self.taken_ms
-
-
-def serve_table(serve: Figures) -> str:
-    """Servers over real sockets."""
-    body = []
-    for streams in next(iter(serve["servers"].values())):
-        for name, of_one in serve["servers"].items():
-            figures = of_one[streams]
-            ratio = serve["ratios"].get(name, {}).get(streams)
-            body.append([name, streams, *_serve_cells(figures), f"{ratio:.2f}" if ratio else ""])
-    head = ["server, threads", "streams", "tokens/s", "TTFT p50 / p99, ms"]
-    head += ["arrivals p50 / p99, ms", "server CPU, us/token", "ours by it"]
-    return markdown(head, body)
-
-
-def _serve_cells(figures: Figures) -> list[str]:
-    pairs = [
-        " / ".join(_optional(figures[f"{name}_{part}_ms"]) for part in ("p50", "p99"))
-        for name in ("ttft", "itl")
-    ]
-    return [f"{figures['tokens_per_s']:,.0f}", *pairs, f"{figures['cpu_us_per_token']:,.0f}"]
-
-
-def serve_summary(serve: Figures) -> str:
-    """Ours by streams, beside the tokens/s of the others at their better number of threads."""
-    others = list(dict.fromkeys(name.partition(",")[0] for name in serve["ratios"]))
-    body = []
-    for streams, figures in serve["servers"][SERVER].items():
-        rates = [
-            max(
-                of_one[streams]["tokens_per_s"]
-                for name, of_one in serve["servers"].items()
-                if name.startswith(other)
-            )
-            for other in others
-        ]
-        cells = _serve_cells(figures)
-        body.append([streams, f"**{cells[0]}**", *cells[1:], *(f"{rate:,.0f}" for rate in rates)])
-    head = ["streams", "tokens/s", "TTFT p50 / p99, ms", "arrivals p50 / p99, ms"]
-    return markdown([*head, "server CPU, us/token", *(SERVERS[other] for other in others)], body)
-
-
-def server_cost_table(cost: Figures) -> str:
-    """CPU time of the server around a model that costs nothing."""
-    head = ["over", "pace of each stream", "us/token", "event loop", "engine", "tokens/s"]
-    names = ("us_per_token", "loop_us_per_token", "engine_us_per_token")
-    body = [
-        [
-            case["way"],
-            f"{case['pace']:g} tokens/s" if case["pace"] else "no limit",
-            *(f"{case[name]:.1f}" for name in names),
-            f"{case['tokens_per_s']:,.0f}",
-        ]
-        for case in cost["cases"]
-    ]
-    return markdown(head, body)
-
-
-def capacity_table(capacity: Figures) -> str:
-    """Bytes of sessions, and of a KV cache; microseconds of a copy."""
-    sessions, fork = capacity["sessions"], capacity["fork"]
-    body = [
-        [
-            "state of a session, any length",
-            f"{sessions['state_bytes']:,}",
-            f"{fork['median_us']:,.1f}",
-        ],
-        ["idle session, measured", f"{sessions['idle_bytes_per_session']:,}", ""],
-        ["more while it generates", f"{sessions['extra_bytes_per_active_session']:,}", ""],
-    ]
-    for cache in capacity["kv_cache"]:
-        name = f"KV cache of {cache['tokens']:,} tokens, calculated"
-        body.append([name, f"{cache['bytes']:,}", f"{cache['copy_us']:,.0f}"])
-    return markdown(["", "bytes", "copy (fork), us"], body)
-
-
-def flatness_table(flatness: Figures, names: Sequence[str] = ()) -> str:
-    """Milliseconds per token and bytes of a session by position; of all models, or of ``names``."""
-    body = [
-        [
-            name,
-            f"{row['position']:,}",
-            f"{row['ms_per_token']:.3f}",
-            f"{row['ratio']:.3f}",
-            f"{row['memory_bytes'] / 2**20:,.1f}",
-        ]
-        for name, rows in flatness["models"].items()
-        for row in rows
-        if not names or name in names
-    ]
-    return markdown(["model", "position", "ms/token", "ratio", "state or cache, MiB"], body)
-
-
-def tables(results: dict[str, Figures]) -> list[str]:
-    """Everything as markdown, in the order of the page."""
-    rows = results["decode"]["rows"]
-    return [
-        targets_table(results),
-        best_table(rows, "decode"),
-        *(context_table(rows, threads, ("S1", "S2")) for threads in (1, 2)),
-        best_table(rows, "prefill"),
-        roofline_table(rows),
-        serve_table(results["serve"]),
-        server_cost_table(results["server_cost"]),
-        capacity_table(results["capacity"]),
-        flatness_table(results["flatness_native"]),
-        *all_tables(rows),
-    ]
-
-
-def comparison_cells(rows: Sequence[Figures]) -> list[str]:
-    """The README's comparison of one stream with llama.cpp, on one thread with bfloat16 weights."""
-
-    def rate(name: str, context: int) -> str:
-        here = where(rows, size="S1", threads=1, mode="decode", dtype="bfloat16", streams=1)
-        (row,) = where(here, context=context)
-        return f"{row['contenders'][name]['tokens_per_s']:,.0f}"
-
-    ours, (llama, rwkv7, *_) = OURS[0], NATIVE_PEERS
-    of_rwkv7 = f"RWKV-7: {rate(rwkv7, 0)}, {rate(rwkv7, 100_000)} at 100,000"
-    of_llama = f"Llama: {rate(llama, 0)}, {rate(llama, 8192)} at 8,192"
-    return [
-        f"{rate(ours, 0)} at the beginning, {rate(ours, 100_000)} at 100,000 tokens",
-        f"{of_rwkv7}; {of_llama}",
-    ]
-
-
-def readme_tables(results: dict[str, Figures]) -> list[str]:
-    """Those of the README."""
-    return [
-        flatness_table(results["flatness_native"], README_MODELS),
-        context_table(results["decode"]["rows"], 1, ("S1",)),
-        serve_summary(results["serve"]),
-    ]
 
 
 def plot(rows: Sequence[Figures], path: Path) -> None:
@@ -273,37 +46,6 @@ def plot(rows: Sequence[Figures], path: Path) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.supxlabel("tokens of context", fontsize=10)
     figure.savefig(path, dpi=110)
-
-
-def _points(rows: Iterable[Figures], *names: str) -> list[tuple[Any, ...]]:
-    """What these fields are together, in the order in which they come."""
-    return list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
-
-
-def _best_cell(found: Best | None, threads: int) -> str:
-    if found is None:
-        return MISSING
-    of = (
-        f"{found.name} {SHORT[found.row['dtype']]}"
-        if found.name in OURS
-        else SHORT[found.row["dtype"]]
-    )
-    return f"{found.rate:,.0f} ({of}{', 1 thread' if found.row['threads'] < threads else ''})"
-
-
-def _rate(row: Figures, name: str) -> str:
-    if name not in row["contenders"]:
-        return MISSING
-    figures = row["contenders"][name]
-    return f"{figures['tokens_per_s']:,.0f} ± {figures['spread'] / 2:.0%}"
-
-
-def _against(ours: Best, peer: Best | None) -> str:
-    return f"{peer.rate:,.0f} ({ours.rate / peer.rate:.1f}x)" if peer else MISSING
-
-
-def _optional(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.1f}"
 
 
 def main(command: Sequence[str] | None = None) -> None:

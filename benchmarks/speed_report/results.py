@@ -57,11 +57,6 @@ def gather(paths: Iterable[Path]) -> Figures:
     return {"benchmark": "decode", "runs": settings, "rows": rows}
 
 
-def where(rows: Iterable[Figures], **point: object) -> list[Figures]:
-    """The rows of these values."""
-    return [row for row in rows if all(row[name] == value for name, value in point.items())]
-
-
 def best(rows: Iterable[Figures], names: Sequence[str], threads: int) -> Best | None:
     """The fastest of the contenders called ``names``, on up to so many threads."""
     found = [

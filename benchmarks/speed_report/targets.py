@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.decode.peers import OURS
+from benchmarks.decode.report import where
 from benchmarks.report import Figures, markdown
-from benchmarks.speed_report.results import PEERS, best, where
+from benchmarks.speed_report.results import PEERS, best
 
 #: A long context may cost so much more than a short one.
 FLAT_WITHIN = 0.02

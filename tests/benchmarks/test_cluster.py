@@ -114,7 +114,7 @@ def test_every_part_runs_and_the_committed_results_have_its_figures(
     result = json.loads(last)
     parts = result["parts"]
     assert parts.keys() == cluster.PARTS.keys()
-    for name in ("cost of the store", "take-over", "at rest", "on paper"):
+    for name in ("cost of the store", "take-over", "idle", "on paper"):
         assert any(line.startswith(name) for line in shown), name
 
     shared = parts["cost"]["shared"]["2"]

@@ -16,7 +16,7 @@ import torch
 from benchmarks.decode import __main__ as decode
 from benchmarks.decode.__main__ import arguments, points, takes_part
 from benchmarks.decode.peers import CONTENDERS, Measured, Opened, Point, Unavailable, steps_until
-from benchmarks.decode.report import Row, Turns, best_of, figures_of
+from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import Cost
 from benchmarks.decode.worker import Worker, make, serve
 from model.ops.cpu.runtime import built
@@ -58,20 +58,6 @@ def test_ratio_is_the_first_of_ours_by_the_peer() -> None:
     assert row.ratio("llama") == 3.0
     assert figures_of(row)["ratios"] == {"llama": 3.0}
     assert Row(POINT, {"llama": turns(10.0)}).ratio("llama") is None
-
-
-def test_best_takes_the_best_type_of_either_side() -> None:
-    rows = [
-        Row(POINT, {"gated": turns(30.0), "llama": turns(10.0), "rwkv7": turns(9.0)}),
-        Row(
-            Point("S1", "int8", streams=2, context=0, threads=1),
-            {"elu": turns(60.0), "llama": turns(20.0)},
-        ),
-    ]
-    (best,) = best_of(rows)
-    assert (best["ours"]["name"], best["ours"]["dtype"]) == ("elu", "int8")
-    assert (best["peer"]["name"], best["peer"]["tokens_per_s"]) == ("llama", 20.0)
-    assert best["ratio"] == 3.0
 
 
 def test_points_of_one_number_of_threads_come_together() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.report import Figures
 from benchmarks.serve import __main__ as serve
-from benchmarks.serve.peers import COLUMNS, medians, ratios
+from benchmarks.serve.__main__ import COLUMNS, medians, ratios
 
 
 def test_ratio_is_ours_by_theirs_at_the_same_number_of_streams() -> None:

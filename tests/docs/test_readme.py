@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.speed_report.__main__ import comparison_cells
 from benchmarks.speed_report.results import read
+from benchmarks.speed_report.tables import comparison_cells
 from tests.docs.pages import DOCS, rows, section
 
 ROOT = DOCS.parent

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.decode.shapes import SIZES
-from benchmarks.speed_report.__main__ import readme_tables, tables
 from benchmarks.speed_report.results import read
+from benchmarks.speed_report.tables import readme_tables, tables
 from tests.docs.pages import DOCS, page, rows, section
 
 RESULTS = read()
