@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,27 +16,7 @@ from playwright.sync_api import Browser, Page, WebSocket, sync_playwright
 from docs.screenshot import CHROMIUM, CHROMIUM_ARGS
 from model.bundled_models import DEFAULT_MODEL
 from model.tokenizer import Tokenizer
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-@dataclass(eq=False)
-class ServerProcess:
-    """A running server; ``kill`` ends it as a crash would."""
-
-    process: subprocess.Popen[str]
-    port: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
+from tests.reliability.servers import FAKE, ServerProcess
 
 StartServer = Callable[..., ServerProcess]
 
@@ -47,33 +24,18 @@ StartServer = Callable[..., ServerProcess]
 @pytest.fixture(scope="module")
 def start_server() -> Iterator[StartServer]:
     """Starts servers that end with the module; settings are those of the environment."""
-    started: list[ServerProcess] = []
+    with ExitStack() as stack:
 
-    def start(port: int = 0, step_ms: float = 2.0, **settings: str) -> ServerProcess:
-        # The pages of a module's tests leave their sessions, as pages do that are closed.
-        settings.setdefault("max_sessions", "256")
-        environment = os.environ | {f"EVERSTREAM_{k.upper()}": v for k, v in settings.items()}
-        options = ["--port", str(port), "--step-ms", str(step_ms)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fake_server", *options],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        # Printed once the socket listens: from then on a connection waits instead of failing.
-        server = ServerProcess(process)
-        started.append(server)
-        line = process.stdout.readline()
-        assert line.startswith("port "), f"the server did not start: {line!r}"
-        server.port = int(line.split()[1])
-        return server
+        def start(port: int = 0, step_ms: float = 2.0, **settings: str) -> ServerProcess:
+            # The pages of a module's tests leave their sessions, as pages do that are closed.
+            settings.setdefault("max_sessions", "256")
+            environment = {f"EVERSTREAM_{name.upper()}": v for name, v in settings.items()}
+            server = ServerProcess(
+                "--step-ms", step_ms, program=FAKE, environment=environment, port=port
+            )
+            return stack.enter_context(server)
 
-    yield start
-    for server in started:
-        if server.process.returncode is None:
-            server.kill()
+        yield start
 
 
 @pytest.fixture
@@ -90,35 +52,12 @@ def endless_model(tmp_path: Path) -> Path:
 @pytest.fixture
 def start_real() -> Iterator[StartServer]:
     """Starts servers of the real model, with flags of the command."""
-    started: list[ServerProcess] = []
+    with ExitStack() as stack:
 
-    def start(*flags: str, port: int = 0) -> ServerProcess:
-        port = port or free_port()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), *flags],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        server = ServerProcess(process, port)
-        started.append(server)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if server.url in line:
-                return server
-        raise AssertionError("the server did not start")
+        def start(*flags: str, port: int = 0) -> ServerProcess:
+            return stack.enter_context(ServerProcess(*flags, port=port))
 
-    yield start
-    for server in started:
-        if server.process.returncode is None:
-            server.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        yield start
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import ServerProcess
+from tests.reliability.servers import ServerProcess
 
 # More than any test waits for: a generation that ends only when it is stopped.
 ENDLESS = 1_000_000

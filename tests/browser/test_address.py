@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import ServerProcess, Visit
+from tests.browser.conftest import Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
@@ -21,6 +21,7 @@ from tests.browser.reading import (
     write,
 )
 from tests.fakes import STORY
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 
@@ -123,7 +124,7 @@ def test_new_and_close_take_sessions_out_of_the_address(
     page.get_by_role("button", name="Close session A").click()
     expect(page).to_have_url(first)
     page.get_by_role("button", name="New").click()
-    expect(page).to_have_url(server.url)
+    expect(page).to_have_url(f"{server.url}/")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_address_of_nothing_is_no_obstacle(
     visit: Visit, server: ServerProcess, address: str
 ) -> None:
     page = visit.page
-    page.goto(server.url + address)
+    page.goto(f"{server.url}/{address}")
     expect(page.locator("#connection-text")).to_have_text("Connected")
     if "sess_0" in address:
         expect(page.get_by_role("alert")).to_contain_text("no longer has this session")
@@ -146,7 +147,7 @@ def test_text_is_copied_also_where_the_page_has_no_clipboard(
     browser: Browser, server: ServerProcess
 ) -> None:
     context = browser.new_context()
-    context.grant_permissions(["clipboard-read"], origin=server.url.rstrip("/"))
+    context.grant_permissions(["clipboard-read"], origin=server.url)
     page = context.new_page()
     page.add_init_script("navigator.clipboard.writeText = undefined")
     open_page(page, server)

@@ -8,8 +8,9 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import ServerProcess, Visit
+from tests.browser.conftest import Visit
 from tests.browser.reading import open_page, story_of, token, write
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ServerProcess, StartServer, Visit
+from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
@@ -15,6 +15,7 @@ from tests.browser.reading import (
     story_of,
     wait_until_ended,
 )
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import ServerProcess, Visit
+from tests.browser.conftest import Visit
 from tests.browser.reading import begin, open_page, story_of, token
 from tests.fakes import STORY
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 

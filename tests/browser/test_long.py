@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ServerProcess, StartServer, Visit
+from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import begin, open_page, story_of, token, wait_until_ended
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 

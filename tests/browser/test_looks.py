@@ -8,8 +8,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import ServerProcess, Visit
+from tests.browser.conftest import Visit
 from tests.browser.reading import ENDLESS, begin, fork_at, open_page, token, write
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 
@@ -102,7 +103,7 @@ def test_policy_lets_nothing_in_that_is_not_a_file_of_the_server(
 
 
 def test_client_is_served_without_what_lies_beside_it(server: ServerProcess) -> None:
-    module = httpx.get(f"{server.url}static/client/everstream.js")
+    module = httpx.get(f"{server.url}/static/client/everstream.js")
     assert module.status_code == 200
     assert module.headers["content-type"].startswith("text/javascript")
     assert "unsafe" not in module.headers["content-security-policy"]
@@ -114,7 +115,7 @@ def test_client_is_served_without_what_lies_beside_it(server: ServerProcess) -> 
         "nothing.js",
         "a" * 300 + ".js",
     ):
-        assert httpx.get(f"{server.url}static/client/{path}").status_code == 404, path
+        assert httpx.get(f"{server.url}/static/client/{path}").status_code == 404, path
 
 
 def test_phone_shows_one_session_at_a_time_with_tabs(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urljoin
 
 import pytest
 from playwright.sync_api import expect
 
 from server.engine.sampling_defaults import published
-from tests.browser.conftest import ServerProcess, Visit
+from tests.browser.conftest import Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
@@ -19,6 +20,7 @@ from tests.browser.reading import (
     wait_until_ended,
 )
 from tests.fakes import MODEL, STORY
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 
@@ -244,6 +246,6 @@ def test_api_is_described_a_click_away(visit: Visit, server: ServerProcess) -> N
     page.get_by_role("button", name="Keyboard and help").click()
     for name in ("OpenAPI", "WebSocket messages"):
         address = page.get_by_role("link", name=name).get_attribute("href")
-        assert page.request.get(server.url + str(address)).ok
+        assert page.request.get(urljoin(f"{server.url}/", str(address))).ok
     page.get_by_role("link", name="HTTP API").click()
     expect(page.locator("#routes")).to_contain_text("/v1/completions")

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from model.bundled_models import DEFAULT_MODEL
-from tests.browser.conftest import ServerProcess, StartServer, Visit
+from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
@@ -26,6 +26,7 @@ from tests.browser.reading import (
     write,
 )
 from tests.fakes import STORY
+from tests.reliability.servers import ServerProcess
 from tests.server.served import write_model
 
 pytestmark = pytest.mark.browser
@@ -69,7 +70,7 @@ def test_closing_a_pane_deletes_its_session_and_no_other(
     page.get_by_role("button", name="Continue").click()
     expect(page.locator("#position")).to_have_text("15")
     assert [deleted["session"] for deleted in visit.messages("deleted")] == [first]
-    assert httpx.get(f"{server.url}v1/sessions/{second}").status_code == 200
+    assert httpx.get(f"{server.url}/v1/sessions/{second}").status_code == 200
 
 
 def test_prompt_can_go_to_all_sessions_with_a_seed_for_each(

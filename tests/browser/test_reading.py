@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ServerProcess, StartServer, Visit
+from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
@@ -17,6 +17,7 @@ from tests.browser.reading import (
     wait_until_ended,
 )
 from tests.fakes import STORY
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 
