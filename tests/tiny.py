@@ -22,6 +22,7 @@ from model.tokenizer import Tokenizer, train_tokenizer
 from server.engine.engine import Engine, EngineConfig
 from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
+from server.engine.session_lifecycle import Stage
 from server.engine.state_pool import StatePool
 from server.engine.torch_runner import TorchRunner
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent
@@ -207,3 +208,7 @@ def check_books(engine: Engine) -> None:
     assert pool.num_free + stats.held_slots == stats.max_sessions, (pool.num_free, stats)
     assert stats.num_running <= stats.held_slots, stats
     assert stats.num_sessions <= stats.max_sessions + engine._config.max_asleep, stats
+    for session in engine._sessions:
+        live = engine._sessions.request_of(session)
+        running = Stage.PARKED if live is not None and live.parked else Stage.RUNNING
+        assert session.stage is (Stage.IDLE if live is None else running), (session, live)

@@ -17,6 +17,7 @@ from server.engine.config import EngineConfig
 from server.engine.host import Host
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
+from server.engine.session_lifecycle import SessionEvent
 from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo
 from server.engine.value import Accepted, Progress, SessionValue
 from server.errors import InvalidRequest, QueueFull, SessionAttached
@@ -70,6 +71,7 @@ class Engine(Host):
         live = self._live.get(request_id)
         if live is not None and live.parked:
             live.move(Phase.WAITING)
+            live.session.move(SessionEvent.UNPARK)
             self._sessions.stir(live.session)
             self._scheduler.add(live)
 

@@ -13,6 +13,7 @@ from server.engine.detokenizer import Detokenizer
 from server.engine.live import Live
 from server.engine.replay import replay
 from server.engine.session import Session
+from server.engine.session_lifecycle import SessionEvent, Stage
 from server.engine.sessions import SessionTable
 from server.engine.types import SessionInfo
 from server.engine.value import (
@@ -176,7 +177,11 @@ class Keeper:
         self.make_room()
         session = Session.of(past.value, Detokenizer(self._tokenizer), now)
         progress = replay(session, past.value.progress, past.entries)
-        self._table.add(session)
+        session.stage = Stage.LOADING
+        is_idle = progress is None
+        self._table.add(
+            session, SessionEvent.RESTORE if is_idle else SessionEvent.RESTORE_UNFINISHED
+        )
         return session, progress
 
     def make_room(self) -> None:
@@ -195,8 +200,10 @@ class Keeper:
     def evict(self, session: Session) -> None:
         """The store alone has the session from now on, with what it runs, which is parked."""
         self.num_evicted += 1
+        session.move(SessionEvent.EVICT)
         self._record_value(session, evicted=True)
-        self._leave(session)
+        self._drop_parked(session)
+        self._table.leave(session)
 
     def expire(self, now: float) -> None:
         """Evicts sessions that have been idle for too long: to the store, or for good."""
@@ -208,7 +215,9 @@ class Keeper:
                 self.evict(session)
             else:
                 self.record(session, Deleted())
-                self._leave(session)
+                self._drop_parked(session)
+                self._table.drop_request(session)
+                self._table.close(session)
 
     def _record_value(self, session: Session, evicted: bool) -> None:
         """Unless a store goes on better from what it has."""
@@ -216,12 +225,10 @@ class Keeper:
         if self._table.is_finite(value.state):
             self.record(session, Saved(value, evicted))
 
-    def _leave(self, session: Session) -> None:
+    def _drop_parked(self, session: Session) -> None:
         if (live := self._table.request_of(session)) is not None:
             assert live.parked, live
             del self._live[live.request.request_id]
-            self._table.drop_request(session)
-        self._table.close(session)
 
 
 def info_of(session: Session, live: Live | None, state_bytes: int, now: float) -> SessionInfo:

@@ -20,6 +20,7 @@ from server.engine.rows import note_logprobs, read, row
 from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
 from server.engine.scheduler import Scheduler
 from server.engine.session import Session
+from server.engine.session_lifecycle import SessionEvent
 from server.engine.sessions import SessionTable
 from server.engine.types import Event, Failed, Scored, Started, TokenEvent
 from server.engine.value import Progress
@@ -91,6 +92,7 @@ class Round:
         """Takes the request out of its turn; its slot is free for another."""
         self._scheduler.remove(live)
         live.move(Phase.PARKED)
+        live.session.move(SessionEvent.PARK)
         self._sessions.release(live.session)
 
     # Who runs

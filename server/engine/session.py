@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from server.engine.constraint import OpenConstraint
 from server.engine.detokenizer import Detokenizer
 from server.engine.sampling import PENALTY_WINDOW
+from server.engine.session_lifecycle import SessionEvent, Stage, next_stage
 from server.engine.turn_text import TurnText
 from server.engine.types import Request
 from server.engine.value import Origin, Progress, SessionValue, StateBlock, UnfedSegment
@@ -52,6 +53,7 @@ class Session:
     constraint: OpenConstraint | None = field(default=None, repr=False)
     expendable: bool = False
     origin: Origin | None = None
+    stage: Stage = Stage.ABSENT
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_WINDOW), repr=False)
     _debt: deque[_Unfed] = field(default_factory=deque)
 
@@ -88,6 +90,10 @@ class Session:
             None if self.constraint is None else self.constraint.value,
             self.origin,
         )
+
+    def move(self, event: SessionEvent) -> None:
+        """Goes to the next stage, as the table of stages allows."""
+        self.stage = next_stage(self.stage, event)
 
     @property
     def length(self) -> int:

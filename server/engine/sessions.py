@@ -15,6 +15,7 @@ import numpy as np
 
 from server.engine.live import Live
 from server.engine.session import Session
+from server.engine.session_lifecycle import SessionEvent, Stage
 from server.engine.state_pool import StatePool
 from server.engine.value import StateBlock
 from server.errors import SessionBusy, SessionNotFound
@@ -50,9 +51,10 @@ class SessionTable:
         """Whether one more session may be added."""
         return len(self._sessions) < self._max_sessions
 
-    def add(self, session: Session) -> None:
-        """A session without a slot."""
+    def add(self, session: Session, event: SessionEvent = SessionEvent.OPEN) -> None:
+        """A session without a slot, which is new or comes from the store."""
         assert self.has_room and session.id not in self._sessions, session.id
+        session.move(event)
         self._sessions[session.id] = session
         if session.keep:
             self._quiet[session.id] = session
@@ -73,6 +75,7 @@ class SessionTable:
         """The session runs ``live``. Raises `SessionBusy` where it runs another one."""
         if session.id in self._requests:
             raise SessionBusy
+        session.move(SessionEvent.BEGIN)
         self.run(session, live)
         self._quiet.pop(session.id, None)
 
@@ -87,7 +90,8 @@ class SessionTable:
 
     def drop_request(self, session: Session) -> None:
         """The session runs nothing; the caller says what becomes of it."""
-        self._requests.pop(session.id, None)
+        if self._requests.pop(session.id, None) is not None:
+            session.move(SessionEvent.FINISH)
 
     def end(self, session: Session, now: float) -> None:
         """The request is over: a kept session goes idle, another is closed."""
@@ -98,9 +102,16 @@ class SessionTable:
         else:
             self.close(session)
 
-    def close(self, session: Session) -> None:
+    def leave(self, session: Session) -> None:
+        """The store has the session from now on, with the request that it has parked."""
+        self._requests.pop(session.id, None)
+        self.close(session, SessionEvent.SAVED)
+
+    def close(self, session: Session, event: SessionEvent = SessionEvent.CLOSE) -> None:
         """Forgets the session, with its slot."""
         assert session.id not in self._requests, session
+        session.move(event)
+        assert session.stage is Stage.ABSENT, session
         del self._sessions[session.id]
         self._quiet.pop(session.id, None)
         self._slotted.pop(session.id, None)

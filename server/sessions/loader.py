@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, get_args
 
+from server.engine.session_lifecycle import SessionEvent, Stage, next_stage
 from server.engine.value import Past
 from server.errors import RequestError, SessionNotFound
 from server.runtime.arrival import Absent, Arrival
@@ -60,9 +61,14 @@ class _Load:
     owner: str
     handover: Handover
     after_seq: int | None
+    stage: Stage = Stage.ABSENT
     num_waiting: int = 0
     loaded: LoadedSession | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def move(self, event: SessionEvent) -> None:
+        """Goes to the next stage, as the table of stages allows."""
+        self.stage = next_stage(self.stage, event)
 
     def take(self) -> LoadedSession | None:
         loaded, self.loaded = self.loaded, None
@@ -185,21 +191,35 @@ class SessionLoader:
 
     async def _load(self, load: _Load) -> None:
         self._async_engine.check_retirement()
-        session, owner, generation = load.session, load.owner, self._async_engine.generation
-        for num_moves in range(MAX_MOVES + 1):
-            try:
-                found = await self._read(session, owner, None, load.after_seq)
-            except SessionNotFound:
-                await self.check_elsewhere(session, owner)
-                raise
+        generation = self._async_engine.generation
+        load.move(SessionEvent.LOAD)
+        try:
+            loaded, page, num_moves = await self._found(load)
+        except BaseException as error:
+            load.move(SessionEvent.FAIL)
+            if isinstance(error, SessionNotFound):
+                await self.check_elsewhere(load.session, load.owner)
+            raise
+        past = Past(loaded.value, loaded.entries)
+        load.loaded = LoadedSession(past, generation, goes_on=num_moves > 0, page=page)
+
+    async def _found(self, load: _Load) -> tuple[Loaded, Page | None, int]:
+        """What the store has, and how often another replica handed the session over before."""
+        num_moves = 0
+        while True:
+            found = await self._read(load.session, load.owner, None, load.after_seq)
             if not isinstance(found, OwnedElsewhere):
-                loaded, page = found
-                past = Past(loaded.value, loaded.entries)
-                load.loaded = LoadedSession(past, generation, goes_on=num_moves > 0, page=page)
-                return
+                return *found, num_moves
             if self._ownership is None or load.handover == "never" or num_moves == MAX_MOVES:
                 raise found
-            await self._ownership.acquire(session, owner, found.replica, load.handover)
+            await self._move(load, found.replica, self._ownership)
+            num_moves += 1
+
+    async def _move(self, load: _Load, replica: int, ownership: Ownership) -> None:
+        """Gets the session from the replica that owns it."""
+        load.move(SessionEvent.OWNED_ELSEWHERE)
+        await ownership.acquire(load.session, load.owner, replica, load.handover)
+        load.move(SessionEvent.HANDED_OVER)
 
     async def _read(
         self, session: str, owner: str, at: int | None, after_seq: int | None = None

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
-from server.engine.value import Entry, Past, SessionValue
+from server.engine.value import Past, SessionValue
 from server.errors import InvalidRequest, RequestError, SessionNotFound
 from server.runtime.arrival import Absent
 from server.runtime.async_engine import AsyncEngine
@@ -264,16 +264,8 @@ class Sessions:
             lambda store: store.read(session, owner, after, limit)
         )
 
-    async def log(self, session: str, owner: str) -> AsyncIterator[list[Entry]]:
-        """The entries of the log that are kept, in pages, up to about the present."""
-        page = await self._log_page(session, owner, 0)
-        while page:
-            yield [entry for _, entry in page]
-            if len(page) < PAGE_EVENTS:  # what the session runs may add entries without an end
-                return
-            page = await self._log_page(session, owner, page[-1][0] + 1)
-
-    async def _log_page(self, session: str, owner: str, place: int) -> Numbered:
+    async def entries(self, session: str, owner: str, place: int) -> Numbered:
+        """At most `PAGE_EVENTS` entries of the log, from number ``place`` on."""
         return await self._async_engine.ask_store(
             lambda store: store.entries(session, owner, place, PAGE_EVENTS)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +12,7 @@ from server.engine.detokenizer import Detokenizer
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Entry, Rewound
 from server.errors import InvalidRequest
+from server.sessions.resume import PAGE_EVENTS
 from server.sessions.sessions import Sessions
 from server.store.errors import HistoryGone
 from server.store.history import length_after
@@ -134,7 +135,7 @@ async def read_text(
     if start is not None and start > info.position:
         raise InvalidRequest(f"start: the session has {info.position} tokens", "start")
     transcript: Transcript | None = None
-    async for page in sessions.log(session, owner):
+    async for page in _log(sessions, session, owner):
         for entry in page:
             if transcript is None:
                 begin = _begin(entry) if start is None else start
@@ -144,6 +145,16 @@ async def read_text(
     if start is not None and start < first:
         raise HistoryGone(f"the text before token {first} is no longer kept", "start")
     return [] if transcript is None else transcript.parts(tokenizer)
+
+
+async def _log(sessions: Sessions, session: str, owner: str) -> AsyncIterator[list[Entry]]:
+    """The entries of the log that are kept, in pages, up to about the present."""
+    page = await sessions.entries(session, owner, 0)
+    while page:
+        yield [entry for _, entry in page]
+        if len(page) < PAGE_EVENTS:  # what the session runs may add entries without an end
+            return
+        page = await sessions.entries(session, owner, page[-1][0] + 1)
 
 
 def _begin(entry: Entry) -> int:
