@@ -141,7 +141,7 @@ def table_of(title: str, branches: Sequence[Branch], num_all: int) -> Table:
 
 
 def main(
-    prompt: Annotated[str, typer.Argument(help="Text to go on with.")] = "Once upon a time",
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "Once upon a time",
     keep: Annotated[int, typer.Option(min=1, help="Branches that survive a round.")] = 4,
     forks: Annotated[int, typer.Option(min=1, help="Copies of each branch.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a copy in a round.")] = 16,

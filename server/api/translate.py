@@ -218,7 +218,7 @@ class Translator:
         if wanted is None or wanted.type == "text":
             return None
         if self._constraints is None:
-            raise invalid("response_format", "this server keeps to no format")
+            raise invalid("response_format", "is not supported by this server")
         return await self._constraints.grammar(wanted, owner)
 
     async def _sampling(self, wire: Sampling, logprob: bool, owner: str) -> SamplingParams:

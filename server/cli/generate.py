@@ -17,7 +17,7 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="Text to go on with; - or none reads standard input.", show_default=False
+            help="Text to continue; - or none reads standard input.", show_default=False
         ),
     ] = None,
     model: Model = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OPEN_WARNING = """\
 ****************************************************************************
 WARNING: this server has no API key and listens on {host}.
-Whoever reaches this address may use it, and read and delete every session.
+Anyone who reaches this address can use it, and read and delete every session.
 Give it a key:       EVERSTREAM_API_KEY=... (or --api-key, --keys-file)
 Or keep it private:  --host 127.0.0.1, or a container port published there
 ****************************************************************************

@@ -112,15 +112,15 @@ def serve(
         str | None, typer.Option(help="For those that memory does not hold, in the store [0].")
     ] = None,
     max_detached_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that a session goes on without its client [4096].")
+        int | None, typer.Option(help="Tokens that a session generates without its client [4096].")
     ] = None,
     continue_on_start: Annotated[
         bool | None,
-        typer.Option("--continue-on-start", help="Go on with what ran when the server went down."),
+        typer.Option("--continue-on-start", help="Continue what ran when the server stopped."),
     ] = None,
     trust_unsigned_state: Annotated[
         bool | None,
-        typer.Option("--trust-unsigned-state", help="Import sessions that nobody has signed."),
+        typer.Option("--trust-unsigned-state", help="Import sessions without a signature."),
     ] = None,
     ray: Annotated[
         bool | None, typer.Option("--ray", help="Serve by replicas on Ray Serve [off].")

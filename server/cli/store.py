@@ -134,7 +134,7 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
         from model.bundled_models import bundled_models
 
         raise _fail(
-            "the session has gone on since it was saved: name its model, --model FOLDER "
+            "the session has continued since it was saved: name its model, --model FOLDER "
             f"(bundled: {', '.join(bundled_models())})"
         )
     from model.checkpoint import CheckpointError, load_tokenizer

@@ -164,7 +164,7 @@ class PostgresOwnership:
             try:
                 await self._owned.continue_unfinished()
             except RequestError as error:
-                logger.warning("what replica %d ran does not go on: %s", key, error.message)
+                logger.warning("what replica %d ran does not continue: %s", key, error.message)
 
     async def _tell(self, key: int, message: dict[str, Any]) -> None:
         text = orjson.dumps(message).decode()

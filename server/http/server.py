@@ -164,6 +164,6 @@ class Server(uvicorn.Server):
             task.cancel()
         if self._models.died.is_set():
             self.exit_code = 1
-            logger.error("an engine has died; leaving")
+            logger.error("an engine has died; the process exits")
         elif not await drain(self._models, self._sockets, self._drain_timeout_s, self._hurry):
             self.exit_code = 1

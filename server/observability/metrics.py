@@ -123,7 +123,7 @@ class _Page(Collector):
             "everstream_websockets", "Open WebSocket connections", self._num_websockets
         )
         works = GaugeMetricFamily(
-            "everstream_store_works", "1 where kept sessions can go on", labels=["model"]
+            "everstream_store_works", "1 while kept sessions can continue", labels=["model"]
         )
         for scrape in self._scrapes:
             works.add_metric([scrape.model], int(scrape.store_works))
@@ -199,7 +199,7 @@ _ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
     (
         GaugeMetricFamily,
         "everstream_parked_requests",
-        "Requests that rest until somebody reads",
+        "Requests that are paused until a client reads",
         "",
         _one(lambda stats: stats.num_parked),
     ),

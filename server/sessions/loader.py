@@ -36,7 +36,7 @@ class OtherVersion(SnapshotMismatch):
 
     def __init__(self) -> None:
         super().__init__(
-            "the session belongs to another version of the model; it is kept, and goes on where "
+            "the session belongs to another version of the model; it is kept, and continues where "
             "that version is served",
             "session",
         )
@@ -105,7 +105,7 @@ class SessionLoader:
             loaded = await self._loaded(session, owner, handover, after_seq)
             found = await self._act(session, owner, act, loaded)
         if isinstance(found, Absent):  # others have taken its room each time
-            raise StoreFailed("the session comes and goes; try again")
+            raise StoreFailed("the session is evicted again and again; try again")
         return found
 
     async def past(self, session: str, owner: str, at: int) -> Past:

@@ -125,7 +125,7 @@ class Sessions:
             except OwnedElsewhere:
                 continue  # another replica was quicker
             except RequestError as error:  # no reason not to serve the others
-                logger.error("session %s does not go on: %s", session, error)
+                logger.error("session %s does not continue: %s", session, error)
 
     async def go_on(self, session: str, owner: str, handover: Handover = "ask") -> None:
         """Lets what a session runs go on, without a reader."""

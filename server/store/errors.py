@@ -56,7 +56,7 @@ class SessionBroken(StoreError):
 
     def __init__(
         self,
-        message: str = "the session cannot go on: part of its log is unusable",
+        message: str = "the session cannot continue: part of its log is unusable",
         param: str = "session",
     ) -> None:
         super().__init__(message, param)

@@ -121,8 +121,8 @@ CHAT = {
     **_refused(["prompt"], "is for /v1/completions; give messages"),
     **_refused(
         ["session", "keep"],
-        "messages are read anew, from the prefix cache as far as it knows them; "
-        "/v1/responses goes on from a session",
+        "messages are read again, from the prefix cache as far as it has them; "
+        "/v1/responses continues from a session",
         False,
     ),
     **_refused(["best_of"], "is for /v1/completions", 1),

@@ -32,7 +32,7 @@ logger = logging.getLogger("everstream.stream")
 MAX_EXCESS_CHARS = 1024
 
 #: How a socket ends whose requests go on in another replica.
-MOVED = Close(1012, "what was read here goes on elsewhere")
+MOVED = Close(1012, "the session continues at another server")
 
 
 @dataclass(slots=True)

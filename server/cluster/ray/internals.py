@@ -33,7 +33,7 @@ def drain_on_stop(drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
     loop = asyncio.get_running_loop()
     replica = _replica()
     stop: Callable[[], Awaitable[None]] = replica._perform_graceful_shutdown
-    assert hasattr(replica, "_quiescing"), "this version of Ray Serve turns nobody away"
+    assert hasattr(replica, "_quiescing"), "this version of Ray Serve has no _quiescing"
 
     async def drain_and_stop() -> None:
         replica._quiescing = True

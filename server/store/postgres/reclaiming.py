@@ -51,7 +51,7 @@ def _reclaim(connection: SharedConnection, key: int, now_s: float, sifts: bool) 
         heads = [*log.heads.values()]
         log.let_go(heads)
         database.execute("DELETE FROM journal WHERE replica = ?", (key,))
-    logger.warning("replica %d is gone; it had %d sessions", key, len(heads))
+    logger.warning("reclaimed replica %d with %d sessions", key, len(heads))
     return True
 
 

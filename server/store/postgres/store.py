@@ -109,11 +109,11 @@ class PostgresStore:
                 if connection.unsaved.num_bytes > MAX_UNSAVED_BYTES:
                     self._upkeep(connection).save(SAVED_AT_ONCE)
             except REFUSALS as error:
-                logger.error("the shared store is read anew: %s", failure(error).message)
+                logger.error("the shared store is loaded again: %s", failure(error).message)
                 self._link.sift()
             except (psycopg.Error, StoreError) as error:
                 # The commit is in the database, and what follows from it is found there again.
-                logger.warning("the shared store is read anew: %s", failure(error).message)
+                logger.warning("the shared store is loaded again: %s", failure(error).message)
                 self._link.abandon()
 
     @twice

@@ -190,7 +190,7 @@ def _broken_line(line: Line, head: Head, number: int) -> Iterator[str]:
         is_good = False
     if not is_good:
         yield f"session {head.id}: its entry in row {number} of the journal was altered"
-        head.broken = "its log goes on after what was altered"
+        head.broken = "its log continues after an altered part"
         return
     if not _follows(entry, head.seq):
         yield f"session {head.id}: the journal has a gap after event {head.seq}"

@@ -65,8 +65,8 @@ class Lock:
         state = "is stopped" if _is_stopped(pid) else "does not move"
         return StoreInUse(
             f"process {pid} has the store {self._store}, {state} and has not ended a commit, "
-            f"so that it cannot be taken over. Let the process go on (kill -CONT {pid}) or end it "
-            f"(kill -KILL {pid}); then start again"
+            f"so that it cannot be taken over. Let the process continue (kill -CONT {pid}) or end "
+            f"it (kill -KILL {pid}); then start again"
         )
 
     def close(self) -> None:

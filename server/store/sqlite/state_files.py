@@ -35,7 +35,7 @@ def foreign_states(path: Path) -> str:
     return (
         f"{path} has states of sessions that its database does not know: the database was lost or "
         f"replaced. Nothing was changed. Put the right database back, or keep what can be read: "
-        f"everstream store salvage {path} NEW_FOLDER. To begin anew, move {path / DIR_NAME} away"
+        f"everstream store salvage {path} NEW_FOLDER. To start again, move {path / DIR_NAME} away"
     )
 
 

@@ -146,7 +146,7 @@ def _otherwise(
     if is_forced:
         raise invalid("response_format", "the answer is a call, as tool_choice says")
     if not isinstance(wanted, JsonObjectFormat | JsonSchemaFormat):
-        raise invalid("response_format", "beside tools must be text, json_object or json_schema")
+        raise invalid("response_format", "with tools must be text, json_object or json_schema")
     return wanted
 
 

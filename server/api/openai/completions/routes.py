@@ -117,7 +117,7 @@ def _check(body: CompletionBody) -> None:
     if body.idempotency_key is not None and (
         _num_top(body) is not None or body.prompt_logprobs is not None
     ):
-        raise invalid("idempotency_key", "cannot stand beside logprobs, which are not kept")
+        raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
 
 
 def _num_top(body: CompletionBody) -> int | None:
