@@ -88,11 +88,11 @@ chaos: $(VENV)/.installed-dev ## Breaks three replicas and their store at random
 compat: $(VENV)/.installed-dev ## Runs real clients, each in its own environment, against a server
 	@$(BIN)/python -m pytest tests/compat --long $(ARGS)
 
-lint: $(VENV)/.installed-dev ## Checks style, types, the Dockerfile and the manifests
+lint: $(VENV)/.installed-dev ## Checks style, types, the Dockerfile, manifests and workflows
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
-	$(BIN)/yamllint --strict deploy
+	$(BIN)/yamllint --strict .github deploy
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 
 format: $(VENV)/.installed-dev ## Formats the code and mends what ruff can mend
