@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
+from server.api.schemas.responses import ErrorDetail
 from server.errors import RequestError
 
 
@@ -185,16 +185,17 @@ def outcome(error: RequestError) -> Outcome:
     return OUTCOMES.get(error.code, OUTCOMES["internal_error"])
 
 
-def error_object(error: RequestError) -> dict[str, Any]:
+def error_object(error: RequestError) -> ErrorDetail:
     """The value of ``error`` in every answer that carries one."""
-    fields = {
+    fields: ErrorDetail = {
         "message": error.message[:MAX_MESSAGE_CHARS],
         "type": outcome(error).type,
         "param": error.param,
         "code": error.code,
     }
-    exact_s = getattr(error, "retry_after_s", None)
-    return fields if exact_s is None else {**fields, "retry_after_s": exact_s}
+    if (exact_s := getattr(error, "retry_after_s", None)) is not None:
+        fields["retry_after_s"] = exact_s
+    return fields
 
 
 def error_body(error: RequestError) -> bytes:

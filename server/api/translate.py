@@ -17,6 +17,7 @@ from server.api.schemas.parse import parse_body as parse_body
 from server.api.schemas.parse import parse_message as parse_message
 from server.api.schemas.parse import request_id_of as request_id_of
 from server.api.schemas.requests import AppendBody, Continuation, Sampling
+from server.api.schemas.responses import PromptDetails, PromptUsage, UsageAnswer
 from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams, SessionInfo, Usage
 from server.errors import invalid
@@ -253,13 +254,13 @@ def drawn_seed() -> int:
     return secrets.randbits(32)
 
 
-def whole_usage(usage: Usage) -> dict[str, Any]:
+def whole_usage(usage: Usage) -> PromptUsage:
     """OpenAI's ``usage`` at the end of an answer: what the prefix cache had is known then."""
-    details = {"cached_tokens": usage.cached_tokens}
+    details: PromptDetails = {"cached_tokens": usage.cached_tokens}
     return {**usage_object(usage), "prompt_tokens_details": details}
 
 
-def usage_object(usage: Usage) -> dict[str, int]:
+def usage_object(usage: Usage) -> UsageAnswer:
     """OpenAI's ``usage``."""
     return {
         "prompt_tokens": usage.prompt_tokens,

@@ -1,28 +1,31 @@
-"""What the server sends on `/v1/stream`, as the AsyncAPI document describes it.
+"""What the server sends on `/v1/stream`, described once.
 
-`server.api.schemas.frames` writes the bytes itself; the tests hold every frame that they
-receive against these.
+`server.api.schemas.frames` makes frames of these types, mypy checks them field by field,
+the AsyncAPI document shows them, and the tests validate every frame that they receive by
+them. In the document their names do without "Frame".
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from server.api.schemas.responses import ErrorDetail, UsageAnswer
 
+STRICT = ConfigDict(strict=True, extra="forbid")
 
-class Frame(BaseModel):
+
+@with_config(STRICT)
+class Frame(TypedDict):
     """Base of all frames from the server. ``request_id`` is that of the client's message."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     request_id: str
 
 
-class Created(Frame):
+class CreatedFrame(Frame):
     """A new session."""
 
     type: Literal["created"]
@@ -32,7 +35,7 @@ class Created(Frame):
     state_bytes: int
 
 
-class Started(Frame):
+class StartedFrame(Frame):
     """A ``generate`` has its session, whose last event before had ``seq``."""
 
     type: Literal["started"]
@@ -43,16 +46,15 @@ class Started(Frame):
     seed: int
 
 
-class TopLogprob(BaseModel):
+@with_config(STRICT)
+class TopLogprob(TypedDict):
     """One of the most probable tokens at a position."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     token_id: int
     logprob: float
 
 
-class Token(Frame):
+class TokenFrame(Frame):
     """One generated token. With ``top_logprobs`` in its request it has its log-probability."""
 
     type: Literal["token"]
@@ -60,11 +62,11 @@ class Token(Frame):
     position: int
     token_id: int
     text: str
-    logprob: float | SkipJsonSchema[None] = None
-    top_logprobs: list[TopLogprob] | SkipJsonSchema[None] = None
+    logprob: NotRequired[float]
+    top_logprobs: NotRequired[list[TopLogprob]]
 
 
-class Finished(Frame):
+class FinishedFrame(Frame):
     """The end of a generation; ``session`` is null where it ended with the request."""
 
     type: Literal["finished"]
@@ -74,27 +76,27 @@ class Finished(Frame):
     text: str
     finish_reason: Literal["stop", "length", "cancelled", "error"]
     usage: UsageAnswer
-    error: str | SkipJsonSchema[None] = None
+    error: NotRequired[str]
 
 
-class Appended(Frame):
+class AppendedFrame(Frame):
     """What a session has become by an ``append``."""
 
     type: Literal["appended"]
     session: str | None
     position: int
     usage: UsageAnswer
-    logprobs: list[float] | SkipJsonSchema[None] = None
+    logprobs: NotRequired[Sequence[float]]
 
 
-class Deleted(Frame):
+class DeletedFrame(Frame):
     """A session is no more."""
 
     type: Literal["deleted"]
     session: str
 
 
-class Forked(Frame):
+class ForkedFrame(Frame):
     """Copies of a session, each a session of its own."""
 
     type: Literal["forked"]
@@ -104,7 +106,7 @@ class Forked(Frame):
     position: int
 
 
-class Rewound(Frame):
+class RewoundFrame(Frame):
     """A session was cut back, and its epoch is a new one."""
 
     type: Literal["rewound"]
@@ -114,7 +116,7 @@ class Rewound(Frame):
     position: int
 
 
-class Resumed(Frame):
+class ResumedFrame(Frame):
     """The events after ``seq`` follow, up to ``last_seq``; where ``busy``, those to come too."""
 
     type: Literal["resumed"]
@@ -126,7 +128,7 @@ class Resumed(Frame):
     busy: bool
 
 
-class Reset(Frame):
+class ResetFrame(Frame):
     """The events after the cursor cannot be had; ``reason`` is for people."""
 
     type: Literal["reset"]
@@ -139,13 +141,13 @@ class Reset(Frame):
     reason: str
 
 
-class Detached(Frame):
+class DetachedFrame(Frame):
     """No more frames of this request come."""
 
     type: Literal["detached"]
 
 
-class Migrate(Frame):
+class MigrateFrame(Frame):
     """The session was saved here: a ``resume`` goes on after a restart, or elsewhere."""
 
     type: Literal["migrate"]
@@ -155,10 +157,9 @@ class Migrate(Frame):
     position: int
 
 
-class Error(BaseModel):
+@with_config(STRICT)
+class ErrorFrame(TypedDict):
     """What cannot be done; ``request_id`` is null where the client gave none."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     type: Literal["error"]
     request_id: str | None
@@ -167,18 +168,18 @@ class Error(BaseModel):
 
 
 AnyFrame = Annotated[
-    Created
-    | Started
-    | Token
-    | Finished
-    | Appended
-    | Deleted
-    | Forked
-    | Rewound
-    | Resumed
-    | Reset
-    | Detached
-    | Migrate
-    | Error,
+    CreatedFrame
+    | StartedFrame
+    | TokenFrame
+    | FinishedFrame
+    | AppendedFrame
+    | DeletedFrame
+    | ForkedFrame
+    | RewoundFrame
+    | ResumedFrame
+    | ResetFrame
+    | DetachedFrame
+    | MigrateFrame
+    | ErrorFrame,
     Field(discriminator="type"),
 ]

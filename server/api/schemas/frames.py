@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import orjson
 
 from server.api.errors import error_object, outcome
+from server.api.schemas.frame_models import (
+    AnyFrame,
+    AppendedFrame,
+    CreatedFrame,
+    ErrorFrame,
+    FinishedFrame,
+    MigrateFrame,
+    ResetFrame,
+    ResumedFrame,
+    StartedFrame,
+    TokenFrame,
+)
 from server.api.translate import usage_object
 from server.engine.types import (
     Event,
@@ -30,7 +41,7 @@ EpochName = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class FrameWriter:
-    """A live request of a socket, under the client's name for it.
+    """Writes the frames of a live request of a socket, under the client's name for it.
 
     ``request`` is None where it was resumed: it has started long ago.
     """
@@ -38,12 +49,6 @@ class FrameWriter:
     request_id: str
     request: Request | None
     epoch_name: EpochName
-    _before: bytes = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Writes what all of its tokens' frames begin with."""
-        head = encode({"type": "token", "request_id": self.request_id})
-        object.__setattr__(self, "_before", head[:-1])
 
     def frame(self, event: Event) -> bytes | None:
         """The frame for an event of this request, if the event has one."""
@@ -61,56 +66,51 @@ class FrameWriter:
 
     def token(self, event: TokenEvent) -> bytes:
         """The frame for one token of this request."""
-        frame = b'%b,"seq":%d,"position":%d,"token_id":%d,"text":%b}' % (
-            self._before,
-            event.seq,
-            event.position,
-            event.token_id,
-            orjson.dumps(event.text),
-        )
-        return frame if event.logprob is None else b"%b,%b" % (frame[:-1], _logprobs(event))
+        frame: TokenFrame = {
+            "type": "token",
+            "request_id": self.request_id,
+            "seq": event.seq,
+            "position": event.position,
+            "token_id": event.token_id,
+            "text": event.text,
+        }
+        if event.logprob is not None:
+            frame["logprob"] = event.logprob
+            frame["top_logprobs"] = [
+                {"token_id": token, "logprob": logprob} for token, logprob in event.top
+            ]
+        return encode(frame)
 
     def _started(self, event: Started) -> bytes | None:
         if self.request is None or self.request.sampling is None:
             return None
-        return encode(
-            {
-                "type": "started",
-                "request_id": self.request_id,
-                "session": event.session,
-                "epoch": self.epoch_name(event.epoch),
-                "seq": event.seq,
-                "position": event.position,
-                "seed": self.request.sampling.seed,
-            }
-        )
+        frame: StartedFrame = {
+            "type": "started",
+            "request_id": self.request_id,
+            "session": event.session,
+            "epoch": self.epoch_name(event.epoch),
+            "seq": event.seq,
+            "position": event.position,
+            "seed": self.request.sampling.seed,
+        }
+        return encode(frame)
 
     def _migrate(self, event: Migrated) -> bytes:
-        return encode(
-            {
-                "type": "migrate",
-                "request_id": self.request_id,
-                "session": event.session,
-                "epoch": self.epoch_name(event.epoch),
-                "seq": event.seq,
-                "position": event.position,
-            }
-        )
+        frame: MigrateFrame = {
+            "type": "migrate",
+            "request_id": self.request_id,
+            "session": event.session,
+            "epoch": self.epoch_name(event.epoch),
+            "seq": event.seq,
+            "position": event.position,
+        }
+        return encode(frame)
 
     def finished(self, event: Finished) -> bytes:
         """The frame for the end of this request."""
-        usage = usage_object(event.usage)
         if event.finish_reason is None:
-            appended = {
-                "type": "appended",
-                "request_id": self.request_id,
-                "session": event.session,
-                "position": event.position,
-                "usage": usage,
-            }
-            scored = {} if event.logprobs is None else {"logprobs": event.logprobs}
-            return encode(appended | scored)
-        frame = {
+            return self._appended(event)
+        frame: FinishedFrame = {
             "type": "finished",
             "request_id": self.request_id,
             "session": event.session,
@@ -118,40 +118,44 @@ class FrameWriter:
             "position": event.position,
             "text": event.text,
             "finish_reason": event.finish_reason,
-            "usage": usage,
+            "usage": usage_object(event.usage),
         }
-        return encode({**frame, "error": event.error} if event.error is not None else frame)
+        if event.error is not None:
+            frame["error"] = event.error
+        return encode(frame)
 
-
-def _logprobs(event: TokenEvent) -> bytes:
-    """The fields that a token has more, where its request asked for them, and a brace."""
-    top = [{"token_id": token, "logprob": logprob} for token, logprob in event.top]
-    return encode({"logprob": event.logprob, "top_logprobs": top})[1:]
+    def _appended(self, event: Finished) -> bytes:
+        frame: AppendedFrame = {
+            "type": "appended",
+            "request_id": self.request_id,
+            "session": event.session,
+            "position": event.position,
+            "usage": usage_object(event.usage),
+        }
+        if event.logprobs is not None:
+            frame["logprobs"] = event.logprobs
+        return encode(frame)
 
 
 def created_frame(request_id: str, info: SessionInfo, epoch_name: EpochName) -> bytes:
     """The answer to ``create``."""
-    return encode(
-        {
-            "type": "created",
-            "request_id": request_id,
-            "session": info.session,
-            "epoch": epoch_name(info.epoch),
-            "position": info.position,
-            "state_bytes": info.state_bytes,
-        }
-    )
-
-
-def named_frame(kind: str, request_id: str, **fields: object) -> bytes:
-    """An answer of type ``kind`` that has no more to it than its fields."""
-    return encode({"type": kind, "request_id": request_id, **fields})
+    frame: CreatedFrame = {
+        "type": "created",
+        "request_id": request_id,
+        "session": info.session,
+        "epoch": epoch_name(info.epoch),
+        "position": info.position,
+        "state_bytes": info.state_bytes,
+    }
+    return encode(frame)
 
 
 def resumed_frame(request_id: str, resumed: Resumed, epoch_name: EpochName) -> bytes:
     """The answer to ``resume``: the events after it are those that follow ``seq``."""
     info = resumed.info
-    fields = {
+    frame: ResumedFrame = {
+        "type": "resumed",
+        "request_id": request_id,
         "session": info.session,
         "epoch": epoch_name(info.epoch),
         "seq": resumed.first_seq,
@@ -160,22 +164,22 @@ def resumed_frame(request_id: str, resumed: Resumed, epoch_name: EpochName) -> b
         "busy": info.busy,
     }
     if resumed.reset is None:
-        return named_frame("resumed", request_id, **fields)
-    return named_frame("reset", request_id, **fields, reason=resumed.reset)
+        return encode(frame)
+    reset: ResetFrame = {**frame, "type": "reset", "reason": resumed.reset}
+    return encode(reset)
 
 
 def error_frame(request_id: str | None, error: RequestError) -> bytes:
     """The answer to what cannot be done; ``request_id`` is None where the client gave none."""
-    return encode(
-        {
-            "type": "error",
-            "request_id": request_id,
-            "status": outcome(error).status,
-            "error": error_object(error),
-        }
-    )
+    frame: ErrorFrame = {
+        "type": "error",
+        "request_id": request_id,
+        "status": outcome(error).status,
+        "error": error_object(error),
+    }
+    return encode(frame)
 
 
-def encode(frame: dict[str, Any]) -> bytes:
-    """A frame's JSON."""
+def encode(frame: AnyFrame) -> bytes:
+    """A frame's JSON. It has the fields in the order in which they were put."""
     return orjson.dumps(frame)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import TypedDict
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(TypedDict):
     """What went wrong: ``code`` is stable, ``param`` the field at fault."""
 
     message: str
     type: str
     param: str | None
     code: str
-    retry_after_s: float | SkipJsonSchema[None] = None
+    retry_after_s: NotRequired[float]
 
 
 class ErrorAnswer(BaseModel):
@@ -24,7 +25,7 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-class UsageAnswer(BaseModel):
+class UsageAnswer(TypedDict):
     """Tokens of one request."""
 
     prompt_tokens: int
@@ -32,7 +33,7 @@ class UsageAnswer(BaseModel):
     total_tokens: int
 
 
-class PromptDetails(BaseModel):
+class PromptDetails(TypedDict):
     """Of the prompt's tokens, those that were not computed again."""
 
     cached_tokens: int

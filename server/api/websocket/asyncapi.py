@@ -7,12 +7,12 @@ of the server: it receives a client's message, and replies with frames.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args, get_type_hints
 
 from fastapi import APIRouter, Request, Response
 from orjson import dumps
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 from server.api.auth.keyring import Keyring
 from server.api.auth.middleware import SUBPROTOCOL
@@ -76,7 +76,7 @@ def document(version: str, host: str, wants_key: bool, is_secure: bool = False) 
         "operations": {name: _operation(name) for name in messages},
         "components": {
             "messages": {
-                name: _message(name, model) for name, model in (messages | frames).items()
+                name: _message(name, described) for name, described in (messages | frames).items()
             },
             "schemas": _schemas([*messages.values(), *frames.values()]),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -90,12 +90,15 @@ def document(version: str, host: str, wants_key: bool, is_secure: bool = False) 
     }
 
 
-def _by_type(union: Any) -> dict[str, type[BaseModel]]:
-    """The models of a union by what they have in ``type``."""
-    if get_origin(union) is Annotated:
-        union = get_args(union)[0]
-    models: Iterable[type[BaseModel]] = get_args(union)
-    return {get_args(model.model_fields["type"].annotation)[0]: model for model in models}
+def _by_type(union: Any) -> dict[str, type]:
+    """The types of a union by what they have in ``type``."""
+    types: Iterable[type] = get_args(get_args(union)[0])
+    return {get_args(get_type_hints(each)["type"])[0]: each for each in types}
+
+
+def _name(described: type) -> str:
+    """What the document calls a message or a frame."""
+    return described.__name__.removesuffix("Frame")
 
 
 def _operation(name: str) -> dict[str, Any]:
@@ -115,23 +118,26 @@ def _of_channel(name: str) -> dict[str, str]:
     return {"$ref": f"#/channels/stream/messages/{name}"}
 
 
-def _message(name: str, model: type[BaseModel]) -> dict[str, Any]:
+def _message(name: str, described: type) -> dict[str, Any]:
     return {
         "name": name,
         "title": name,
-        "summary": (model.__doc__ or "").strip().partition("\n")[0],
-        "payload": {"$ref": REF + model.__name__},
+        "summary": (described.__doc__ or "").strip().partition("\n")[0],
+        "payload": {"$ref": REF + _name(described)},
         "correlationId": {"$ref": "#/components/correlationIds/request"},
     }
 
 
-def _schemas(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
-    """Every model's schema under its own name, and those of its parts."""
-    _, made = models_json_schema(
-        [(model, "validation") for model in models], ref_template=REF + "{model}"
-    )
+def _schemas(types: Iterable[type]) -> dict[str, Any]:
+    """The schema of every type under its own name, and those of its parts."""
+    mode: JsonSchemaMode = "validation"
+    inputs = [(each.__name__, mode, TypeAdapter[Any](each)) for each in types]
+    _, made = TypeAdapter.json_schemas(inputs, ref_template=REF + "{model}")
     found: dict[str, Any] = _plain(made["$defs"])
-    return found
+    for each in types:
+        schema = found.pop(each.__name__)
+        found[_name(each)] = schema | {"title": _name(each)}
+    return dict(sorted(found.items()))
 
 
 def _plain(schema: Any) -> Any:

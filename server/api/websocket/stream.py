@@ -12,7 +12,8 @@ from server.api.auth.keyring import Caller
 from server.api.auth.scopes import MESSAGES
 from server.api.auth.tenants import RateLimited
 from server.api.schemas import requests as schemas
-from server.api.schemas.frames import FrameWriter, error_frame, named_frame, resumed_frame
+from server.api.schemas.frame_models import DetachedFrame
+from server.api.schemas.frames import FrameWriter, encode, error_frame, resumed_frame
 from server.api.schemas.parse import beside, named_in, parse_message, request_id_of
 from server.api.translate import Translator
 from server.api.websocket import session_messages
@@ -230,7 +231,8 @@ class StreamCodec:
             async_engine = self._alive[id].async_engine
             self._end(id)
             async_engine.detach(id)
-            self._reply(named_frame("detached", message.request_id))
+            frame: DetachedFrame = {"type": "detached", "request_id": message.request_id}
+            self._reply(encode(frame))
 
     async def _resume(self, message: schemas.Resume) -> None:
         service = await self._models.holding(message.session, self._owner)

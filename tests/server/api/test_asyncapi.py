@@ -9,8 +9,8 @@ import pytest
 from jsonschema import Draft7Validator
 from pydantic import TypeAdapter, ValidationError
 
-from server.api.schemas.frame_models import AnyFrame
-from server.api.schemas.frames import named_frame
+from server.api.schemas.frame_models import AnyFrame, DeletedFrame
+from server.api.schemas.frames import encode
 from server.api.schemas.requests import MESSAGE_TYPES
 from server.api.websocket.asyncapi import REPLIES, document
 from tests.server.harness import Running, checked, receive, receive_until, running, send
@@ -138,7 +138,8 @@ async def test_every_frame_that_is_sent_is_as_described(server: Running) -> None
 
 
 def test_frame_that_has_drifted_is_seen() -> None:
-    frame = named_frame("deleted", "r", session="s")
+    deleted: DeletedFrame = {"type": "deleted", "request_id": "r", "session": "s"}
+    frame = encode(deleted)
     assert checked(frame)["session"] == "s"
     for bad in (b'{"type":"deleted"}', frame[:-1] + b',"more":1}', b'{"type":"unknown"}'):
         with pytest.raises(ValidationError):

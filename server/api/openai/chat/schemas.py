@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NotRequired
 
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from server.api.openai.bodies import Labels
 from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
@@ -94,7 +95,7 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
 
 
-class CompletionDetails(BaseModel):
+class CompletionDetails(TypedDict):
     """Of the generated tokens, those of the thinking, with its markers."""
 
     reasoning_tokens: int
@@ -103,7 +104,7 @@ class CompletionDetails(BaseModel):
 class ChatUsage(PromptUsage):
     """The tokens of a chat; the details are those of a model that thinks."""
 
-    completion_tokens_details: CompletionDetails | None = None
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 class ChatCompletion(BaseModel):

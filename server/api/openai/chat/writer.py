@@ -11,8 +11,10 @@ import orjson
 
 from server.api.completion import DONE, around_list, ended, sse, total_usage
 from server.api.errors import error_object
+from server.api.openai.chat.schemas import ChatUsage, CompletionDetails
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList, TokenNames, finite
+from server.api.schemas.responses import PromptUsage
 from server.api.translate import usage_object, whole_usage
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
@@ -187,11 +189,14 @@ class ChatWriter:
             return DONE
         return sse({**self._chunk_head, "choices": [], "usage": self._usage()}) + DONE
 
-    def _usage(self) -> Json:
+    def _usage(self) -> PromptUsage | ChatUsage:
         """That of all choices."""
         total = total_usage(self._ends())
-        details = {"completion_tokens_details": {"reasoning_tokens": total.reasoning_tokens}}
-        return {**whole_usage(total), **(details if self._thinks else {})}
+        if not self._thinks:
+            return whole_usage(total)
+        details: CompletionDetails = {"reasoning_tokens": total.reasoning_tokens}
+        usage: ChatUsage = {**whole_usage(total), "completion_tokens_details": details}
+        return usage
 
     def _ends(self) -> list[Finished]:
         return [choice.end for choice in self._choices.values() if choice.end is not None]
