@@ -19,10 +19,3 @@ def state_views(layout: StateLayout, blocks: Tensor) -> ModelState:
         tensor = part.view(DTYPES[field.spec.dtype]).unflatten(1, field.spec.shape)
         layers[field.layer][field.name] = tensor
     return tuple(layers)
-
-
-def pack_state(layout: StateLayout, state: ModelState, blocks: Tensor) -> None:
-    """Copies ``state`` into ``blocks`` [B, num_bytes] uint8, in place."""
-    views = state_views(layout, blocks)
-    for field in layout.fields:
-        views[field.layer][field.name].copy_(state[field.layer][field.name])

@@ -151,10 +151,6 @@ class Tokenizer:
         """
         return self._codec.first_bytes.get(id, self._bytes[id])
 
-    def is_special(self, id: int) -> bool:
-        """Whether ``id`` stands for no text, and has a name instead."""
-        return id in self._codec.special
-
 
 def train_tokenizer(files: Sequence[Path], vocab_size: int) -> Tokenizer:
     """Learns a byte-level BPE of ``vocab_size`` ids from UTF-8 text files.

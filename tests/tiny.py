@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from model.architectures import Config
-from model.architectures.network import Network, network_class, weights_of
+from model.architectures.network import Network, network_class
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
@@ -27,6 +27,7 @@ from server.engine.state_pool import StatePool
 from server.engine.torch_runner import TorchRunner
 from server.engine.types import Event, Finished, Request, SamplingParams, Started, TokenEvent
 from tests.fakes import FakeRuntime
+from tests.weights import weights_of
 
 if TYPE_CHECKING:
     from model.ops.cpu.runtime import Runtime
@@ -205,7 +206,7 @@ def check_books(engine: Engine) -> None:
     stats, pool = engine.stats(), engine._pool
     slots = [session.slot for session in engine._sessions if session.slot is not None]
     assert len(set(slots)) == len(slots) == stats.held_slots, slots
-    assert pool.num_free + stats.held_slots == stats.max_sessions, (pool.num_free, stats)
+    assert len(pool._free) + stats.held_slots == stats.max_sessions, (pool._free, stats)
     assert stats.num_running <= stats.held_slots, stats
     assert stats.num_sessions <= stats.max_sessions + engine._config.max_asleep, stats
     for session in engine._sessions:

@@ -107,8 +107,3 @@ def model_of(
     for name, tensor in model.state_dict().items():
         tensor.copy_(torch.from_numpy(np.array(weights[name])))
     return model.to(dtype).eval().requires_grad_(False)
-
-
-def weights_of(model: Network) -> dict[str, npt.NDArray[np.float32]]:
-    """Copies of a model's weights as a checkpoint has them."""
-    return {name: tensor.float().numpy().copy() for name, tensor in model.state_dict().items()}

@@ -34,10 +34,6 @@ class StatePool:
         self._held: set[int] = set()
 
     @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
     def num_held(self) -> int:
         return len(self._held)
 

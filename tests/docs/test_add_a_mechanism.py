@@ -14,7 +14,6 @@ from typing import cast
 import pytest
 import torch
 
-from model.architectures.network import weights_of
 from model.attention import MECHANISMS, specs
 from model.attention.base import Attention, mechanism
 from model.attention.spec import Spec
@@ -28,6 +27,7 @@ from tests.docs.pages import page
 from tests.model.attention import test_contract as contract
 from tests.model.attention.oracles import ORACLES, Oracle
 from tests.tiny import request, solo, tiny_tokenizer, tokens_of
+from tests.weights import weights_of
 
 TEXT = page("add-a-mechanism.md")
 ORACLE_IMPORTS = """

@@ -9,8 +9,9 @@ import torch
 from model.config import ConfigError, ModelConfig
 from model.lm import LanguageModel
 from model.state import ALIGNMENT, StateLayout
-from model.state_tensors import pack_state, state_views
+from model.state_tensors import state_views
 from tests.tiny import tiny_checkpoint
+from tests.weights import pack_state
 
 
 def test_bytes_follow_from_the_config() -> None:

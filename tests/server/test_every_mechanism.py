@@ -17,6 +17,8 @@ from model.training.data import Source
 from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import prose
 
+pytestmark = pytest.mark.process
+
 SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
 PROMPT = "the old grey fox ran over a hill and told every small bird what he saw there " * 6
 #: So that a prompt of some 100 tokens reaches past windows and epochs.

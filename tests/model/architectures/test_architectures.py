@@ -13,11 +13,12 @@ from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ConfigError, own_config
 from model.state import StateLayout
-from model.state_tensors import pack_state, state_views
+from model.state_tensors import state_views
 from model.weights import num_parameters
 from server.models.backend import open_backend
 from tests import tiny
 from tests.tiny import tiny_checkpoint
+from tests.weights import pack_state
 
 TINY = ["gated", *tiny.ARCHITECTURES]
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.architectures.network import weights_of
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel
@@ -17,6 +16,7 @@ from model.ops.cpu.runtime import Runtime
 from model.quantization.quantize import quantize_rows, save_quantized
 from model.weights import CheckpointError, is_quantized, read_weights
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
+from tests.weights import weights_of
 
 NAME = "model.safetensors"
 TOKENS = [5, 70, 33, 250, 8, 8, 101]

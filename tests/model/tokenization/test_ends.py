@@ -42,14 +42,14 @@ def test_files_name_the_ends(tmp_path: Path, files: dict[str, Any], ids: tuple[i
     tokenizer = load_folder(write(tmp_path, llama(), **files))
     assert tokenizer.eos_token_ids == ids
     assert tokenizer.eos_token_id == ids[0]
-    assert tokenizer.is_special(ids[0])
+    assert not tokenizer.token_bytes(ids[0])
 
 
 def test_ordinary_text_that_ends_a_text_keeps_its_bytes(tmp_path: Path) -> None:
     newline = 3 + 0x0A
     tokenizer = load_folder(write(tmp_path, llama(), config={"eos_token_id": [2, newline]}))
     assert tokenizer.token_bytes(newline) == b"\n"
-    assert not tokenizer.is_special(newline)
+    assert tokenizer.token_bytes(newline)
 
 
 def test_usual_name_counts_where_no_file_names_another(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from server.constraints.matcher import GrammarMatcher
 from server.errors import InvalidRequest, RequestError
 from tests.tiny import tiny_tokenizer
 
+pytestmark = pytest.mark.process
+
 TEXT = {"type": "text"}
 
 WEATHER: dict[str, Any] = {

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from model.architectures.network import weights_of
 from model.checkpoint import Checkpoint
 from model.lm import LanguageModel
 from server.engine.engine import Engine, EngineConfig
@@ -33,6 +32,7 @@ from tests.tiny import (
     tiny_tokenizer,
     tokens_of,
 )
+from tests.weights import weights_of
 
 MakeEngine = Callable[..., Engine]
 

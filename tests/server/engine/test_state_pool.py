@@ -84,7 +84,7 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def free_and_held_are_all(self) -> None:
-        assert self.pool.num_free + self.pool.num_held == self.pool.num_slots
+        assert len(self.pool._free) + self.pool.num_held == self.pool.num_slots
         assert self.pool.num_held == len(self.held)
 
     @invariant()

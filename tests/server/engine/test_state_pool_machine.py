@@ -120,7 +120,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def step(self, session: Session, tokens: list[int]) -> None:
         """Feeds a session that runs, if it gets a slot: a slot may be taken from another one."""
-        has_slot, is_full = session.slot is not None, not self.pool.num_free
+        has_slot, is_full = session.slot is not None, not self.pool._free
         loser = self.table.find(*self.name(self.released[0])) if self.released else None
         is_awake = has_slot or not is_full or loser is not None
         assert self.table.wake(session) == is_awake
@@ -139,7 +139,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Whose first tokens somebody has fed before gets that state."""
         taken = data.draw(st.sampled_from(self.taken))
         assert taken.value.state is not None
-        if not self.pool.num_free or not self.table.has_room:
+        if not self.pool._free or not self.table.has_room:
             return
         self.open(True, owner)
         session, known = self.one(self.quiet[-1])
@@ -202,7 +202,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_have_one_owner_each(self) -> None:
-        assert self.pool.num_free + self.pool.num_held == self.pool.num_slots == SLOTS
+        assert len(self.pool._free) + self.pool.num_held == self.pool.num_slots == SLOTS
         slots = sorted(session.slot for session in self.table if session.slot is not None)
         assert len(set(slots)) == len(slots) == self.pool.num_held
         assert set(slots) <= set(range(SLOTS))
@@ -240,7 +240,7 @@ class PoolMachine(RuleBasedStateMachine):
         for session in self.table:
             self.table.drop_request(session)
             self.table.close(session)
-        assert (self.pool.num_free, self.pool.num_held, len(self.table)) == (SLOTS, 0, 0)
+        assert (len(self.pool._free), self.pool.num_held, len(self.table)) == (SLOTS, 0, 0)
 
     # Inside
 

@@ -7,7 +7,6 @@ import logging
 import pytest
 import torch
 
-from model.architectures.network import weights_of
 from model.attention import MECHANISMS, spec_of
 from model.checkpoint import Checkpoint
 from model.lm import LanguageModel
@@ -15,6 +14,7 @@ from model.ops.cpu.runtime import built
 from server.engine.engine import Engine, EngineConfig
 from server.models.backend import BackendError, Name, open_backend
 from tests.tiny import request, solo, tiny_checkpoint, tokens_of
+from tests.weights import weights_of
 
 SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
 NUMBERS = itertools.count()

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.architectures.config import Config
-from model.architectures.network import weights_of
 from model.attention import MECHANISMS, spec_of
 from model.attention.base import State
 from model.block import Block
@@ -25,6 +24,7 @@ from model.state import StateLayout
 from tests.model.attention.oracles import ORACLES
 from tests.model.attention.test_contract import double_weights
 from tests.rwkv7 import SHAPES, our_weights, published
+from tests.weights import weights_of
 
 Pool = npt.NDArray[np.uint8]
 #: Levels with a fused multiply-add share their bits; this is the plainest of them here.

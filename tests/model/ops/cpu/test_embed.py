@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.architectures.network import model_of, weights_of
+from model.architectures.network import model_of
 from model.ops.cpu.runtime import DTYPES, Runtime
 from server.engine.runner import HIDDEN_UNIT
 from tests.model.ops.cpu.models import (
@@ -21,6 +21,7 @@ from tests.model.ops.cpu.models import (
     small_runtime,
     small_weights,
 )
+from tests.weights import weights_of
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.architectures.network import model_of, weights_of
+from model.architectures.network import model_of
 from model.ops.cpu.runtime import NO_TOKEN, Runtime
 from model.state import StateLayout
-from model.state_tensors import pack_state
 from tests.model.ops.cpu.models import (
     NAMES,
     Shape,
@@ -22,6 +21,7 @@ from tests.model.ops.cpu.models import (
     state_error,
     states,
 )
+from tests.weights import pack_state, weights_of
 
 LENGTHS = [1, 63, 64, 65, 200]
 #: Of logits and states in float32; torch itself is as far from the definition.

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from model.architectures.network import model_of, weights_of
+from model.architectures.network import model_of
 from model.lm import LanguageModel
 from model.ops.cpu.runtime import Runtime, levels
 from tests.model.ops.cpu.models import (
@@ -32,6 +32,7 @@ from tests.model.ops.cpu.models import (
     state_error,
     states,
 )
+from tests.weights import weights_of
 
 #: Matrices that are kept in the precision asked for; all else is float32.
 ROUNDED = ("embedding", "head", ".qkv", ".gate", ".out", "mlp.up", "mlp.down")

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.architectures.network import weights_of
 from model.ops.cpu import _native
 from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from server.engine.sampler import uniform
@@ -38,6 +37,7 @@ from tests.model.ops.cpu.models import (
     small_runtime,
     small_weights,
 )
+from tests.weights import weights_of
 
 
 def native(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model.architectures.network import model_of, weights_of
+from model.architectures.network import model_of
 from model.ops.cpu.runtime import DTYPES, Runtime
 from tests.model.ops.cpu.models import (
     NAMES,
@@ -24,6 +24,7 @@ from tests.model.ops.cpu.models import (
     small_runtime,
     small_weights,
 )
+from tests.weights import weights_of
 
 #: More than the native runtime computes logits for at a time, and not a multiple of that.
 LENGTH = 300

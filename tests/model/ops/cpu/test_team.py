@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from model.architectures.network import weights_of
 from model.ops.cpu.runtime import Runtime
 from tests.model.ops.cpu.models import Shape, make_model, random_tokens, small_weights
+from tests.weights import weights_of
 
 TASKS = Path("/proc/self/task")
 

@@ -16,6 +16,8 @@ from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
 from tests.server.chat.test_marks import CHAT
 
+pytestmark = pytest.mark.process
+
 #: As Qwen's models have it, in short.
 IM = """\
 {%- if tools %}<|im_start|>system
@@ -98,8 +100,8 @@ async def test_special_names_in_a_clients_words_are_words(renderer: Renderer) ->
     ids = await prompt_ids(talker, messages, [tool])
     calm = json.loads(json.dumps([messages, tool]).replace("<|im_", "<im_"))
     calm_ids = await prompt_ids(talker, calm[0], [calm[1]])
-    special = [id for id in ids if CHAT.is_special(id)]
-    assert special == [id for id in calm_ids if CHAT.is_special(id)]
+    special = [id for id in ids if not CHAT.token_bytes(id)]
+    assert special == [id for id in calm_ids if not CHAT.token_bytes(id)]
     assert await talker.text(messages, [tool]) == (await talker.text(calm[0], [calm[1]])).replace(
         "<im_", "<|im_"
     )
@@ -144,7 +146,7 @@ async def test_last_message_can_be_left_open(renderer: Renderer) -> None:
     text = await talker.text(messages, None, False, continue_final_message=True)
     assert text.endswith("<|im_start|>assistant\nOnce <|im_end|>")
     ids = await prompt_ids(talker, messages, None, False, continue_final_message=True)
-    assert not CHAT.is_special(ids[-1])
+    assert CHAT.token_bytes(ids[-1])
     with pytest.raises(InvalidRequest, match="continue_final_message"):
         await talker.text(messages, None, True, continue_final_message=True)
 
