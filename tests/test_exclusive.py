@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from pathlib import Path
+
+import pytest
 
 from tests.exclusive import exclusive
 
@@ -27,4 +31,25 @@ def test_second_waits_until_the_first_is_done(tmp_path: Path) -> None:
 def test_other_folders_do_not_wait(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     with exclusive(tmp_path), exclusive(tmp_path / "inside"):
-        pass
+        assert is_held(tmp_path)
+        assert is_held(tmp_path / "inside")
+        assert not is_held(tmp_path.parent)
+
+
+def test_block_that_fails_lets_the_next_one_in(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), exclusive(tmp_path):
+        raise ZeroDivisionError
+    assert not is_held(tmp_path)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a block runs for ``folder``."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

@@ -147,17 +147,20 @@ def test_text_of_prompt_answer_and_error_is_in_no_span(
     assert "no more of it" not in shown
 
 
-def test_close_does_not_wait_for_ever(exported: InMemorySpanExporter) -> None:
-    released = threading.Event()
+def test_close_leaves_a_collector_that_does_not_answer() -> None:
+    released, ended = threading.Event(), threading.Event()
 
     class Stuck(SpanProcessor):
         def shutdown(self) -> None:
             released.wait()
+            ended.set()
 
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Stuck())
     OtelTracer(provider, close_timeout_s=0.01).close()
+    assert not ended.is_set()
     released.set()
+    assert ended.wait(60)
 
 
 def test_off_is_the_tracer_without_an_endpoint() -> None:
@@ -167,6 +170,8 @@ def test_off_is_the_tracer_without_an_endpoint() -> None:
 def test_off_takes_every_call() -> None:
     with OFF.request({"type": "http"}) as span:
         span.responded(200)
+    with pytest.raises(QueueFull), OFF.request({"type": "http"}):
+        raise QueueFull("full")
     generation = OFF.generation(GENERATE, "r1")
     generation.finished(finished(), 0.25)
     generation.failed(QueueFull("full"))
@@ -174,6 +179,7 @@ def test_off_takes_every_call() -> None:
     OFF.close()
 
 
+@pytest.mark.process
 def test_off_imports_nothing_of_opentelemetry() -> None:
     code = (
         "import sys\nfrom server.observability.tracer import open_tracer\n"
@@ -184,6 +190,7 @@ def test_off_imports_nothing_of_opentelemetry() -> None:
     assert run.stdout.strip() == "[]"
 
 
+@pytest.mark.process
 def test_missing_package_is_an_error_that_names_the_extra() -> None:
     code = (
         "import sys\nsys.modules['opentelemetry.sdk'] = None\n"
@@ -268,6 +275,7 @@ def test_spans_reach_a_collector(base: str, path: str) -> None:
     assert span.end_time_unix_nano >= span.start_time_unix_nano > 0
 
 
+@pytest.mark.process
 def test_service_can_be_renamed_by_the_environment() -> None:
     with collector() as server:
         code = (
@@ -284,6 +292,7 @@ def test_service_can_be_renamed_by_the_environment() -> None:
     assert about["service.name"] == "stories"
 
 
+@pytest.mark.process
 def test_process_ends_without_its_collector() -> None:
     with collector() as server:
         url = server.url  # where nobody listens any more

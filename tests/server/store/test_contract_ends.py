@@ -116,6 +116,9 @@ class TestDelete:
         store.commit([writer.opened()])
         store.commit([writer.deleted(), writer.deleted()])
         store.commit([writer.deleted()])
+        with pytest.raises(SessionNotFound):
+            store.load("s1", "ann")
+        assert store.list(None, None, 10) == []
 
     def test_records_of_an_unknown_session_are_refused_whole(self, store: Store) -> None:
         known, unknown = Writer("a"), Writer("b")

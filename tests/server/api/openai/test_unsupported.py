@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from server.api.openai import unsupported
 from server.api.openai.bodies import CompletionBody, EmbeddingsBody
 from server.api.openai.unsupported import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Refusal
 from server.api.schemas.parse import parse_body
@@ -70,4 +69,3 @@ def test_reasons_are_sentences_that_can_follow_a_name(table: str) -> None:
     for name, refusal in TABLES[table].items():
         assert refusal.reason and not refusal.reason.endswith("."), name
         assert len(refusal.reason) < 120, name
-    assert unsupported.__doc__
