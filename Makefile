@@ -47,8 +47,11 @@ ARM_TESTS := tests/model/ops/cpu/arm
 POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres 2>/dev/null))
 POSTGRES_TESTS := tests/server/cluster tests/chaos
 
+# What needs no process, browser, database or other package: see tests/needs.py.
+QUICK := tests/model tests/server tests/docs
+
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve test reliability processors chaos compat lint format bench soak docker docker-check clean
+.PHONY: FORCE help serve test quick reliability processors chaos compat lint format bench soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -75,6 +78,11 @@ endif
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
 		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) --ignore-glob='*/test_cluster_*.py') \
 		$$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
+
+quick: $(VENV)/.installed-dev ## Runs the tests that start no process, browser or database
+	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
+	@$(BIN)/python -m pytest $(WORKERS) -m "not (process or browser or database or package or slow)" \
+		--hypothesis-profile quick $(QUICK) $$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
 
 reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)

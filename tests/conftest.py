@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.needs import Guard, mark
 from tests.postgres import Postgres
 
 # Tiny models gain nothing from a second thread and lose much beside another busy process.
@@ -20,6 +21,7 @@ os.environ["EVERSTREAM_STORE"] = "memory"
 settings.register_profile(
     "busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("quick", settings.get_profile("busy"), max_examples=10)
 settings.load_profile("busy")
 
 
@@ -27,6 +29,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="run the long form of the proofs in tests/reliability"
     )
+
+
+GUARD = pytest.StashKey[Guard]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[GUARD] = Guard()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[GUARD].begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    yield
+    item.config.stash[GUARD].check(item)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 PORT = "8000"
 

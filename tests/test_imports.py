@@ -168,6 +168,7 @@ def test_a_cycle_is_shown() -> None:
     assert cycle_in({name: graph[name] - {"server.a"} for name in graph}) == []
 
 
+@pytest.mark.process
 def test_native_way_imports_nothing_slow() -> None:
     """In a process of its own; the first module that brings one in is named."""
     code = f"""

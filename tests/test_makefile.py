@@ -1,4 +1,4 @@
-"""When `make serve` installs again. Stand-ins take the places of Python, pip and the compiler."""
+"""What the tasks install and run. Stand-ins take the places of Python, pip and the compiler."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import MARKERS
+
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 
-#: Writes down what pip is asked for; the extension can be imported once it has been built.
+#: Writes down what pip and pytest are asked for; the extension can be imported once it was built.
 PYTHON = """#!/bin/sh
 case "$*" in
   "-m pip install"*)
     echo "$*" >> "$LOG"
     if command -v g++ >/dev/null; then touch "$TREE/built"; fi;;
+  "-m pytest"*) for word; do echo "$word"; done >> "$LOG";;
   *_native*) test -e "$TREE/built";;
   *) echo header;;
 esac
@@ -28,13 +33,22 @@ echo serves
 """
 
 
+#: What an install is redone for.
+INSTALLED_BY = (
+    "constraints.txt",
+    "model/ops/cpu/cmake/CMakeLists.txt",
+    "pyproject.toml",
+    "tests/oracle-packages.txt",
+)
+
+
 class Tree:
     """A source tree with an environment in which nothing is installed yet."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.log = path, path / "log"
         shutil.copy(ROOT / "Makefile", path)
-        for name in ("pyproject.toml", "constraints.txt", "model/ops/cpu/cmake/CMakeLists.txt"):
+        for name in INSTALLED_BY:
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).touch()
         self.tools = path / "tools"
@@ -61,11 +75,17 @@ class Tree:
 
     def serve(self, *arguments: str, **variables: str) -> tuple[list[str], str]:
         """What pip was asked for, and what was said."""
+        said = self.make("serve", *arguments, **variables)
+        assert said.endswith("serves\n")
+        return self.log.read_text().splitlines(), said
+
+    def make(self, *arguments: str, **variables: str) -> str:
+        """What is said; the log begins anew."""
         self.log.write_text("")
         environment = {"PATH": str(self.tools), "LOG": str(self.log), "TREE": str(self.path)}
         environment |= {"SERVED": str(self.path / "served"), **variables}
         done = subprocess.run(
-            [self.tools / "make", "serve", *arguments],
+            [self.tools / "make", *arguments],
             cwd=self.path,
             env=environment,
             stdout=subprocess.PIPE,
@@ -74,8 +94,7 @@ class Tree:
             check=False,
         )
         assert done.returncode == 0, done.stdout
-        assert done.stdout.endswith("serves\n")
-        return self.log.read_text().splitlines(), done.stdout
+        return done.stdout
 
 
 @pytest.fixture
@@ -130,3 +149,15 @@ def test_every_bundled_model_is_served_the_default_first(tree: Tree) -> None:
 def test_model_of_the_caller_is_served_alone(tree: Tree, own: str) -> None:
     assert tree.served(f"ARGS={own}") == ["serve", *own.split()]
     assert tree.served(EVERSTREAM_MODEL="runs/mine") == ["serve"]
+
+
+def test_quick_leaves_out_what_needs_more_than_its_process(tree: Tree) -> None:
+    tree.add_compiler()
+    tree.make(".venv/.installed-dev")
+    tree.make("quick", "ARGS=-x")
+    asked = tree.log.read_text().splitlines()
+    assert asked[:2] == ["-m", "pytest"]
+    assert asked[asked.index("-m", 1) + 1] == f"not ({' or '.join((*MARKERS, 'slow'))})"
+    assert asked[-1] == "-x"
+    folders = [word for word in asked if word.startswith("tests/")]
+    assert folders and all((ROOT / folder).is_dir() for folder in folders)

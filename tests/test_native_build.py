@@ -9,6 +9,10 @@ from collections import defaultdict
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 NATIVE = Path(__file__).parent.parent / "model" / "ops" / "cpu"
 MODULE = NATIVE / f"_native{EXTENSION_SUFFIXES[0]}"
 OBJECTS = NATIVE / "cmake" / "CMakeFiles"

@@ -20,6 +20,8 @@ from packaging.utils import canonicalize_name
 
 from tests.docs.pages import names, page, rows, section
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT: dict[str, Any] = PYPROJECT["project"]

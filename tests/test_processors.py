@@ -6,6 +6,8 @@ import pytest
 
 from tests.processors import ENVIRONMENTS, SHORT, run
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ENVIRONMENTS)

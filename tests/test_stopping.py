@@ -4,7 +4,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.stopping import _states, stop
+
+pytestmark = pytest.mark.process
 
 #: Says numbers as fast as it can, from several threads.
 BUSY = """

@@ -15,6 +15,8 @@ from tests.clients.standalone import CLIENT, ROOT, Standalone, python_blocks
 from tests.docs.pages import page
 from tests.reliability.servers import ServerProcess
 
+pytestmark = pytest.mark.process
+
 GUIDE = page("clients-python.md")
 README = (CLIENT / "README.md").read_text("utf-8")
 BLOCKS = python_blocks(GUIDE) + python_blocks(README)

@@ -20,6 +20,8 @@ from tests.hub_server import Repository, hub_server
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.tiny import TEXT, tiny_tokenizer
 
+pytestmark = pytest.mark.process
+
 PAGE = page("models.md")
 COMMANDS = [line for line in shell_lines(PAGE) if line.startswith("everstream ")]
 #: The page's, made short.

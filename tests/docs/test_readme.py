@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.speed_report.results import read
 from benchmarks.speed_report.tables import comparison_cells
 from tests.docs.pages import DOCS, rows, section
+
+pytestmark = pytest.mark.process
 
 ROOT = DOCS.parent
 COMPARISON = rows(section((ROOT / "README.md").read_text(encoding="utf-8"), "How it compares"))

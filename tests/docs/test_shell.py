@@ -19,6 +19,8 @@ from server.cli.main import app
 from tests.docs.pages import DOCS
 from tests.reliability.servers import ServerProcess
 
+pytestmark = pytest.mark.process
+
 ROOT = DOCS.parent
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("clients/*/README.md")])
 PAGES += sorted(ROOT.glob("model/bundled/README.md"))

@@ -15,6 +15,8 @@ from server.cli.main import app
 from tests.docs.pages import DOCS
 from tests.reliability.servers import ServerProcess
 
+pytestmark = pytest.mark.process
+
 PAGE = (DOCS / "terminal.md").read_text("utf-8")
 COMMANDS = re.findall(r"(?m)^    everstream (.*)$", PAGE)
 

@@ -105,6 +105,7 @@ def load_from_hub(cache: Path, source: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_hub_id_is_loaded_through_the_hubs_cache(tmp_path: Path) -> None:
     repository = tmp_path / "models--somebody--stories"
     revision = "0123456789abcdef0123456789abcdef01234567"
@@ -116,6 +117,7 @@ def test_hub_id_is_loaded_through_the_hubs_cache(tmp_path: Path) -> None:
     assert loaded.stdout.strip() == load_checkpoint(snapshot).digest, loaded.stderr
 
 
+@pytest.mark.process
 def test_hub_that_cannot_be_reached_is_a_checkpoint_error(tmp_path: Path) -> None:
     loaded = load_from_hub(tmp_path, "somebody/unknown")
     assert loaded.returncode == 1

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from model.memory import keep_freed_memory
 
 CODE = """
@@ -32,6 +34,7 @@ def page_faults(mode: str) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.process
 def test_freed_memory_is_used_again_without_page_faults() -> None:
     if not sys.platform.startswith("linux"):
         assert not keep_freed_memory()

@@ -142,6 +142,7 @@ async def test_failure_of_the_application_has_the_shape_of_an_error(
         assert (await server.http.get("/health")).status_code == 200
 
 
+@pytest.mark.process
 async def test_request_that_the_end_of_the_server_cuts_short_gets_503() -> None:
     """Its body never comes; the drain does not wait for it."""
     async with asyncio.timeout(60):
@@ -160,6 +161,7 @@ async def test_request_that_the_end_of_the_server_cuts_short_gets_503() -> None:
             assert "Traceback" not in server.log()
 
 
+@pytest.mark.process
 async def test_request_that_waits_while_its_process_is_fenced_off_gets_503() -> None:
     """For longer than the end of the process waits: the rest of its body never comes."""
     store = FailingStore()

@@ -24,6 +24,8 @@ from tests.model.tokenization.files import LLAMA_ENDS, llama
 from tests.server.served import Served, served
 from tests.tiny import IDS, request, solo, text_of, tokens_of
 
+pytestmark = pytest.mark.process
+
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "wild": {"type": "boolean"}},

@@ -16,7 +16,10 @@ from model.ops.cpu.runtime import built
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(not built(), reason="the native runtime was not built")
+pytestmark = [
+    pytest.mark.skipif(not built(), reason="the native runtime was not built"),
+    pytest.mark.process,
+]
 
 #: In the place of torch: leaves a trace, since an import may be tried and given up.
 STAND_IN = """

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 
 from model.checkpoint import load_checkpoint
 from tests.hub_server import hub_server
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.tiny import tiny_tokenizer
+
+pytestmark = pytest.mark.process
 
 
 @contextmanager

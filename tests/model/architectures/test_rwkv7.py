@@ -157,6 +157,7 @@ def test_bfloat16_is_near_float32_and_keeps_its_state_wide(model: Rwkv7, name: s
         assert error < BFLOAT16_TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_long_text_stays_with_the_equations(folder: Path) -> None:
     """Errors of chunks and steps do not add up."""
     model, tokens = load("odd", folder), texts("odd", 1000)[:1]
@@ -165,6 +166,7 @@ def test_a_long_text_stays_with_the_equations(folder: Path) -> None:
     assert_close(steps(model, tokens)[0][0, -100:], wanted[-100:])
 
 
+@pytest.mark.package
 @pytest.mark.parametrize("name", SHAPES)
 def test_equals_the_rwkv_package(folder: Path, name: str) -> None:
     """Logits and state after a prompt, then 300 greedy tokens and the state after them."""

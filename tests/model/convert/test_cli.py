@@ -85,6 +85,7 @@ def test_mistake_is_one_line_and_status_2(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 def test_help_does_not_import_torch() -> None:
     code = "import sys, model.convert.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

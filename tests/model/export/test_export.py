@@ -91,6 +91,7 @@ def test_native_file_has_the_published_tensors(native: Path, tmp_path: Path) -> 
     assert all(np.array_equal(found[key], wanted[key]) for key in wanted)
 
 
+@pytest.mark.package
 def test_package_reads_the_native_file_and_agrees(
     native: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_package_reads_the_native_file_and_agrees(
     assert np.abs(package["logits"] - ours).max() < 2e-5 * scale
 
 
+@pytest.mark.package
 def test_llama_cpp_reads_the_gguf_file_and_writes_the_same(
     native: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_gguf_has_the_metadata_of_the_converter(native: Path, tmp_path: Path) ->
     )
 
 
+@pytest.mark.process
 def test_gguf_is_written_without_torch(native: Path, tmp_path: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; from server.cli.main import app; app()"
     out = tmp_path / "model.gguf"

@@ -20,6 +20,7 @@ def listed(everstream: Commands) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows if row["source"] == "hub"}
 
 
+@pytest.mark.process
 def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> None:
     hub.add("owner/gguf", models / "gguf")
     file = everstream.pull("owner/gguf", "--file", "small-Q8_0.gguf")
@@ -29,6 +30,7 @@ def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> N
     assert (row["family"], row["form"]) == ("rwkv7", "gguf")
 
 
+@pytest.mark.process
 def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) -> None:
     hub.add("owner/native", models / "native")
     hub.add("owner/fla", models / "fla")

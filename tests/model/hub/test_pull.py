@@ -15,6 +15,8 @@ from model.tokenization.world import FILE as VOCABULARY
 from tests.hub_server import TOKEN, Hub, Repository
 from tests.model.hub.commands import Commands, commands
 
+pytestmark = pytest.mark.process
+
 #: The library keeps what it has received in units of 10 MiB.
 UNIT = 10 << 20
 

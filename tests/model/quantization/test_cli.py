@@ -88,6 +88,7 @@ def test_model_that_is_not_covered_is_quantized_but_not_evaluated(
     assert load_checkpoint(out).config == checkpoint.config
 
 
+@pytest.mark.process
 def test_command_needs_no_torch(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT, encoding="utf-8")

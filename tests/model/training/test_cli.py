@@ -30,6 +30,7 @@ def train(out: Path, corpus: Path, *more: str) -> list[str]:
     return ["train", "--data", str(corpus), "--out", str(out), *TINY.split(), *RUN.split(), *more]
 
 
+@pytest.mark.slow
 def test_train_then_eval(app: typer.Typer, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     trained = CliRunner().invoke(app, train(out, corpus, "--valid", str(corpus)))
@@ -168,6 +169,7 @@ def test_mistake_is_one_line_and_status_2(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 def test_help_does_not_import_torch() -> None:
     code = "import sys, model.training.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

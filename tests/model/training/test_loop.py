@@ -79,6 +79,7 @@ def log(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_killed_run_goes_on_bit_for_bit(
     precision: str, config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
@@ -229,6 +230,7 @@ def test_state_is_carried_until_a_row_is_reset(
     run.close()
 
 
+@pytest.mark.slow
 def test_learns_a_small_text_and_exports_the_model(
     config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:

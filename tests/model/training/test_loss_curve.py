@@ -21,6 +21,7 @@ STEPS = 40
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.03}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "precision"),
     [("delta", "float32"), ("delta", "bfloat16"), ("gated", "bfloat16")],

@@ -343,6 +343,7 @@ async def test_key_of_a_flag_may_not_administer() -> None:
             assert (await generate(server, key)).status_code == 200
 
 
+@pytest.mark.process
 async def test_sighup_reads_the_keys_again_and_keeps_them_after_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(entry("alice", ALICE, "read"), encoding="utf-8")

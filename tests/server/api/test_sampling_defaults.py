@@ -13,6 +13,8 @@ from server.engine.sampling_defaults import DEFAULTS, FIELDS, published
 from server.engine.types import SamplingParams
 from tests.server.harness import Recorder, running
 
+pytestmark = pytest.mark.process
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},

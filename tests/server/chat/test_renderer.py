@@ -10,6 +10,8 @@ import pytest
 from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
 
+pytestmark = pytest.mark.process
+
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 

@@ -91,6 +91,7 @@ NEED_TORCH = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", NEED_TORCH)
 def test_package_of_an_extra_that_is_missing_is_one_line(command: str, tmp_path: Path) -> None:
     """In a process in which torch cannot be found."""

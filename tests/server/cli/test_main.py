@@ -99,6 +99,7 @@ def test_bad_sampling_is_named() -> None:
     assert "temperature" in result.stderr
 
 
+@pytest.mark.process
 def test_serve_prints_a_line_that_works_and_ends_on_sigterm(folder: Path) -> None:
     command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--threads", "1"]
     process = subprocess.Popen(

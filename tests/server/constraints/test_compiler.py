@@ -24,6 +24,8 @@ from server.workers.process import ROOT
 from tests.server.constraints.drawing import of_schema, tokenizer
 from tests.stopping import stop
 
+pytestmark = pytest.mark.process
+
 FORMAT: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
 CHOICE = {"type": "choice", "choices": ["yes", "no"]}
 #: To build it takes more time than there is, and more memory.

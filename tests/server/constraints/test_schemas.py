@@ -14,7 +14,7 @@ from server.constraints.errors import FormatRefused
 from tests.server.constraints.drawing import budgets, compiled, draw, of_schema
 from tests.server.constraints.schemas import BY_HAND, Schema, generated
 
-NUM_GENERATED = 240
+NUM_GENERATED = 120
 
 
 def exact(value: Any) -> Any:
@@ -33,11 +33,13 @@ def check(schema: Schema, *seeds: int) -> None:
         json.loads(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", BY_HAND, ids=lambda schema: json.dumps(schema)[:60])
 def test_every_text_of_a_schema_parses_and_is_valid(schema: Schema) -> None:
     check(schema, 0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tens", range(NUM_GENERATED // 10))
 def test_every_text_of_a_generated_schema_parses_and_is_valid(tens: int) -> None:
     num_checked = 0

@@ -76,6 +76,7 @@ def states_and_tokens(engine: Engine, events: Iterable[Event]) -> tuple[bytes, l
     return state_of(engine, str(finished(events).session)), tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["gated", "vq", "window_linear", "delta"])
 @pytest.mark.parametrize("perturb", [by_place, last_by_place, by_number])
 def test_engine_serves_the_same_bits_on_any_matrix_library(

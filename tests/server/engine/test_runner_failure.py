@@ -167,6 +167,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.process
 @needs_native
 def test_native_run_without_room_changes_no_state() -> None:
     child = subprocess.run(

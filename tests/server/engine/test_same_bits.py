@@ -42,6 +42,7 @@ def make(request: pytest.FixtureRequest, make_engine: MakeEngine) -> MakeEngine:
     return lambda **options: make_engine(attention=attention, runtime=runtime, **options)
 
 
+@pytest.mark.slow
 def test_same_tokens_alone_or_among_63_others(make: MakeEngine) -> None:
     engine = make()
     alone = tokens_of(solo(engine, request("me", PROMPT, max_tokens=40, seed=7)))
@@ -109,6 +110,7 @@ print(json.dumps([tokens_of(events) for events in drain(engine).values()]))
     return list(json.loads(output))
 
 
+@pytest.mark.process
 @pytest.mark.timeout(600)  # two threads that wait for each other on busy cores
 def test_same_tokens_with_one_thread_or_two() -> None:
     assert in_process(1) == in_process(2)

@@ -23,6 +23,8 @@ from tests.fakes import FakeEngine
 from tests.server.api.talk import settled
 from tests.server.harness import Gate, receive, receive_until, running, send
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def process(**environment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:

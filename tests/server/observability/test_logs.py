@@ -170,6 +170,7 @@ def test_harmless_text_stays_as_it_is() -> None:
     assert as_json(record(text), "")["message"] == text
 
 
+@pytest.mark.process
 def test_configured_process_logs_json_of_all_loggers_to_stderr() -> None:
     lines = printed(
         "configure('json', keys=['s3cret'])\n"
@@ -184,11 +185,13 @@ def test_configured_process_logs_json_of_all_loggers_to_stderr() -> None:
     assert "color_message" not in parsed[1]
 
 
+@pytest.mark.process
 def test_configured_process_logs_text_by_default() -> None:
     (line,) = printed("configure()\nlogging.getLogger('everstream').info('hello')\n")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO everstream: hello", line)
 
 
+@pytest.mark.process
 def test_debug_is_for_our_own_loggers_alone() -> None:
     """The frames of a WebSocket are debug lines of uvicorn's logger, and have prompts in them."""
     lines = printed(
@@ -200,6 +203,7 @@ def test_debug_is_for_our_own_loggers_alone() -> None:
     assert [line.rpartition(": ")[2] for line in lines] == ["from everstream.server"]
 
 
+@pytest.mark.process
 def test_level_applies_to_all() -> None:
     lines = printed(
         "configure('text', 'error')\n"
@@ -211,6 +215,7 @@ def test_level_applies_to_all() -> None:
     assert all(line.endswith("yes") for line in lines)
 
 
+@pytest.mark.process
 def test_configuring_again_replaces_what_was() -> None:
     lines = printed(
         "logging.basicConfig()\nlogging.getLogger('uvicorn').addHandler(logging.StreamHandler())\n"
@@ -219,6 +224,7 @@ def test_configuring_again_replaces_what_was() -> None:
     assert [json.loads(line)["message"] for line in lines] == ["once"]
 
 
+@pytest.mark.process
 def test_unknown_level_is_refused_and_changes_nothing() -> None:
     lines = printed(
         "configure('json')\n"
@@ -246,6 +252,7 @@ def test_warnings_that_peers_cause_come_once_a_second_with_their_number() -> Non
     assert as_text(last).endswith("no more: last suppressed=999")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", CAUSED_BY_PEERS)
 def test_loggers_of_what_peers_cause_are_limited(name: str) -> None:
     code = f"configure()\nfor _ in range(100): logging.getLogger({name!r}).warning('a peer did it')"

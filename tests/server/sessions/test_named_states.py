@@ -122,6 +122,7 @@ async def test_text_goes_on_where_no_prompt_is_given(folder: Path) -> None:
         assert await server.text("", state="system") == await server.text("", session=session)
 
 
+@pytest.mark.process
 async def test_chat_comes_after_the_state(folder: Path) -> None:
     """With the text of a session that has read the state's text, then the rendered messages."""
     async with serving(folder, f"system={folder / 'system'}") as server:
@@ -136,6 +137,7 @@ async def test_chat_comes_after_the_state(folder: Path) -> None:
         assert answer.json()["usage"]["prompt_tokens"] == len(rendered["tokens"])
 
 
+@pytest.mark.process
 async def test_response_and_those_after_it_come_after_the_state(folder: Path) -> None:
     """Also where a later one tells the model something else, and all is read anew."""
     more: dict[str, Any] = {"seed": 3, "ignore_eos": True}
@@ -230,6 +232,7 @@ async def test_rewind_fork_and_export_have_the_state(folder: Path) -> None:
 # Refused
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -347,6 +350,7 @@ async def test_bad_files_and_names_are_refused(folder: Path) -> None:
         assert refusal(await put(server, "y", system)) == (409, "too_many_states", "name")
 
 
+@pytest.mark.process
 async def test_response_that_is_read_again_needs_the_state_under_its_name(folder: Path) -> None:
     """As docs/protocol.md says; one that goes on from its session does not."""
     more: dict[str, Any] = {"max_output_tokens": 4, "seed": 3, "ignore_eos": True}

@@ -17,7 +17,8 @@ from tests.server.cluster.stores import shared_place
 from tests.server.store.records import IDENTITY
 
 #: The shared one needs a PostgreSQL that is installed.
-STORES = ("memory", "full", "relaxed", *(("shared",) if binaries() else ()))
+SHARED = [pytest.param("shared", marks=pytest.mark.database)]
+STORES = ("memory", "full", "relaxed", *(SHARED if binaries() else ()))
 
 
 @pytest.fixture(params=STORES)

@@ -29,7 +29,8 @@ from tests.postgres import binaries
 from tests.server.cluster.stores import shared_place
 from tests.server.store.records import IDENTITY, Writer, text_after
 
-STORES = ("sqlite", *(("shared",) if binaries() else ()))
+SHARED = [pytest.param("shared", marks=pytest.mark.database)]
+STORES = ("sqlite", *(SHARED if binaries() else ()))
 BEYOND = 1 << 63
 
 

@@ -284,6 +284,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.stories[data.draw(st.sampled_from(sorted(ids)))]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_stores_and_lists_know_the_same(request: pytest.FixtureRequest) -> None:
     max_examples = 400 if request.config.getoption("--long") else 60

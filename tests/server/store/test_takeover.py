@@ -18,6 +18,8 @@ from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 from tests.stopping import stop
 
+pytestmark = pytest.mark.process
+
 Start = Callable[[], "Owner"]
 
 

@@ -20,6 +20,7 @@ from tests.model.ops.cpu.replay.recording import record
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.skipif("v4" not in levels(), reason="the processor has no AVX-512 to emulate with"),
 ]
 

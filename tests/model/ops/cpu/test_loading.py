@@ -16,6 +16,8 @@ from model.weights import num_parameters
 from tests.model.ops.cpu.models import SERVED, small_model
 from tests.rwkv7 import Shape, published, write_pth
 
+pytestmark = pytest.mark.process
+
 #: Of what serving needs.
 MAX_PEAK = 1.3
 

@@ -69,6 +69,7 @@ def test_prompt_and_steps_equal_the_equations(name: str, level: str) -> None:
     assert relative_error(torch.from_numpy(feed(runtime, pool, 0, tokens)), wanted) <= TOLERANCE
 
 
+@pytest.mark.package
 @pytest.mark.parametrize("name", ["deep"])
 def test_equals_the_rwkv_package(tmp_path: Path, name: str) -> None:
     """Logits and state after a prompt, then 300 greedy tokens and what follows them."""

@@ -9,6 +9,8 @@ from server.engine.types import SamplingParams
 from tests.server.api.openai.responding import ASKED
 from tests.server.harness import Recorder, running
 
+pytestmark = pytest.mark.process
+
 OWN = ChatTemplate("{{ messages[0].content }}")
 CHAT = {"messages": [{"role": "user", "content": "END"}]}
 

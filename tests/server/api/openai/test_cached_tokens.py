@@ -12,6 +12,8 @@ from tests.fakes import FakeEngine
 from tests.server.api.openai.responding import asked, get
 from tests.server.harness import Running, running
 
+pytestmark = pytest.mark.process
+
 PROMPT = "a" * 200
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": PROMPT},

@@ -14,6 +14,8 @@ from tests.fakes import EOS
 from tests.server.api.talk import field_of, story, usage_of
 from tests.server.harness import Recorder, Running, running
 
+pytestmark = pytest.mark.process
+
 ROLES = ChatTemplate(
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

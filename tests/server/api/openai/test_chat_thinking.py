@@ -27,6 +27,8 @@ from tests.server.api.openai.thinking import (
 )
 from tests.server.harness import Running
 
+pytestmark = pytest.mark.process
+
 HI = [{"role": "user", "content": "hi"}]
 
 

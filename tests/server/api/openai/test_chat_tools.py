@@ -18,6 +18,8 @@ from tests.server.api.openai.test_chat import HI, NUM_HI, ask, chunks
 from tests.server.api.talk import story
 from tests.server.harness import Running, running
 
+pytestmark = pytest.mark.process
+
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -19,6 +19,7 @@ BODIES: dict[str, dict[str, Any]] = {
 LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", BODIES)
 async def test_label_changes_nothing(server: Running, path: str) -> None:
     plain = (await server.http.post(path, json=BODIES[path])).json()

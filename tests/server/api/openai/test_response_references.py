@@ -12,6 +12,8 @@ from server.errors import InvalidRequest
 from tests.server.api.openai.responding import PROMPT, ask, asked, error_of, get, text_of
 from tests.server.harness import Running, running
 
+pytestmark = pytest.mark.process
+
 HI = {"role": "user", "content": "hi"}
 
 

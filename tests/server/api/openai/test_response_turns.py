@@ -32,6 +32,8 @@ from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
 from tests.server.api.openai.thinking import WORLD
 from tests.server.harness import SIGNING
 
+pytestmark = pytest.mark.process
+
 #: As ChatML: a turn ends as the model ends it.
 ENDED = """\
 {%- for message in messages %}<{{ message.role }}>{{ message.content }}<|endoftext|>{% endfor %}

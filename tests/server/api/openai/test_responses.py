@@ -22,6 +22,8 @@ from tests.server.api.openai.responding import (
 from tests.server.api.talk import at_rest, field_of, info, story, until
 from tests.server.harness import Running, running
 
+pytestmark = pytest.mark.process
+
 ANSWER = story(len(PROMPT), 6)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.fakes import FakeEngine
 from tests.server.api.openai.responding import PROMPT, ask, asked, error_of, events_of, get, text_of
 from tests.server.api.talk import at_rest, info, post, story
 from tests.server.harness import Running, running
+
+pytestmark = pytest.mark.process
 
 #: What a chat template puts before the next answer.
 NEXT = "\n\nmore\n\n"

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.server.api.openai.responding import ASKED, error_of
 from tests.server.api.test_auth_tenants import bearer, entry
 from tests.server.harness import Running, running
+
+pytestmark = pytest.mark.process
 
 KEY = "key-of-alice"
 

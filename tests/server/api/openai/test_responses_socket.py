@@ -22,6 +22,8 @@ from tests.server.api.openai.responding import (
 from tests.server.api.talk import at_rest, story
 from tests.server.harness import Running, running
 
+pytestmark = pytest.mark.process
+
 
 async def test_events_are_those_of_a_stream(server: Running) -> None:
     async with socket_of(server) as socket:

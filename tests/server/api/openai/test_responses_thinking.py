@@ -28,6 +28,8 @@ from tests.server.api.openai.thinking import (
     thinking_server,
 )
 
+pytestmark = pytest.mark.process
+
 LONG = {"max_output_tokens": 200}
 #: Of the two items, in their order.
 EVENTS = [

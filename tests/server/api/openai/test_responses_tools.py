@@ -14,6 +14,8 @@ from tests.fakes import ByteTokenizer, FakeEngine
 from tests.server.api.openai.responding import ask, asked, error_of, events_of, get, text_of
 from tests.server.harness import Running, running
 
+pytestmark = pytest.mark.process
+
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}},

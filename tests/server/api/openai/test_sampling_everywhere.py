@@ -10,6 +10,8 @@ from server.api.schemas.requests import Sampling
 from server.engine.types import SamplingParams
 from tests.server.harness import Recorder, running
 
+pytestmark = pytest.mark.process
+
 FIELDS: dict[str, Any] = {
     "max_tokens": 3,
     "temperature": 0.5,

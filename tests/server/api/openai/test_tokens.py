@@ -50,6 +50,7 @@ async def test_ids_become_their_text_again(server: Running) -> None:
     assert (await post(server, "/detokenize", tokens=[0xC3])).json() == {"prompt": "\ufffd"}
 
 
+@pytest.mark.process
 async def test_messages_become_the_ids_that_a_chat_is_fed(server: Running) -> None:
     messages = [{"role": "user", "content": "hi"}]
     answer = (await post(server, "/tokenize", messages=messages)).json()

@@ -15,7 +15,7 @@ from tests.model.ops.cpu.models import FUSED, SERVED, random_tokens, small_model
 from tests.model.ops.cpu.replay.build import build_replay
 from tests.model.ops.cpu.replay.recording import record
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.process]
 
 
 @pytest.fixture(scope="module")
