@@ -44,9 +44,15 @@ async def test_process_leaves_with_1_when_a_thread_has_died(fault: str, tmp_path
             await bystander.wait_closed()
 
 
-@pytest.mark.parametrize("fault", ["engine-hangs", "store-hangs"])
-async def test_liveness_turns_red_when_a_thread_hangs(fault: str, tmp_path: Path) -> None:
-    with faulty(fault, tmp_path) as server:
+async def test_liveness_turns_red_when_a_thread_hangs(tmp_path: Path) -> None:
+    """Both at the same time: each waits for the deadlines of its server."""
+    async with asyncio.TaskGroup() as group:
+        for fault in ("engine-hangs", "store-hangs"):
+            group.create_task(hang(fault, tmp_path / fault))
+
+
+async def hang(fault: str, store: Path) -> None:
+    with faulty(fault, store) as server:
         assert (await asyncio.to_thread(server.get, "/health"))[0] == 200
         stream, reading = await meet_fault(server)
         await eventually(lambda: server.get("/health")[0] == 503, 2 * STALL_S)
