@@ -6,11 +6,14 @@ import asyncio
 import json
 import socket
 
+import pytest
 from websockets.asyncio.client import connect
 
 from tests.fakes import FakeEngine
 from tests.server.api.talk import kept, settled, sse, story, until
 from tests.server.harness import Running, receive, receive_until, running, send
+
+pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 20_005  # more than the kernel's buffers and the event queue hold
 

@@ -21,6 +21,8 @@ from tests.server.harness import receive, receive_until, send
 from tests.server.served import ENDLESS, Served, served, write_model
 from tests.tiny import tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.9, "seed": 7}
 
 
