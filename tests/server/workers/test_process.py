@@ -12,6 +12,8 @@ import pytest
 
 from server.workers.process import ROOT, WorkerEnded, WorkerProcess, WorkerUnavailable
 
+pytestmark = pytest.mark.process
+
 #: Answers with what it got and its environment; "exit" and "wait" are obeyed.
 PROGRAM = """
 import os, sys, time
