@@ -71,10 +71,10 @@ def _page(name: str) -> Response:
     path = STATIC / name
     if not path.is_file():
         raise RouteNotFound
-    return Page(path, headers=PAGE_HEADERS)
+    return HtmlPage(path, headers=PAGE_HEADERS)
 
 
-class Page(FileResponse):
+class HtmlPage(FileResponse):
     """A file as a whole."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -79,7 +79,7 @@ class FrameWriter:
             frame["top_logprobs"] = [
                 {"token_id": token, "logprob": logprob} for token, logprob in event.top
             ]
-        return encode(frame)
+        return orjson.dumps(frame)
 
     def _started(self, event: Started) -> bytes | None:
         if self.request is None or self.request.sampling is None:

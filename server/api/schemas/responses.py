@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, with_config
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
+#: Where clients must accept fields that they do not know, in a strict frame too.
+OPEN = ConfigDict(strict=True)
 
+
+@with_config(OPEN)
 class ErrorDetail(TypedDict):
     """What went wrong: ``code`` is stable, ``param`` the field at fault."""
 
@@ -25,6 +29,7 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+@with_config(OPEN)
 class UsageAnswer(TypedDict):
     """Tokens of one request."""
 

@@ -37,7 +37,7 @@ class Thinks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningOptions:
     """``variables`` are for the template; at most ``budget`` tokens are thought, None for any.
 
     ``effort`` is the request's word.
@@ -50,7 +50,7 @@ class Reasoning:
 
 def reasoning_of(
     service: Thinks, effort: Effort | None, param: str, given: Mapping[str, Any] | None = None
-) -> Reasoning:
+) -> ReasoningOptions:
     """What a request asks for: ``effort`` in the field ``param``, or a variable that is ``given``.
 
     Else it is what the server was started with, or what the template does by itself. Raises
@@ -60,7 +60,7 @@ def reasoning_of(
     if thinking is None:
         if effort not in (None, "none"):
             raise invalid(param, "is not supported: the model does not reason apart")
-        return Reasoning(effort=effort)
+        return ReasoningOptions(effort=effort)
     is_on = _asked(effort, param, given or {})
     if is_on is None and service.reasoning is not None:
         is_on = service.reasoning != "off"
@@ -69,7 +69,7 @@ def reasoning_of(
         variables[SWITCH] = is_on
     if effort is not None and effort != "none":
         variables |= _level(thinking, effort, param)
-    return Reasoning(variables, _budget(service, thinking, is_on), effort)
+    return ReasoningOptions(variables, _budget(service, thinking, is_on), effort)
 
 
 def _asked(effort: Effort | None, param: str, given: Mapping[str, Any]) -> bool | None:
@@ -102,7 +102,7 @@ def _budget(service: Thinks, thinking: Thinking, is_on: bool | None) -> int | No
 
 
 def turn_of(
-    service: Thinks, prompt_end: str, reasoning: Reasoning, format: Format, ignore_eos: bool
+    service: Thinks, prompt_end: str, reasoning: ReasoningOptions, format: Format, ignore_eos: bool
 ) -> tuple[Turn | None, list[int]]:
     """How the engine reads the answer to a prompt that ends with ``prompt_end``; tokens to add.
 

@@ -36,7 +36,7 @@ class Wanted:
     names: TokenNames | None = None
 
 
-class Choice:
+class ChoiceWriter:
     """One answer while it comes. What is streamed is not kept: see `keep`."""
 
     def __init__(self, index: int, may_call: bool) -> None:
@@ -118,7 +118,9 @@ class ChatWriter:
         self._wanted = wanted
         self._thinks = request.sampling.turn is not None
         self._num_prompt, self._num_generated = len(request.tokens), 0
-        self._choices = {id: Choice(index, wanted.may_call) for index, id in enumerate(request.ids)}
+        self._choices = {
+            id: ChoiceWriter(index, wanted.may_call) for index, id in enumerate(request.ids)
+        }
         self._head: Json = {
             "id": request.request_id,
             "object": "chat.completion",
@@ -201,7 +203,7 @@ class ChatWriter:
     def _ends(self) -> list[Finished]:
         return [choice.end for choice in self._choices.values() if choice.end is not None]
 
-    def _begun(self, choice: Choice) -> bytes:
+    def _begun(self, choice: ChoiceWriter) -> bytes:
         """The first chunk of a choice says whose words follow."""
         if choice.has_begun:
             return b""
@@ -209,7 +211,7 @@ class ChatWriter:
         content = None if self._wanted.may_call else ""
         return self._chunk(choice, {"role": "assistant", "content": content, "refusal": None})
 
-    def _token(self, choice: Choice, event: TokenEvent) -> bytes:
+    def _token(self, choice: ChoiceWriter, event: TokenEvent) -> bytes:
         """At least one chunk, so that a client sees each token; the first has its logprobs."""
         is_silent = self._wanted.may_call or event.thought is not None
         deltas = choice.read(event) or [{} if is_silent else {"content": ""}]
@@ -220,7 +222,7 @@ class ChatWriter:
 
     def _chunk(
         self,
-        choice: Choice,
+        choice: ChoiceWriter,
         delta: Json,
         logprobs: Json | None = None,
         finish_reason: str | None = None,
@@ -238,7 +240,7 @@ class ChatWriter:
             chunk["usage"] = None
         return sse(chunk)
 
-    def _cut(self, choice: Choice) -> tuple[bytes, bytes]:
+    def _cut(self, choice: ChoiceWriter) -> tuple[bytes, bytes]:
         """A token's chunk around its text: the rest is the same for all."""
         before, _, after = self._chunk(choice, {"content": "TEXT"}).rpartition(b'"TEXT"')
         return before, after

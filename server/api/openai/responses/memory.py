@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from server.api.openai.responses.note import Json, Note
-from server.api.openai.responses.turns import Turn
+from server.api.openai.responses.turns import ResponseTurn
 
 #: Responses of one socket.
 MAX_REMEMBERED = 16
@@ -26,10 +26,10 @@ class Remembered:
             self._packed.popitem(last=False)
             del sizes[0]
 
-    def find(self, id: str) -> Turn | None:
+    def find(self, id: str) -> ResponseTurn | None:
         """The turn called ``id``."""
         packed = self._packed.get(id)
-        return None if packed is None else Turn(Note.unpacked(packed), _nothing)
+        return None if packed is None else ResponseTurn(Note.unpacked(packed), _nothing)
 
 
 async def _nothing() -> list[Json]:

@@ -76,7 +76,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class Reasoning:
+class ReasoningItem:
     """What the model thinks before it answers, while it is written."""
 
     id: str
@@ -167,7 +167,7 @@ class FunctionCall:
         return {"item_id": self.id, "output_index": self.index}
 
 
-Item = Message | Reasoning | FunctionCall
+Item = Message | ReasoningItem | FunctionCall
 
 
 class Output:
@@ -182,9 +182,9 @@ class Output:
     def think(self, text: str) -> None:
         """More of what the model thinks before its answer."""
         thinking = self._writing
-        if not isinstance(thinking, Reasoning):
+        if not isinstance(thinking, ReasoningItem):
             index = len(self._items)
-            thinking = Reasoning(self._note.item_id("rs", index), index, self._emit)
+            thinking = ReasoningItem(self._note.item_id("rs", index), index, self._emit)
             self._items.append(thinking)
             thinking.begin()
         thinking.push(text)

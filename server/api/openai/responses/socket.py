@@ -22,7 +22,7 @@ from server.api.errors import error_object, outcome
 from server.api.openai.responses.memory import Remembered
 from server.api.openai.responses.note import Json
 from server.api.openai.responses.schemas import ResponseCreate
-from server.api.openai.responses.turns import Turn, history
+from server.api.openai.responses.turns import ResponseTurn, history
 from server.api.openai.responses.work import (
     FindPrevious,
     Previous,
@@ -194,7 +194,7 @@ class ResponsesCodec:
         """The whole conversation, so that nothing before it is needed."""
         find_previous = self._find_previous(live.work.service)
 
-        async def find_turn(id: str) -> Turn:
+        async def find_turn(id: str) -> ResponseTurn:
             return (await find_previous(id)).turn
 
         async def output() -> list[Json]:
@@ -203,7 +203,7 @@ class ResponsesCodec:
 
         note = live.work.note
         with contextlib.suppress(InvalidRequest):  # what it went on from is gone meanwhile
-            items = await history(find_turn, Turn(note, output))
+            items = await history(find_turn, ResponseTurn(note, output))
             fields = {**note.fields, "previous_response_id": None}
             self._remembered.keep(replace(note, fields=fields, items=items))
 

@@ -46,7 +46,7 @@ class PreviousNotFound(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ResponseTurn:
     """A response that has ended; ``output`` reads what was written in it."""
 
     note: Note
@@ -54,7 +54,7 @@ class Turn:
 
 
 #: Finds a turn by its name. Raises `ResponseNotFound`.
-FindTurn = Callable[[str], Awaitable[Turn]]
+FindTurn = Callable[[str], Awaitable[ResponseTurn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _without(service: Service, ids: list[int], begun: bytes) -> list[int] | None
     return ids[place:]
 
 
-async def history(find: FindTurn, last: Turn) -> list[Json]:
+async def history(find: FindTurn, last: ResponseTurn) -> list[Json]:
     """All items up to and with the turn ``last``, oldest first.
 
     Raises `InvalidRequest` where they are not all there, or too many.

@@ -28,7 +28,7 @@ from server.api.openai.responses.turns import (
     Answer,
     Ask,
     PreviousNotFound,
-    Turn,
+    ResponseTurn,
     history,
     what_follows,
     whole_prompt,
@@ -47,7 +47,7 @@ from server.sessions.idempotency import KeyInUse
 class Previous:
     """What a response goes on from: a turn, and its session where that is kept."""
 
-    turn: Turn
+    turn: ResponseTurn
     kept: Kept | None
 
 
@@ -188,7 +188,7 @@ def stored_previous(service: Service, owner: str) -> FindPrevious:
             raise invalid("previous_response_id", "names a response that has not ended")
         if end.finish_reason == "error":
             raise invalid("previous_response_id", "names a response that failed")
-        return Previous(Turn(kept.note, kept.output), kept)
+        return Previous(ResponseTurn(kept.note, kept.output), kept)
 
     return find_previous
 
@@ -196,7 +196,7 @@ def stored_previous(service: Service, owner: str) -> FindPrevious:
 async def _items(body: ResponsesBody, id: str, find_previous: FindPrevious) -> list[Json]:
     """The items of the body, with those that it refers to."""
 
-    async def find_turn(id: str) -> Turn:
+    async def find_turn(id: str) -> ResponseTurn:
         return (await find_previous(id)).turn
 
     items = input_items(body.input, id, await referred(find_turn, body.input))
@@ -225,7 +225,7 @@ async def _prompt(
         if following is not None:
             return following, previous.kept, state
 
-    async def find_turn(id: str) -> Turn:
+    async def find_turn(id: str) -> ResponseTurn:
         return (await find_previous(id)).turn
 
     before = await history(find_turn, previous.turn)

@@ -7,7 +7,7 @@ import pytest
 from server.api.openai.responses.note import ID_PREFIX, Json, Note
 from server.api.openai.responses.references import MAX_RESPONSES, referred
 from server.api.openai.responses.schemas import ItemReference
-from server.api.openai.responses.turns import Turn
+from server.api.openai.responses.turns import ResponseTurn
 from server.errors import InvalidRequest
 from tests.server.api.openai.responding import PROMPT, ask, asked, error_of, get, text_of
 from tests.server.harness import Running, running
@@ -71,9 +71,9 @@ async def test_one_input_reads_a_bounded_number_of_responses_each_once() -> None
     async def nothing() -> list[Json]:
         return []
 
-    async def find(id: str) -> Turn:
+    async def find(id: str) -> ResponseTurn:
         read.append(id)
-        return Turn(Note(id, {}, [{"id": f"msg_{id.removeprefix(ID_PREFIX)}_0"}]), nothing)
+        return ResponseTurn(Note(id, {}, [{"id": f"msg_{id.removeprefix(ID_PREFIX)}_0"}]), nothing)
 
     given = [ItemReference(id=f"msg_{index:048x}_0") for index in range(MAX_RESPONSES)]
     found = await referred(find, [*given, *given])

@@ -17,7 +17,7 @@ from server.api.openai.responses.turns import (
     MAX_BYTES,
     Answer,
     Ask,
-    Turn,
+    ResponseTurn,
     history,
     what_follows,
     whole_prompt,
@@ -146,18 +146,18 @@ async def test_session_goes_on_where_its_text_is_that_of_the_template(
     assert (following and bytes(following.ids).decode()) == new
 
 
-def turn(number: int, text: str) -> Turn:
+def turn(number: int, text: str) -> ResponseTurn:
     """One of a chain, after the one before it."""
     fields = {"previous_response_id": f"resp_{number - 1}" if number else None}
 
     async def output() -> list[Json]:
         return []
 
-    return Turn(Note(f"resp_{number}", fields, [{"text": text}]), output)
+    return ResponseTurn(Note(f"resp_{number}", fields, [{"text": text}]), output)
 
 
 async def test_conversation_that_is_too_large_is_not_read_again() -> None:
-    async def find(name: str) -> Turn:
+    async def find(name: str) -> ResponseTurn:
         return turn(int(name.removeprefix("resp_")), "x" * (MAX_BYTES // 8))
 
     assert len(await history(find, turn(5, ""))) == 6
