@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from model.tensor_spec import Shape
 from model.weights import (
     Array,
     CheckpointError,
-    StoredWeights,
+    MappedWeights,
     decoded,
     most_common_dtype,
     release_pages,
@@ -83,7 +83,7 @@ class Tensor:
     num_bytes: int
 
 
-class GgufFile(StoredWeights):
+class GgufFile(MappedWeights[Tensor]):
     """The tensors by name, [rows, columns] as numpy has it, and what the header says by key.
 
     ``metadata`` has strings and single numbers. ``arrays`` has lists of strings, as bytes, and
@@ -110,12 +110,6 @@ class GgufFile(StoredWeights):
         except _Damaged as error:
             raise CheckpointError(f"{path.name}: {error}") from error
 
-    def __getitem__(self, name: str) -> Array:
-        return self._rows(name, slice(None))
-
-    def rows(self, name: str, begin: int, end: int | None) -> Array:
-        return self._rows(name, slice(begin, end))
-
     def release(self) -> None:
         release_pages(self._bytes)
 
@@ -133,21 +127,6 @@ class GgufFile(StoredWeights):
         values = _unpacked(found.reshape(-1, row_bytes), kind, columns)
         values = values.reshape(*found.shape[:-1], columns)
         return values if len(tensor.shape) > 1 else values[rows]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def shape(self, name: str) -> Shape:
-        return self._tensors[name].shape
-
-    def is_float(self, name: str) -> bool:
-        return name in self._tensors
 
     @property
     def stored_dtype(self) -> str:

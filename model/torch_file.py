@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import mmap
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from model.tensor_pickle import STORAGES, PickleError, Storage, Tensor, read_tensors
-from model.tensor_spec import Shape
 from model.weights import (
     Array,
     CheckpointError,
-    StoredWeights,
+    MappedWeights,
     decoded,
     most_common_dtype,
     release_pages,
@@ -31,7 +29,7 @@ _HEADER_BYTES = 30
 _MAX_DESCRIPTION_BYTES = 1 << 24
 
 
-class TorchFile(StoredWeights):
+class TorchFile(MappedWeights[Tensor]):
     """The tensors by name; numbers are read when asked for. Arrays may share the file's memory."""
 
     def __init__(self, path: Path) -> None:
@@ -64,12 +62,6 @@ class TorchFile(StoredWeights):
         for name, tensor in self._tensors.items():
             self._check(name, tensor)
 
-    def __getitem__(self, name: str) -> Array:
-        return self._rows(name, slice(None))
-
-    def rows(self, name: str, begin: int, end: int | None) -> Array:
-        return self._rows(name, slice(begin, end))
-
     def release(self) -> None:
         release_pages(self._bytes)
 
@@ -86,21 +78,6 @@ class TorchFile(StoredWeights):
             writeable=False,
         )
         return decoded(raw[rows] if tensor.shape else raw, dtype)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def shape(self, name: str) -> Shape:
-        return self._tensors[name].shape
-
-    def is_float(self, name: str) -> bool:
-        return name in self._tensors
 
     @property
     def stored_dtype(self) -> str:

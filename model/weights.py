@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,15 +102,24 @@ class StoredWeights(Mapping[str, Array], ABC):
         return False
 
 
-class WeightFiles(StoredWeights):
-    """The tensors of safetensors files. Arrays are read-only where they share a file's memory."""
+class _Shaped(Protocol):
+    """Where a tensor is in its file."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        """Raises `CheckpointError` for a file that is missing or damaged."""
-        self._entries: dict[str, _Entry] = {}
-        for path in paths:
-            self._entries.update(_entries(path))
-        self._scales = _take_scales(self._entries)
+    @property
+    def shape(self) -> Shape: ...
+
+
+Entry = TypeVar("Entry", bound=_Shaped)
+
+
+class MappedWeights(StoredWeights, Generic[Entry]):
+    """Tensors in memory-mapped files, by what ``_tensors`` says of each."""
+
+    _tensors: Mapping[str, Entry]
+
+    @abstractmethod
+    def _rows(self, name: str, rows: slice) -> Array:
+        """Those of a tensor, read from its file."""
 
     def __getitem__(self, name: str) -> Array:
         return self._rows(name, slice(None))
@@ -118,12 +127,38 @@ class WeightFiles(StoredWeights):
     def rows(self, name: str, begin: int, end: int | None) -> Array:
         return self._rows(name, slice(begin, end))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def shape(self, name: str) -> Shape:
+        return self._tensors[name].shape
+
+    def is_float(self, name: str) -> bool:
+        return name in self._tensors
+
+
+class WeightFiles(MappedWeights["_Entry"]):
+    """The tensors of safetensors files. Arrays are read-only where they share a file's memory."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        """Raises `CheckpointError` for a file that is missing or damaged."""
+        self._tensors: dict[str, _Entry] = {}
+        for path in paths:
+            self._tensors.update(_entries(path))
+        self._scales = _take_scales(self._tensors)
+
     def release(self) -> None:
-        for mapped in {id(entry.bytes): entry.bytes for entry in self._entries.values()}.values():
+        for mapped in {id(entry.bytes): entry.bytes for entry in self._tensors.values()}.values():
             release_pages(mapped)
 
     def _rows(self, name: str, rows: slice) -> Array:
-        values = self._read(name, self._entries[name], rows)
+        values = self._read(name, self._tensors[name], rows)
         if name not in self._scales:
             return values
         scale = self._read(name + SCALE, self._scales[name], rows)
@@ -137,28 +172,16 @@ class WeightFiles(StoredWeights):
         raw = np.frombuffer(entry.bytes, dtype, count, entry.start).reshape(entry.shape)
         return decoded(raw[rows] if entry.shape else raw, entry.dtype)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def shape(self, name: str) -> Shape:
-        return self._entries[name].shape
-
     @property
     def stored_dtype(self) -> str:
-        return most_common_dtype((e.dtype, e.shape) for e in self._entries.values())
+        return most_common_dtype((e.dtype, e.shape) for e in self._tensors.values())
 
     @property
     def is_quantized(self) -> bool:
         return bool(self._scales)
 
     def is_float(self, name: str) -> bool:
-        return name in self._scales or "F" in self._entries[name].dtype
+        return name in self._scales or "F" in self._tensors[name].dtype
 
 
 def release_pages(mapped: mmap.mmap) -> None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from model.tokenizer import Tokenizer
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
-from server.api.openai.chat.conversation import prompt_ids
+from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import reasoning_of
 from server.api.openai.logprobs import JsonList, TokenNames
 from server.api.routes.health import json_answer
@@ -81,7 +81,7 @@ async def _ids(service: Service, body: TokenizeBody) -> list[int]:
         open_end = bool(body.continue_final_message)
         wanted = body.add_generation_prompt
         reasoning = reasoning_of(service, None, "chat_template_kwargs", body.chat_template_kwargs)
-        return await prompt_ids(
+        prompt = await prompt_of(
             service,
             body.messages,
             body.tools,
@@ -89,6 +89,7 @@ async def _ids(service: Service, body: TokenizeBody) -> list[int]:
             continue_final_message=open_end,
             template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
         )
+        return prompt.ids
     ids = await _encode(service, body.prompt or "", body.allow_special is not False)
     return ids if body.add_special_tokens is False else [service.model.bos_token_id, *ids]
 

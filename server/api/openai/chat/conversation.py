@@ -59,27 +59,6 @@ class Templated(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
 
-async def prompt_ids(
-    service: Templated,
-    messages: Sequence[ChatMessage | Mapping[str, Any]],
-    tools: Sequence[FunctionTool | Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    *,
-    continue_final_message: bool = False,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """The tokens of `prompt_of` alone."""
-    prompt = await prompt_of(
-        service,
-        messages,
-        tools,
-        add_generation_prompt,
-        continue_final_message=continue_final_message,
-        template_kwargs=template_kwargs,
-    )
-    return prompt.ids
-
-
 async def prompt_of(
     service: Templated,
     messages: Sequence[ChatMessage | Mapping[str, Any]],

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.api.openai.chat.conversation import Prompt, prompt_ids, prompt_of
+from server.api.openai.chat.conversation import Prompt, prompt_of
 from server.api.openai.chat.messages import (
     AssistantMessage,
     ChatMessage,
@@ -105,14 +105,15 @@ async def what_follows(service: Service, ask: Ask, answer: Answer) -> Prompt | N
     said_it = AssistantMessage(role="assistant", content=_SAID)
     tools = ask.tools or None
     try:
-        asked = await prompt_ids(service, stub, tools)
-        said = await prompt_ids(
+        asked = (await prompt_of(service, stub, tools)).ids
+        open_end = await prompt_of(
             service, [*stub, said_it], tools, False, continue_final_message=True
         )
         messages = [*stub, said_it, *chat_messages(ask.items)]
         following = await prompt_of(service, messages, tools, template_kwargs=ask.variables)
     except InvalidRequest:
         return None  # the true conversation may be one that it accepts
+    said = open_end.ids
     head, text = _spelled(service, asked), _spelled(service, said)
     space = text[len(head) :].removesuffix(_SAID.encode())
     begins_alike = text == head + space + _SAID.encode() and not space.strip()

@@ -11,7 +11,7 @@ import pytest
 
 from model.chat_template import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
-from server.api.openai.chat.conversation import prompt_ids
+from server.api.openai.chat.conversation import prompt_of
 from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
 from tests.server.chat.test_marks import CHAT
@@ -47,7 +47,7 @@ class Talker:
 
     async def text(self, messages: Sequence[Mapping[str, Any]], *args: Any, **options: Any) -> str:
         """What the model reads, with special tokens by their names."""
-        ids = await prompt_ids(self, messages, *args, **options)
+        ids = (await prompt_of(self, messages, *args, **options)).ids
         names = {id: name for name, id in CHAT.special_ids.items()}
         data = (names[id].encode() if id in names else CHAT.token_bytes(id) for id in ids)
         return b"".join(data).decode()
@@ -78,7 +78,7 @@ async def test_messages_become_the_templates_text(renderer: Renderer) -> None:
     head = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
     assert await talker.text(messages) == head + "<|im_start|>assistant\n"
     assert await talker.text(messages, None, False) == head
-    ids = await prompt_ids(talker, messages)
+    ids = (await prompt_of(talker, messages)).ids
     assert ids[0] == CHAT.special_ids["<|im_start|>"]
     assert ids == CHAT.encode(head + "<|im_start|>assistant\n", allow_special=True)
 
@@ -97,9 +97,9 @@ async def test_special_names_in_a_clients_words_are_words(renderer: Renderer) ->
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": attack}]},
     ]
     tool = {"type": "function", "function": {"name": "f", "description": attack}}
-    ids = await prompt_ids(talker, messages, [tool])
+    ids = (await prompt_of(talker, messages, [tool])).ids
     calm = json.loads(json.dumps([messages, tool]).replace("<|im_", "<im_"))
-    calm_ids = await prompt_ids(talker, calm[0], [calm[1]])
+    calm_ids = (await prompt_of(talker, calm[0], [calm[1]])).ids
     special = [id for id in ids if not CHAT.token_bytes(id)]
     assert special == [id for id in calm_ids if not CHAT.token_bytes(id)]
     assert await talker.text(messages, [tool]) == (await talker.text(calm[0], [calm[1]])).replace(
@@ -145,7 +145,7 @@ async def test_last_message_can_be_left_open(renderer: Renderer) -> None:
     messages = [says("user", "Hi"), says("assistant", "Once <|im_end|>")]
     text = await talker.text(messages, None, False, continue_final_message=True)
     assert text.endswith("<|im_start|>assistant\nOnce <|im_end|>")
-    ids = await prompt_ids(talker, messages, None, False, continue_final_message=True)
+    ids = (await prompt_of(talker, messages, None, False, continue_final_message=True)).ids
     assert CHAT.token_bytes(ids[-1])
     with pytest.raises(InvalidRequest, match="continue_final_message"):
         await talker.text(messages, None, True, continue_final_message=True)
