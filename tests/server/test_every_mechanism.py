@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.process import ServerProcess
 from clients.python.synchronous import Client
 from model.attention import MECHANISMS, spec_of
 from model.checkpoint import load_checkpoint
@@ -16,6 +15,7 @@ from model.tokenizer import train_tokenizer
 from model.training.data import Source
 from model.training.loop import TrainConfig, train
 from tests.model.training.conftest import prose
+from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.process
 
@@ -73,7 +73,7 @@ def test_trained_checkpoint_is_served(attention: str, corpus: Path, tmp_path: Pa
     assert losses[-1] < 0.8 * losses[0]
     wanted = greedy(folder, PROMPT, 24)
     sampling = {"temperature": 0.0, "ignore_eos": True}
-    flags = ("--model", str(folder), "--max-sessions", "4", "--dtype", "float32")
+    flags = ("--model", folder, "--max-sessions", 4, "--dtype", "float32", "--store", "memory")
     with ServerProcess(*flags) as server:
         with Client(server.url) as client:
             assert client.complete(PROMPT, max_tokens=24, **sampling).text == wanted
