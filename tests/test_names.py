@@ -1,0 +1,33 @@
+"""One thing for one word: no two public classes of the server have one name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def shared_names(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names of public classes that several places have, by (place, source)."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for place, source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_public_classes_of_the_server_have_one_name() -> None:
+    files = sorted((ROOT / "server").rglob("*.py"))
+    assert files
+    sources = [(str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in files]
+    assert shared_names(sources) == {}
+
+
+def test_a_shared_name_is_seen() -> None:
+    sources = [("a", "class Row: ...\nclass _Own: ..."), ("b", "if x:\n    class Row: ...")]
+    sources.append(("c", "class _Own: ...\nclass Other: ..."))
+    assert shared_names(sources) == {"Row": ["a", "b"]}
