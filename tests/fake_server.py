@@ -20,7 +20,7 @@ from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.memory_store import MemoryStore
 from tests.fakes import MODEL, FakeEngine
-from tests.server.harness import only
+from tests.server.one_model import only
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
 from server.store.sqlite.store import open_store
 from tests.fakes import FakeEngine
-from tests.server.harness import SIGNING, only
+from tests.server.one_model import SIGNING, only
 
 STEP_S = 0.005
 

@@ -17,7 +17,8 @@ from server.errors import invalid
 from server.store.errors import SnapshotMismatch
 from server.store.state_file import check_identity, labels
 from tests.security.test_01_names import kinds
-from tests.server.harness import SIGNING, Running, running
+from tests.server.harness import Running, running
+from tests.server.one_model import SIGNING
 
 SECRET = "the-client's-own-words"
 

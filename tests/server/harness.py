@@ -9,14 +9,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import httpx
 from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
 
 from model.chat_template import ChatTemplate
-from model.tokenizer import Tokenizer
 from server.api.app import create_app
 from server.api.schemas.frame_models import AnyFrame
 from server.config.settings import ServerConfig
@@ -25,19 +24,14 @@ from server.engine.types import EngineStats, Request, SamplingParams
 from server.engine.value import SessionValue
 from server.http.http_protocol import HttpProtocol
 from server.http.server import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
-from server.models.info import ModelInfo
-from server.models.registry import Models
-from server.models.service import make_service
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.sessions.transfer import Signing
-from server.store.base import Identity, Store
+from server.store.base import Store
 from server.store.memory_store import MemoryStore
-from tests.fakes import MODEL, STATE_BYTES, ByteTokenizer, FakeEngine
+from tests.fakes import FakeEngine
+from tests.server.one_model import only
 
 _FRAME: TypeAdapter[AnyFrame] = TypeAdapter(AnyFrame)
-
-SIGNING = Signing(Identity(MODEL.digest, "t", "fake", "float32", STATE_BYTES, "l"), b"k" * 32)
 
 
 class Gate:
@@ -121,23 +115,6 @@ class Running:
                 return await reader.read()
         finally:
             writer.close()
-
-
-def only(
-    async_engine: AsyncEngine,
-    config: ServerConfig,
-    model: ModelInfo = MODEL,
-    chat_template: ChatTemplate | None = None,
-    constraints: FormatCompiler | None = None,
-) -> Models:
-    """One model around a fake engine."""
-    tokenizer = cast(Tokenizer, ByteTokenizer())
-    service = make_service(
-        *(async_engine, tokenizer, model, config, SIGNING),
-        chat_template=chat_template,
-        constraints=constraints,
-    )
-    return Models.only(service, config.continue_on_start)
 
 
 @asynccontextmanager

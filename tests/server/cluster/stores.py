@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.store.base import Identity
 from server.store.object_storage.objects import TableObjects
 from server.store.postgres.link import SharedPlace
-from tests.server.harness import SIGNING
+from tests.server.one_model import SIGNING
 from tests.server.store.records import IDENTITY
 
 

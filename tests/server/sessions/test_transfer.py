@@ -11,7 +11,8 @@ from server.sessions.transfer import Signing
 from server.store.portable import export_session, import_session
 from tests.fakes import STATE_BYTES
 from tests.server.api.talk import create, info, kept, left, post, story
-from tests.server.harness import SIGNING, Running, running
+from tests.server.harness import Running, running
+from tests.server.one_model import SIGNING
 
 TYPE = "application/vnd.everstream.session"
 

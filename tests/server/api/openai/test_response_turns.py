@@ -30,7 +30,7 @@ from server.runtime.async_engine import AsyncEngine
 from server.store.memory_store import MemoryStore
 from tests.fakes import EOS, MODEL, ByteTokenizer, FakeEngine
 from tests.server.api.openai.thinking import WORLD
-from tests.server.harness import SIGNING
+from tests.server.one_model import SIGNING
 
 pytestmark = pytest.mark.process
 
