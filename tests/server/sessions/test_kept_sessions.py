@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from server.engine.types import Event, Failed, Finished, Request, SessionInfo, TokenEvent
+from server.engine.value import Record
 from server.errors import (
     InvalidRequest,
     RequestError,
@@ -23,7 +24,7 @@ from server.sessions.loader import MAX_MOVES, LoadedSession
 from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed
 from server.sessions.sessions import Sessions
 from server.store.base import Loaded
-from server.store.errors import Fenced, SnapshotBroken, StoreFailed, StoreFull
+from server.store.errors import Fenced, RecordRefused, SnapshotBroken, StoreFailed, StoreFull
 from tests.fakes import STORY, FakeEngine
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import collect, driving, request, settled, until
@@ -148,6 +149,32 @@ async def test_session_whose_callers_leave_while_it_is_loaded_is_restored(num_le
         may_end.set()
         await sessions.loader.ended(first, "me")
         assert await sessions.loader.is_here(first, "me")
+
+
+async def test_resume_that_fails_because_of_another_session_leaves_no_reader() -> None:
+    """To restore one session, another one is evicted, whose record the database refuses."""
+
+    class Picky(FailingStore):
+        refused = ""
+
+        def commit(self, records: Sequence[Record]) -> None:
+            if any(session == self.refused for session, _ in records):
+                raise RecordRefused(ValueError("not this one"))
+            super().commit(records)
+
+    store = Picky(durable=True)
+    async with keeping(small(max_detached_tokens=5), store) as (async_engine, sessions):
+        sink: EventQueue[Event] = EventQueue(10**6)
+        await sessions.submit(request("r", 10**6, keep=True), sink)
+        ((running, _),) = store.unfinished()
+        async_engine.release(sink)
+        await until(async_engine, lambda stats: stats.num_parked == 1)
+        store.refused = (await sessions.create("me")).session
+        with pytest.raises(RecordRefused):
+            await resume(sessions, running, Cursor(0))
+        again: EventQueue[Event] = EventQueue(10**6)
+        found = await sessions.resume(running, "me", Cursor(0), "again", again, False)
+        assert found.info.busy
 
 
 async def test_store_that_was_replaced_while_nobody_wrote_is_an_explicit_reset() -> None:
