@@ -128,11 +128,11 @@ class Host:
         return self._info(session, now)
 
     def expire(self, now: float) -> None:
-        """Lets the idle sessions go whose time is over."""
+        """Evicts the idle sessions whose time is over."""
         self._keeper.expire(now)
 
     def retire(self, max_sessions: int) -> int:
-        """Saves kept sessions and lets them go, those that run first; returns how many are left.
+        """Saves and evicts kept sessions, those that run first; returns how many are left.
 
         The readers of what they run get `Migrated`.
         """
@@ -141,7 +141,7 @@ class Host:
             key=lambda s: self._sessions.request_of(s) is None,
         )
         for session in kept[:max_sessions]:
-            self._let_go(session, None)
+            self._evict(session, None)
         return max(0, len(kept) - max_sessions)
 
     def give(self, session: str, owner: str, how: str, now: float) -> SessionInfo | None:
@@ -154,11 +154,11 @@ class Host:
         live = self._sessions.request_of(found)
         if live is not None and not live.detached and how == "ask":
             return self._info(found, now)
-        self._let_go(found, SessionAttached() if how == "take_over" else None)
+        self._evict(found, SessionAttached() if how == "take_over" else None)
         return None
 
-    def _let_go(self, session: Session, why: RequestError | None) -> None:
-        """The reader of what it runs is told where to go on, or ``why`` not."""
+    def _evict(self, session: Session, why: RequestError | None) -> None:
+        """Saves the session; its reader is told to resume elsewhere, or ``why`` it cannot."""
         if (live := self._sessions.request_of(session)) is not None:
             request_id = live.request.request_id
             if not live.parked:

@@ -205,11 +205,11 @@ class Models:
         return list(found.values())
 
     async def rebalance(self, max_sessions: int) -> int:
-        """Lets so many sessions go to where others may take them; returns how many there were."""
+        """Evicts at most so many sessions, which other replicas may load; returns how many."""
         moved = 0
         for version in list(self.current.values()):
             if version.async_engine.durable and moved < max_sessions:
-                moved += await version.async_engine.let_go(max_sessions - moved)
+                moved += await version.async_engine.evict(max_sessions - moved)
         return moved
 
     # The drain

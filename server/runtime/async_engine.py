@@ -403,14 +403,14 @@ class AsyncEngine:
             while await self.call(lambda engine, now: engine.retire(RETIRED_AT_ONCE)):
                 pass
 
-    async def let_go(self, max_sessions: int) -> int:
-        """Saves so many kept sessions as `retire` does all; returns how many there were."""
+    async def evict(self, max_sessions: int) -> int:
+        """Saves at most so many kept sessions, as `retire` does all; returns how many."""
 
-        def let_go(engine: EngineLike, now: float) -> int:
+        def evict(engine: EngineLike, now: float) -> int:
             return engine.retire(0) - engine.retire(min(max_sessions - moved, RETIRED_AT_ONCE))
 
         moved = 0
-        while moved < max_sessions and (number := await self.call(let_go)):
+        while moved < max_sessions and (number := await self.call(evict)):
             moved += number
         return moved
 

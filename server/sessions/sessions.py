@@ -66,7 +66,7 @@ class Sessions:
             await self.continue_unfinished()
 
     async def submit(self, request: Request, sink: Sink) -> None:
-        """See `AsyncEngine.submit`; the session may be asleep."""
+        """See `AsyncEngine.submit`; the session is loaded where the engine does not have it."""
         if request.keep or request.session is not None:
             num_new = int(request.session is None)
             await within_quota(
@@ -287,7 +287,7 @@ class Sessions:
     # What the store has
 
     async def has(self, session: str, owner: str) -> bool:
-        """Whether the store has it; it is not fetched. Raises `StoreError` where nobody knows."""
+        """Whether the store has it; it is not loaded. Raises `StoreError` where the store fails."""
         try:
             await self._async_engine.ask_store(lambda store: store.read(session, owner, MAX_SEQ, 1))
         except SessionNotFound:
