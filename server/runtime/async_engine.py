@@ -1,8 +1,9 @@
 """One thread owns the engine: commands go in, events come out, in batches of one step.
 
 The event loop posts commands to a bounded command queue and is woken once per step for
-all that the step made, or once for several steps where it is behind. Between the
-two, `server.runtime.store_thread` makes safe what must be. The engine never waits for a client:
+all that the step made, or once for several steps where it is behind. A step goes from
+`EngineThread` to `StoreThread.add`, which makes safe what must be, then to
+`AsyncEngine._deliver_soon` and in the event loop to `_deliver`. The engine waits for no client:
 what a reader does not take parks, and one that leaves a kept session is detached
 from it. The engine does wait for the event loop and the disk, when these are
 `MAX_UNDELIVERED` steps behind: a slow server is not a reason to cut off its readers.
@@ -70,12 +71,12 @@ class AsyncEngine:
         self._tracer = tracer
         self._clock = clock
         self._steps: deque[EngineStep] = deque()
-        self._awaits_delivery = False
+        self._is_delivery_due = False
         self._last_stats = engine.stats()
         self._store_thread = StoreThread(
-            store, clock, self._pass_on, self._forget_kept, self._call_die
+            store, clock, self._deliver_soon, self._forget_kept, self._call_die
         )
-        self._thread = EngineThread(engine, clock, self._store_thread.add, self._call_die)
+        self._thread = EngineThread(engine, clock, self._store_thread, self._call_die)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._requests = RequestRegistry(metrics)
         self._held: dict[Sink, set[str]] = {}
@@ -426,7 +427,7 @@ class AsyncEngine:
 
     def _deliver(self) -> None:
         """Runs in the event loop, for all steps that wait: each reader gets its events at once."""
-        self._awaits_delivery = False  # before the look at the steps: see `_pass_on`
+        self._is_delivery_due = False  # before the look at the steps: see `_deliver_soon`
         steps = [self._steps.popleft() for _ in range(len(self._steps))]
         if not steps:
             return
@@ -489,11 +490,12 @@ class AsyncEngine:
 
     # The store thread's thread, or the engine's where nothing has to be logged
 
-    def _pass_on(self, step: EngineStep) -> None:
+    def _deliver_soon(self, step: EngineStep) -> None:
+        """Has the event loop deliver the step, with all that wait by then."""
         assert self._loop is not None
         self._steps.append(step)
-        if not self._awaits_delivery:  # else the delivery that is due finds this step too
-            self._awaits_delivery = True
+        if not self._is_delivery_due:  # else the delivery that is due finds this step too
+            self._is_delivery_due = True
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now
                 self._loop.call_soon_threadsafe(self._deliver)
 

@@ -18,6 +18,7 @@ from server.engine.types import EngineStats, Event, Finished, Request, SessionIn
 from server.engine.value import Accepted, Past, Record, SessionValue, StateBlock
 from server.errors import InternalFailure, RequestError
 from server.runtime.command_queue import CommandQueue
+from server.runtime.store_thread import StoreThread
 
 logger = logging.getLogger("everstream.engine_thread")
 
@@ -115,22 +116,22 @@ class EngineStep:
 
 
 class EngineThread:
-    """``hand_in`` gets each step, and ``died`` is called at an error: both in this thread.
+    """Each step goes to ``store_thread``; ``died`` is called at an error, in this thread.
 
-    Steps are handed in until `MAX_UNDELIVERED` of them are not yet `delivered`; then
-    the thread waits. ``working_since`` is when the turn began that it is at.
+    The thread waits while `MAX_UNDELIVERED` steps are not yet `delivered`.
+    ``working_since`` is when the turn began that it is at.
     """
 
     def __init__(
         self,
         engine: EngineLike,
         clock: Clock,
-        hand_in: Callable[[EngineStep], None],
+        store_thread: StoreThread,
         died: Callable[[], None],
     ) -> None:
         self.working_since: float | None = None
         self._clock = clock
-        self._pass_on, self._died = hand_in, died
+        self._store_thread, self._died = store_thread, died
         self._command_queue: CommandQueue[Command] = CommandQueue(MAX_COMMANDS)
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
         self._generation = 0
@@ -185,7 +186,7 @@ class EngineThread:
         step = self._new_step(engine)
         for command in commands:
             if command.generation is not None:
-                self._hand_in(step)
+                self._finish(step)
                 self._generation = command.generation
                 step = self._new_step(engine)
             _execute(command, engine, now)
@@ -199,18 +200,19 @@ class EngineThread:
         step.usage = engine.take_usage()
         step.is_idle = not engine.has_work()
         self.working_since = None
-        self._hand_in(step)
+        self._finish(step)
 
     def _new_step(self, engine: EngineLike) -> EngineStep:
         return EngineStep([], [], engine.take_records(), self._generation, self._clock())
 
-    def _hand_in(self, step: EngineStep) -> None:
+    def _finish(self, step: EngineStep) -> None:
+        """The step is for the store thread, unless it has nothing that anybody waits for."""
         made = step.commands or step.events or step.records or step.prefixes or step.usage
         if made or step.is_idle != self._told_idle:
             self._undelivered.acquire()
             step.done_s = self._clock()
             self._told_idle = step.is_idle
-            self._pass_on(step)
+            self._store_thread.add(step)
 
 
 def _execute(command: Command, engine: EngineLike, now: float) -> None:

@@ -58,7 +58,7 @@ class _Call:
 
 
 class StoreThread:
-    """``pass_on`` gets each step when it is safe, in order, in this thread.
+    """``deliver`` gets each step when it is safe, in order, in this thread or in that of `add`.
 
     ``forget`` is called after a failure. ``died`` is called
     where there is no going on: another process has the store, or an error of ours.
@@ -69,7 +69,7 @@ class StoreThread:
         self,
         store: Store,
         clock: Callable[[], float],
-        pass_on: Callable[[Any], None],
+        deliver: Callable[[Any], None],
         forget: Forget,
         died: Callable[[], None],
     ) -> None:
@@ -77,7 +77,7 @@ class StoreThread:
         self.store_id = store.store_id
         self.working_since: float | None = None
         self._store, self._clock = store, clock
-        self._pass_on, self._forget, self._died = pass_on, forget, died
+        self._deliver, self._forget, self._died = deliver, forget, died
         self._items: deque[Any] = deque()
         self._taken: list[Any] = []
         self._changed = threading.Condition()
@@ -107,13 +107,13 @@ class StoreThread:
         return not self._thread.is_alive()
 
     def add(self, step: StoreStep) -> None:
-        """A step of the engine's thread; with nothing to log or to wait for it goes on at once."""
+        """A step of the engine thread; with nothing to log or to wait for, delivered at once."""
         with self._changed:
             if step.records or self._items or self._busy:
                 self._items.append(step)
                 self._changed.notify()
                 return
-        self._pass_on(step)
+        self._deliver(step)
 
     def ask(self, ask: Callable[[Store], R]) -> Future[R]:
         """A question to the store, after all that has been added before."""
@@ -184,7 +184,7 @@ class StoreThread:
             self._note_store()
         for step in steps:
             self._note_lost(step)
-            self._pass_on(step)
+            self._deliver(step)
 
     def _valid(self, step: StoreStep) -> list[Record]:
         """The records of ``step`` that the engine has made of sessions as the store has them."""

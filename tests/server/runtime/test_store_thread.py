@@ -43,10 +43,10 @@ class Desk:
         self.forgotten: list[tuple[int, RequestError, str | None]] = []
         self.died = threading.Event()
         self.journal = StoreThread(
-            store, lambda: self.clock[0], self._pass_on, self._forget, self.died.set
+            store, lambda: self.clock[0], self._deliver, self._forget, self.died.set
         )
 
-    def _pass_on(self, step: Step) -> None:
+    def _deliver(self, step: Step) -> None:
         self.threads.append(threading.current_thread().name)
         self.passed.append(step)
 
