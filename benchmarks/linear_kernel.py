@@ -1,4 +1,4 @@
-"""Why a kernel must be positive: trains ``phi(x) = x``, the plain linear kernel, beside `elu`.
+"""Why a kernel must be positive: trains ``phi(x) = x``, the plain linear kernel, and `elu`.
 
     python -m benchmarks.linear_kernel --data book.txt
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.machine import machine
 from benchmarks.report import Figures, print_result
-from model.attention import MECHANISMS
+from model.attention import MECHANISMS, specs
 from model.attention.linear import LinearAttention
 from model.config import ModelConfig
 from model.lm import LanguageModel
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
-    MECHANISMS[NAME] = ("benchmarks.linear_kernel", "PlainLinearAttention")
+    MECHANISMS[NAME] = (specs.LINEAR, "benchmarks.linear_kernel", "PlainLinearAttention")
     torch.set_num_threads(1)
     on = machine()
     with tempfile.TemporaryDirectory() as folder:
