@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 
 OWNER = "benchmark"
 WAVE = 512
-#: Above the bytes of the states: what sessions hold beside them, and the model.
+#: Above the bytes of the states: what sessions hold besides them, and the model.
 SPARE_BYTES = 1 << 30
 
 

@@ -36,7 +36,7 @@ APPEND_TOKENS = 1024
 WARM_UP_TOKENS = 4096
 SETTLE_TOKENS = 50
 PEER_WARM_UP = 3
-#: dtype of ours -> of the softmax models beside it, which have no int8.
+#: dtype of ours -> of the softmax models it is compared with, which have no int8.
 PEER_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "bfloat16"}
 
 

@@ -5,7 +5,7 @@ steps each, with the kernels of `model.ops.fused` and without them, taking turns
 ``benchmarks/results/training.json``; ``python -m benchmarks.training_report`` puts that into
 ``docs/training.md``.
 
-Beside tokens per second there are tokens per second of processor time, which other work on the
+Besides tokens per second there are tokens per second of processor time, which other work on the
 machine disturbs less. A step counts 6 operations per token and parameter of a matrix product, the
 head included and the attention's own products not.
 """
@@ -62,7 +62,7 @@ def main() -> None:
     """Measures, writes the result and prints it."""
     options = arguments()
     keep_freed_memory()
-    torch.set_num_threads(1)  # beside the threads of `Shares`
+    torch.set_num_threads(1)  # next to the threads of `Shares`
     pages = sorted((ROOT / "docs").glob("*.md"))
     with TemporaryDirectory() as folder:
         bench = Bench(Path(folder), "\n".join(page.read_text(encoding="utf-8") for page in pages))

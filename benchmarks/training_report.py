@@ -60,7 +60,7 @@ def speed_table(rows: Sequence[Figures], peaks: Figures) -> str:
 
 
 def conditions(result: Figures) -> str:
-    """On what, how often, and beside how much other work."""
+    """On what, how often, and next to how much other work."""
     on, rounds = result["machine"], result["rounds"]
     return (
         f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}; each figure is the median of"

@@ -1,4 +1,4 @@
-"""Tokens/s on the same RWKV-7 file: Everstream beside llama.cpp and the `rwkv` package.
+"""Tokens/s on the same RWKV-7 file: Everstream, llama.cpp and the `rwkv` package.
 
     python -m benchmarks.checkpoints --models FOLDER
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
+from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.llama import LlamaCpp
+from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import PREFILL_TOKENS, Point
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import Shapes, Size

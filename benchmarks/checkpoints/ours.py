@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
+from benchmarks.checkpoints.shapes import CONFIGS, file_of
+from benchmarks.decode.models import step_cost
 from benchmarks.decode.native import Native
 from benchmarks.decode.peers import Point
 from benchmarks.decode.roofline import Cost

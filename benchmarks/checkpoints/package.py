@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.checkpoints.shapes import CONFIGS, file_of, step_cost
-from benchmarks.decode.peers import (
-    PREFILL_TOKENS,
-    Measured,
-    Opened,
-    Point,
-    Unavailable,
-    steps_until,
-)
+from benchmarks.checkpoints.shapes import CONFIGS, file_of
+from benchmarks.decode.models import step_cost
+from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavailable
 from benchmarks.decode.roofline import ITEM_BYTES
 from model.weights import num_parameters
 
@@ -26,7 +19,7 @@ STRATEGIES = {"float32": "cpu fp32", "bfloat16": "cpu bf16"}
 WARM_UP_S = 0.05
 
 
-class Package:
+class Package(Steps):
     """A `decode.peers.Contender` of one stream."""
 
     def __init__(self, models: Path) -> None:
@@ -40,21 +33,15 @@ class Package:
             raise Unavailable(f"it has no {point.dtype} on a CPU")
         if self._loaded != (point.size, point.dtype):
             self._load(point)
-        self._prefills = point.mode == "prefill"
+        self._begin(point)
         config = CONFIGS[point.size]
         draw = np.random.default_rng(0)
         self._prompt = draw.integers(1, config.vocab_size, size=PREFILL_TOKENS).tolist()
         self._state: Any = None
         self._token = self._prompt[0]
         self.run(WARM_UP_S)
-        rows = PREFILL_TOKENS if self._prefills else 1
-        cost = step_cost(config, ITEM_BYTES[point.dtype], rows, 1)
-        return Opened(STRATEGIES[point.dtype], num_parameters(config), rows, cost)
-
-    def run(self, seconds: float) -> Measured:
-        step = self._prefill if self._prefills else self._decode
-        num_steps, elapsed = steps_until(seconds, time.perf_counter, step)
-        return Measured(num_steps * (PREFILL_TOKENS if self._prefills else 1), elapsed)
+        cost = step_cost(config, ITEM_BYTES[point.dtype], self._step_tokens, 1)
+        return Opened(STRATEGIES[point.dtype], num_parameters(config), self._step_tokens, cost)
 
     def _load(self, point: Point) -> None:
         os.environ |= {"RWKV_V7_ON": "1", "RWKV_JIT_ON": "1", "RWKV_CUDA_ON": "0"}

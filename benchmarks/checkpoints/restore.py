@@ -1,4 +1,4 @@
-"""From a restored session to its first token: `everstream serve` beside `llama-server`.
+"""From a restored session to its first token: `everstream serve` and `llama-server`.
 
     python -m benchmarks.checkpoints.restore --llama-server PATH --models FOLDER
 

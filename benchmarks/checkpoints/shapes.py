@@ -12,15 +12,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.decode.roofline import Cost, matrix_cost
 from benchmarks.process import ROOT
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.state import StateLayout
 from model.tokenization.world import PUBLISHED
 
 VOCABULARY = 65536
-#: A decay, a removal and a product that are added, and one that is read, for each number of S.
-OPERATIONS_PER_STATE_NUMBER = 7
 INTO_RESIDUAL = ("time_mix.output.weight", "channel_mix.value.weight")
 #: What a file is called with whose weights; the formats of `everstream export`.
 FORMATS = {
@@ -98,12 +94,3 @@ def random_weights(config: Rwkv7Config) -> dict[str, Tensor]:
                 weight *= 0.2
         weights[name] = weight.bfloat16()
     return weights
-
-
-def step_cost(config: Rwkv7Config, item_bytes: int, rows: int, streams: int) -> Cost:
-    """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out."""
-    layout = StateLayout.of(config)
-    numbers = sum(math.prod(field.spec.shape) for field in layout.fields if field.name == "S")
-    return matrix_cost(config.weight_shapes(), item_bytes, rows, streams, "embedding") + Cost(
-        2 * layout.num_bytes * streams, OPERATIONS_PER_STATE_NUMBER * numbers * rows
-    )

@@ -27,7 +27,8 @@ from benchmarks.machine import machine, peak_bytes, resident_bytes
 from benchmarks.process import ROOT, ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, print_result, write_result
 from benchmarks.sessions.server import first_token_s
-from clients.python import AsyncClient, Client, Session
+from benchmarks.sessions.sleeping import make
+from clients.python import Client, Session
 from model.state import StateLayout
 from model.weights import num_parameters
 
@@ -38,8 +39,6 @@ SERVED = ("int8", "int8")
 STREAMS, TOKENS, SLOTS = 64, 32, 64
 PIECE = 4096
 REQUESTS = 20
-FORKS_AT_ONCE = 500
-AT_ONCE = 32
 
 
 def loading(file: Path, dtype: str) -> Figures:
@@ -114,26 +113,6 @@ def sleeping(file: Path, dtype: str, folder: Path, num_sessions: int) -> Figures
         "memory_bytes": memory,
         "wake_ms": round(float(np.median(wakes)) * 1e3, 1),
     }
-
-
-async def make(url: str, num_sessions: int) -> list[str]:
-    """Forks of one session, each fed something of its own."""
-    room = asyncio.Semaphore(AT_ONCE)
-    async with AsyncClient(url, timeout_s=600) as client:
-        first = await client.create_session()
-        await first.append([300])
-        ids = [first.id]
-
-        async def feed(id: str, number: int) -> None:
-            async with room:
-                await client.session(id).append([300 + number])
-
-        while len(ids) < num_sessions:
-            ids += [
-                fork.id for fork in await first.fork(min(FORKS_AT_ONCE, num_sessions - len(ids)))
-            ]
-        await asyncio.gather(*(feed(id, number) for number, id in enumerate(ids)))
-        return ids
 
 
 def flags(file: Path, dtype: str) -> list[str]:

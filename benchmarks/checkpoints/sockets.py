@@ -1,4 +1,4 @@
-"""Tokens/s over sockets: `everstream serve` beside `llama-server` with the same GGUF file.
+"""Tokens/s over sockets: `everstream serve` and `llama-server` with the same GGUF file.
 
     python -m benchmarks.checkpoints.sockets --llama-server PATH --models FOLDER
 

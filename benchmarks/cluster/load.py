@@ -53,7 +53,7 @@ class Stream(Wire):
 
 
 class _Sample(NamedTuple):
-    """Running totals of everything that is beside the streams."""
+    """Running totals of everything but the streams."""
 
     seconds: float
     tokens: int

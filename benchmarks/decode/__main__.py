@@ -1,4 +1,4 @@
-"""Tokens/s of pure decoding and of a prompt: our native runtime beside its peers, in one run.
+"""Tokens/s of pure decoding and of a prompt: our native runtime and its peers in one run.
 
     python -m benchmarks.decode --models FOLDER --output results.json
 

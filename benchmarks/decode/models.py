@@ -13,14 +13,16 @@ from safetensors.numpy import save_file
 
 from benchmarks.decode.roofline import Cost, matrix_cost
 from benchmarks.decode.shapes import Size, matching_width
+from model.architectures.config import Config
 from model.config import ModelConfig
 from model.state import StateLayout
 from model.weights import num_parameters
 
 #: An MLP narrower than that of `Size` is a multiple of it wide, as vector code likes it.
 WIDTH_STEP = 16
-#: A decay, a product that is added, and one that is read and added up, for each number of S.
-OPERATIONS_PER_STATE_NUMBER = 5
+#: For each number of S: a decay, a product that is added, and one that is read and added up; an
+#: RWKV-7 takes something out of it as well.
+OPERATIONS_PER_STATE_NUMBER = {"everstream": 5, "everstream-rwkv7": 7}
 
 
 @cache
@@ -71,10 +73,10 @@ def checkpoint(folder: Path, size: Size, attention: str) -> Path:
     return unfinished.rename(path)
 
 
-def step_cost(config: ModelConfig, item_bytes: int, rows: int, streams: int) -> Cost:
+def step_cost(config: Config, item_bytes: int, rows: int, streams: int) -> Cost:
     """Of ``rows`` tokens in ``streams`` streams: weights, and each stream's state in and out."""
-    layout = StateLayout.of(config)
+    layout, operations = StateLayout.of(config), OPERATIONS_PER_STATE_NUMBER[config.model_type]
     state_numbers = sum(math.prod(field.spec.shape) for field in layout.fields if field.name == "S")
     return matrix_cost(config.weight_shapes(), item_bytes, rows, streams, "embedding") + Cost(
-        2 * layout.num_bytes * streams, OPERATIONS_PER_STATE_NUMBER * state_numbers * rows
+        2 * layout.num_bytes * streams, operations * state_numbers * rows
     )

@@ -6,13 +6,12 @@ are a real prefill; beyond them the position alone is moved, as the state does n
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.decode.models import checkpoint, step_cost
-from benchmarks.decode.peers import PREFILL_TOKENS, Measured, Opened, Point, steps_until
+from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import SIZES
 from model.config import ModelConfig
@@ -23,7 +22,7 @@ MAX_READ_TOKENS = 8192
 WARM_UP_S = 0.05
 
 
-class Native:
+class Native(Steps):
     """A `decode.peers.Contender`: our model with one attention."""
 
     def __init__(self, models: Path, attention: str) -> None:
@@ -32,7 +31,7 @@ class Native:
 
     def open(self, point: Point) -> Opened:
         self._load(point)
-        self._prefills = point.mode == "prefill"
+        self._begin(point)
         self._draws = [self._runtime.draw(temperature=0.0, seed=i) for i in range(point.streams)]
         self._slots = list(range(point.streams))
         self._pool = self._runtime.empty_pool(point.streams)
@@ -44,9 +43,9 @@ class Native:
         self._prompt = ids.tolist()
         self._tokens = [[self._prompt[slot]] for slot in self._slots]
         self.run(WARM_UP_S)
-        rows = PREFILL_TOKENS if self._prefills else point.streams
-        cost = self.cost(ITEM_BYTES[point.dtype], rows, point)
-        return Opened(point.dtype, num_parameters(self._runtime.config), rows, cost)
+        cost = self.cost(ITEM_BYTES[point.dtype], self._step_tokens, point)
+        parameters = num_parameters(self._runtime.config)
+        return Opened(point.dtype, parameters, self._step_tokens, cost)
 
     def make_runtime(self, point: Point) -> Runtime:
         """The model of ``point``, ready to run."""
@@ -59,12 +58,6 @@ class Native:
         config = self._runtime.config
         assert isinstance(config, ModelConfig)
         return step_cost(config, item_bytes, rows, point.streams)
-
-    def run(self, seconds: float) -> Measured:
-        step = self._prefill if self._prefills else self._decode
-        num_steps, elapsed = steps_until(seconds, time.perf_counter, step)
-        rows = PREFILL_TOKENS if self._prefills else len(self._slots)
-        return Measured(num_steps * rows, elapsed)
 
     def _load(self, point: Point) -> None:
         """The weights of ``point``, unless they are there."""

@@ -6,6 +6,8 @@ as long as it is told, again and again, so that several can take turns.
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,6 +67,34 @@ class Contender(Protocol):
 
     def run(self, seconds: float) -> Measured:
         """Whole steps until ``seconds`` are over, at least one."""
+
+
+class Steps(ABC):
+    """A `Contender` that runs step by step: ``_prefills`` says of which kind."""
+
+    _prefills: bool
+    _streams: int
+
+    def run(self, seconds: float) -> Measured:
+        """Whole steps until ``seconds`` are over, at least one."""
+        step = self._prefill if self._prefills else self._decode
+        num_steps, elapsed = steps_until(seconds, time.perf_counter, step)
+        return Measured(num_steps * self._step_tokens, elapsed)
+
+    def _begin(self, point: Point) -> None:
+        self._prefills, self._streams = point.mode == "prefill", point.streams
+
+    @property
+    def _step_tokens(self) -> int:
+        return PREFILL_TOKENS if self._prefills else self._streams
+
+    @abstractmethod
+    def _decode(self) -> None:
+        """Makes a token in each stream."""
+
+    @abstractmethod
+    def _prefill(self) -> None:
+        """Reads a prompt of `PREFILL_TOKENS`."""
 
 
 #: name -> (module, class, arguments)

@@ -18,6 +18,7 @@ from benchmarks.decode.peers import (
     Measured,
     Opened,
     Point,
+    Steps,
     Unavailable,
     steps_until,
 )
@@ -37,7 +38,7 @@ GENERATED_TOKENS = 8
 MEMORY_PART = 0.3
 
 
-class OwnTorch:
+class OwnTorch(Steps):
     """A `decode.peers.Contender`: `LanguageModel.step`, "eager" or with "compile"."""
 
     def __init__(self, models: Path, way: str) -> None:
@@ -47,24 +48,19 @@ class OwnTorch:
     @torch.inference_mode()
     def open(self, point: Point) -> Opened:
         model = self._load(point)
-        self._prefills = point.mode == "prefill"
+        self._begin(point)
         self._state = model.empty_state(point.streams)
         self._tokens = torch.ones(point.streams, dtype=torch.int64)
         self._positions = torch.full((point.streams,), point.context)
         self._prompt = torch.randint(model.config.vocab_size, (1, PREFILL_TOKENS))
         for _ in range(WARM_UP_STEPS):
             self.run(0.0)
-        rows = PREFILL_TOKENS if self._prefills else point.streams
-        cost = step_cost(model.config, ITEM_BYTES[point.dtype], rows, point.streams)
-        return Opened(point.dtype, model.num_parameters(), rows, cost)
+        cost = step_cost(model.config, ITEM_BYTES[point.dtype], self._step_tokens, point.streams)
+        return Opened(point.dtype, model.num_parameters(), self._step_tokens, cost)
 
     @torch.inference_mode()
     def run(self, seconds: float) -> Measured:
-        step = self._prefill if self._prefills else self._decode
-        num_steps, elapsed = steps_until(seconds, time.perf_counter, step)
-        return Measured(
-            num_steps * (PREFILL_TOKENS if self._prefills else len(self._tokens)), elapsed
-        )
+        return super().run(seconds)
 
     def _load(self, point: Point) -> LanguageModel:
         torch.set_num_threads(point.threads)

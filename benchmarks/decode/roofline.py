@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.report import Figures, print_result, show, table
 
-#: Bytes of a weight; int8 has scales beside it, which are left out here, in our disfavour.
+#: Bytes of a weight; int8 has scales next to it, which are left out here, in our disfavour.
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 LOGIT_BYTES = 4
 SECONDS = 0.05

@@ -16,7 +16,7 @@ BLOCK = 32
 class Size:
     """Width, depth and vocabulary; the head has weights of its own.
 
-    ``intermediate_size`` is that of a SwiGLU beside four square matrices in each layer, as in a
+    ``intermediate_size`` is that of a SwiGLU next to four square matrices in each layer, as in a
     Llama and in our simplest mechanisms; it decides how many parameters every model of this
     size has, and an architecture with more in its attention gets a narrower MLP.
     """

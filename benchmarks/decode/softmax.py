@@ -1,4 +1,4 @@
-"""Softmax models beside ours: same width, depth, heads and number of parameters; a KV cache.
+"""Softmax models to compare with ours: as wide, deep and large, with a KV cache.
 
 Their weights are random, and their caches are filled with random keys and values
 instead of a text's: neither changes the time of a token, and a long context is

@@ -152,7 +152,7 @@ def session_bytes(config: ModelConfig) -> Figures:
 
 
 def training_figures(rows: list[dict[str, str]], recipe: Recipe) -> Figures:
-    """From the log: losses, and the speed beside whatever else ran on the machine."""
+    """From the log: losses, and the speed next to whatever else ran on the machine."""
     losses = [float(row["loss"]) for row in rows]
     num_tokens, seconds = int(rows[-1]["tokens"]), float(rows[-1]["seconds"])
     return {

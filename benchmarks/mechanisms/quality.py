@@ -8,7 +8,7 @@ Three ways of reading the same tokens in the same order, so that they compare to
                 that overlap by half, of which the second half counts.
 
 A piece never crosses a document's end. What a bucket of positions gains by a past longer
-than a window is its bits per byte in ``segments`` beside those of the same tokens in ``windows``.
+than a window is its bits per byte in ``segments``, compared with the same tokens in ``windows``.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from server.engine.sampling_defaults import published, with_defaults
 from server.models.backend import open_backend
 
 RESULT = RESULTS / "bundled_models.json"
-#: The authors of the texts under CC BY, by text; a copy of the list that lies beside the data.
+#: The authors of the texts under CC BY, by text; a copy of the list that lies next to the data.
 CREDITS = FOLDER / "CREDITS.tsv"
 VALIDATION = ("valid.txt", "simple_stories_valid.txt")
 CREDITS_OF_DATA = "simple_stories_credits.tsv"

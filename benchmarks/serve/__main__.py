@@ -1,9 +1,9 @@
-"""Our server beside others over real sockets: the same load of completions as server-sent events.
+"""Our server over real sockets, compared with others: the same completions as server-sent events.
 
-Beside `everstream serve` run llama.cpp's `llama-server`, with a Llama or an RWKV-7, and a plain
+Next to `everstream serve` run llama.cpp's `llama-server`, with a Llama or an RWKV-7, and a plain
 FastAPI server around transformers' `generate`; all have random weights, the same vocabulary and as
 many parameters. Each of the others runs twice, with as many threads as ours and with one (2t, 1t),
-since more are not always faster beside a load generator. They take turns for several rounds. A
+since more are not always faster next to a load generator. They take turns for several rounds. A
 token is one that was asked for; time between tokens is that between two arrivals of text at the
 client. CPU time is the server's whole process by token, the model's arithmetic included.
 """

@@ -1,4 +1,4 @@
-"""What the log costs: streams of kept sessions beside the same ones that are not kept."""
+"""What the log costs: streams of kept sessions compared with the same ones that are not kept."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def measure(folder: Path, num_sessions: int) -> list[Row]:
     with ServerProcess(*options) as server:
         empty = resident_bytes(server.pid)
         start = time.perf_counter()
-        ids = asyncio.run(_make(server.url, num_sessions))
+        ids = asyncio.run(make(server.url, num_sessions))
         made_s = time.perf_counter() - start
         full = resident_bytes(server.pid)
         server.stop()
@@ -52,7 +52,7 @@ def measure(folder: Path, num_sessions: int) -> list[Row]:
     ]
 
 
-async def _make(url: str, num_sessions: int) -> list[str]:
+async def make(url: str, num_sessions: int) -> list[str]:
     """Forks of one session, each fed something of its own, so that it has its own state."""
     room = asyncio.Semaphore(AT_ONCE)
     async with AsyncClient(url, timeout_s=600) as client:

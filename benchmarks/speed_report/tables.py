@@ -24,7 +24,7 @@ README_MODELS = ("gated", "softmax, transformers' Llama, static cache")
 
 
 def best_table(rows: Sequence[Figures], mode: str) -> str:
-    """Our best type of weights beside the best of each peer, at an empty context."""
+    """Our best type of weights and the best of each peer, at an empty context."""
     empty, body = where(rows, mode=mode, context=0), []
     for size, threads, streams in points_of(empty, "size", "threads", "streams"):
         here = where(empty, size=size, streams=streams)
@@ -116,7 +116,7 @@ def _serve_cells(figures: Figures) -> list[str]:
 
 
 def serve_summary(serve: Figures) -> str:
-    """Ours by streams, beside the tokens/s of the others at their better number of threads."""
+    """Ours by streams, and the tokens/s of the others at their better number of threads."""
     others = list(dict.fromkeys(name.partition(",")[0] for name in serve["ratios"]))
     body = []
     for streams, figures in serve["servers"][SERVER].items():

@@ -1,4 +1,4 @@
-"""What the speed of this project was to be, beside what it is: a table of docs/speed.md."""
+"""What the speed of this project was to be, and what it is: a table of docs/speed.md."""
 
 from __future__ import annotations
 

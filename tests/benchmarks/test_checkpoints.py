@@ -7,7 +7,8 @@ import math
 import pytest
 
 from benchmarks.checkpoints.report import figures_of, table
-from benchmarks.checkpoints.shapes import CONFIGS, random_weights, step_cost
+from benchmarks.checkpoints.shapes import CONFIGS, random_weights
+from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import Measured, Opened, Point
 from benchmarks.decode.report import Turns
 from benchmarks.decode.roofline import Cost
