@@ -2,7 +2,8 @@
 
 `server.api.schemas.frames` makes frames of these types, mypy checks them field by field,
 the AsyncAPI document shows them, and the tests validate every frame that they receive by
-them. In the document their names do without "Frame".
+them. A token's frame alone is put together from bytes, and a test compares the two.
+In the document their names do without "Frame".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -18,7 +18,6 @@ from server.api.schemas.frame_models import (
     ResetFrame,
     ResumedFrame,
     StartedFrame,
-    TokenFrame,
 )
 from server.api.translate import usage_object
 from server.engine.types import (
@@ -49,6 +48,12 @@ class FrameWriter:
     request_id: str
     request: Request | None
     epoch_name: EpochName
+    _before: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Writes what all of its tokens' frames begin with."""
+        head = orjson.dumps({"type": "token", "request_id": self.request_id})
+        object.__setattr__(self, "_before", head[:-1])
 
     def frame(self, event: Event) -> bytes | None:
         """The frame for an event of this request, if the event has one."""
@@ -65,21 +70,19 @@ class FrameWriter:
         return self.finished(event)
 
     def token(self, event: TokenEvent) -> bytes:
-        """The frame for one token of this request."""
-        frame: TokenFrame = {
-            "type": "token",
-            "request_id": self.request_id,
-            "seq": event.seq,
-            "position": event.position,
-            "token_id": event.token_id,
-            "text": event.text,
-        }
-        if event.logprob is not None:
-            frame["logprob"] = event.logprob
-            frame["top_logprobs"] = [
-                {"token_id": token, "logprob": logprob} for token, logprob in event.top
-            ]
-        return orjson.dumps(frame)
+        """The `TokenFrame` for one token of this request.
+
+        It is put together from bytes: orjson reserves a kilobyte for each result, which
+        costs three times as much where a batch of many frames is held until it is written.
+        """
+        frame = b'%b,"seq":%d,"position":%d,"token_id":%d,"text":%b}' % (
+            self._before,
+            event.seq,
+            event.position,
+            event.token_id,
+            orjson.dumps(event.text),
+        )
+        return frame if event.logprob is None else b"%b,%b" % (frame[:-1], _logprobs(event))
 
     def _started(self, event: Started) -> bytes | None:
         if self.request is None or self.request.sampling is None:
@@ -135,6 +138,12 @@ class FrameWriter:
         if event.logprobs is not None:
             frame["logprobs"] = event.logprobs
         return encode(frame)
+
+
+def _logprobs(event: TokenEvent) -> bytes:
+    """The fields that a token has more, where its request asked for them, and a brace."""
+    top = [{"token_id": token, "logprob": logprob} for token, logprob in event.top]
+    return orjson.dumps({"logprob": event.logprob, "top_logprobs": top})[1:]
 
 
 def created_frame(request_id: str, info: SessionInfo, epoch_name: EpochName) -> bytes:
