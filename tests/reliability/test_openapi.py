@@ -29,7 +29,7 @@ OPEN = {"GET /health", "GET /ready"}
 #: short. A path with a parameter also matches the fixed path beside it, with other methods. And
 #: whoever comes with a cursor of another server is told so, also of a session that is gone.
 LEFT_OUT = "positive_data_acceptance,allow_header_conformance,use_after_free"
-#: They load from a folder that the operator names: tests/server/models/test_changes.py has one.
+#: They load from a folder that the operator names; tests/server/models has one.
 NEEDS_A_FOLDER = {
     "POST /v1/admin/models",
     "POST /v1/admin/models/{name}/reload",
