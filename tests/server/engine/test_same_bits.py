@@ -31,6 +31,10 @@ SERVED = [name for name in MECHANISMS if spec_of(name).constant_state] + [*ARCHI
 PROMPT = tuple(range(1, 150))  # two chunks of the grid and a rest
 
 
+#: One of each kind of state: sums, codes, a window, a gated sum, a matrix that is corrected, and
+#: another architecture. What takes long is tried with these.
+KINDS = ("elu", "vq", "window_linear", "gated", "delta", "rwkv7")
+
 NATIVE = [pytest.param((name, "native"), marks=needs_native) for name in ARCHITECTURES]
 
 
@@ -43,8 +47,9 @@ def make(request: pytest.FixtureRequest, make_engine: MakeEngine) -> MakeEngine:
 
 
 @pytest.mark.slow
-def test_same_tokens_alone_or_among_63_others(make: MakeEngine) -> None:
-    engine = make()
+@pytest.mark.parametrize("attention", KINDS)
+def test_same_tokens_alone_or_among_63_others(make_engine: MakeEngine, attention: str) -> None:
+    engine = make_engine(attention=attention)
     alone = tokens_of(solo(engine, request("me", PROMPT, max_tokens=40, seed=7)))
     for i in range(63):
         engine.submit(request(f"other-{i}", PROMPT[i:], max_tokens=10 + i, seed=i), 0.0)
