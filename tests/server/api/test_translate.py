@@ -28,14 +28,14 @@ from server.models import storage
 from server.models.service import RequestLimits
 from server.runtime import async_engine as async_engine
 from server.runtime import event_queue as event_queue
-from server.sessions import named_states, sessions
+from server.sessions import idempotency, named_states
 from server.store import errors as store_errors
 from server.store.errors import StoreTooNew
 from tests.fakes import ByteTokenizer
 
 #: All that have errors, but for what only an operator sees.
 MODULES = (
-    *(errors, api_errors, store_errors, async_engine, event_queue, scopes, sessions, tenants),
+    *(errors, api_errors, store_errors, async_engine, event_queue, idempotency, scopes, tenants),
     *(model_changes, named_states, response_turns, responses_reading, storage),
 )
 
