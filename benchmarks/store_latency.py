@@ -163,7 +163,7 @@ CALLS = {
     "open": "they are made",
     "maintain": "what is done once a second",
     "load": "one of them is loaded",
-    "move": "one of them is let go",
+    "move": "one of them is released",
     "join": "a replica joins",
 }
 
