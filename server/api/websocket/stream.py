@@ -18,7 +18,7 @@ from server.api.schemas.parse import beside, named_in, parse_message, request_id
 from server.api.translate import Translator
 from server.api.websocket import session_messages
 from server.api.websocket.socket import Close, Socket
-from server.engine.types import Event, Failed, Finished, Migrated, Request
+from server.engine.types import Event, Failed, Finished, Migrated, Request, TokenEvent
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
 from server.models.registry import Models
 from server.models.service import Service
@@ -75,6 +75,9 @@ class StreamCodec:
         frames = []
         for event in events:
             if (alive := self._alive.get(event.request_id)) is None:
+                continue
+            if isinstance(event, TokenEvent):  # first, because nearly all are
+                frames.append(alive.writer.token(event))
                 continue
             if isinstance(event, Finished | Failed | Migrated):
                 self._has_migrated |= isinstance(event, Migrated)
