@@ -13,6 +13,8 @@ from model.checkpoint import load_checkpoint
 from tests.hub_server import Hub, Repository
 from tests.model.hub.commands import Commands
 
+pytestmark = pytest.mark.process
+
 
 def listed(everstream: Commands) -> dict[str, dict[str, Any]]:
     """The models of the hub that are on disk, by name."""
@@ -20,7 +22,6 @@ def listed(everstream: Commands) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows if row["source"] == "hub"}
 
 
-@pytest.mark.process
 def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> None:
     hub.add("owner/gguf", models / "gguf")
     file = everstream.pull("owner/gguf", "--file", "small-Q8_0.gguf")
@@ -30,7 +31,6 @@ def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> N
     assert (row["family"], row["form"]) == ("rwkv7", "gguf")
 
 
-@pytest.mark.process
 def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) -> None:
     hub.add("owner/native", models / "native")
     hub.add("owner/fla", models / "fla")
