@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.needs import Guard, mark
 from tests.postgres import Postgres
+from tests.restored_logging import restored_logging
 
 # Tiny models gain nothing from a second thread and lose much beside another busy process.
 # Child processes inherit it; tests about threads set their own number.
@@ -52,6 +53,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     yield
     item.config.stash[GUARD].check(item)
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """The order of tests decides nothing about what is logged, or read as logged."""
+    with restored_logging():
+        yield
 
 
 @pytest.fixture
