@@ -32,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests of processes wait about as long as they compute."""
+    return (os.cpu_count() or 1) + 1
+
+
 GUARD = pytest.StashKey[Guard]()
 
 
