@@ -121,8 +121,12 @@ class Redaction:
         return _SUBPROTOCOL.sub(rf"\1{REDACTED}", text)
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """What ``extra`` gave: plain values as they are, others as text, nothing secret."""
-        given = {n: v for n, v in vars(record).items() if n not in _OF_EVERY_RECORD}
+        """What ``extra`` gave: plain values as they are, others as text, nothing secret.
+
+        A leading underscore is a library's, which adds the field to each record: Ray does.
+        """
+        added = {n: v for n, v in vars(record).items() if n not in _OF_EVERY_RECORD}
+        given = {n: v for n, v in added.items() if not n.startswith("_")}
         return {
             name: REDACTED if name.lower() in _SECRET_FIELDS else self._value(value)
             for name, value in given.items()
