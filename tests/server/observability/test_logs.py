@@ -170,13 +170,13 @@ def test_harmless_text_stays_as_it_is() -> None:
     assert as_json(record(text), "")["message"] == text
 
 
-@pytest.mark.process
 def test_field_that_a_library_adds_to_each_record_is_left_out() -> None:
     made = record("done", request_id="r1", _ray_timestamp_ns=1)
     assert as_text(made).endswith(" done request_id=r1")
     assert "_ray_timestamp_ns" not in as_json(made)
 
 
+@pytest.mark.process
 def test_configured_process_logs_json_of_all_loggers_to_stderr() -> None:
     lines = printed(
         "configure('json', keys=['s3cret'])\n"
