@@ -1,6 +1,6 @@
 """Many replicas on one store: what it costs for each token, and how soon another one goes on.
 
-Real `everstream serve` processes of one thread, and a PostgreSQL that syncs every commit, beside
+Real `everstream serve` processes of one thread, and a PostgreSQL that syncs every commit, next to
 the load generator on one machine: they share its cores, so CPU time is told apart by process.
 Ways and numbers take turns for several rounds; figures are medians, ratios those within a round.
 From them follows, on paper, what more machines ask of the database (`paper`). Each part

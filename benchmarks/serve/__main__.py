@@ -52,7 +52,7 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serve", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--beside", nargs="*", choices=PEERS, default=[], help="other servers")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[], help="other servers")
     parser.add_argument("--dtype", help="auto, float32, bfloat16 or int8")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a server")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
@@ -146,7 +146,7 @@ def main(command: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         folder = options.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         targets = [start_ours(options, folder, stack)]
-        for name in options.beside:
+        for name in options.peers:
             counts = sorted({1, options.threads})
             targets += [start_peer(name, n, options, folder, stack) for n in counts]
         runs = measure(targets, options)

@@ -115,7 +115,7 @@ class AsyncEngine:
         """Starts a request; its events go to ``sink``. Raises `RequestError`.
 
         A new session begins as ``start`` says, and else empty; for any other see `call_on`.
-        The caller calls `release` with the sink when nobody reads it any more.
+        The caller calls `release` with the sink when it has no reader any more.
         """
         if request.keep or request.session is not None:
             self.check_store()
@@ -163,7 +163,7 @@ class AsyncEngine:
             self.detach(request_id)
 
     def detach(self, request_id: str) -> None:
-        """Nobody reads the request any more."""
+        """The request has no reader any more."""
         self._requests.leave(request_id)
         for held in self._held.values():
             held.discard(request_id)
@@ -359,7 +359,7 @@ class AsyncEngine:
 
     @property
     def takes_sockets(self) -> bool:
-        """Whether a new socket is of use, be it for what nobody keeps."""
+        """Whether a new socket is of use, be it for what is not kept."""
         return self.healthy and self._refusal is None
 
     def begin_drain(self) -> None:
@@ -367,7 +367,7 @@ class AsyncEngine:
         self._refusal = Draining
 
     def begin_retirement(self, refusal: Callable[[], RequestError]) -> None:
-        """Lets sessions rest as they are: see `check_retirement`.
+        """Refuses new work on sessions: see `check_retirement`.
 
         What runs goes on and may still be read again, and requests of those who use the
         async engine by now are still taken.
@@ -375,7 +375,7 @@ class AsyncEngine:
         self._retirement = refusal
 
     def check_retirement(self) -> None:
-        """Raises what refuses new work on a session, where sessions go on no more."""
+        """Raises the error that refuses new work on sessions, if there is one."""
         if self._retirement is not None:
             raise self._retirement()
 
@@ -392,7 +392,7 @@ class AsyncEngine:
                 self._unused.set()
 
     async def finished(self) -> None:
-        """Returns when nobody uses it, and nothing runs any more, whether it is read or not."""
+        """Returns when it has no user, and nothing runs any more, whether it is read or not."""
         ends = (self._unused, self._requests.idle, self._idle)
         while not all(end.is_set() for end in ends):
             for end in ends:
@@ -423,7 +423,7 @@ class AsyncEngine:
         for request_id in self._requests.requests():
             self.cancel(request_id)
 
-    # The event loop's side
+    # On the event loop
 
     def _deliver(self) -> None:
         """Runs in the event loop, for all steps that wait: each reader gets its events at once."""
@@ -488,7 +488,7 @@ class AsyncEngine:
                 future.set_exception(error)
         self._requests.fail_all(error)
 
-    # The store thread's thread, or the engine's where nothing has to be logged
+    # On the store thread, or on the engine thread where a step has nothing to log
 
     def _deliver_soon(self, step: EngineStep) -> None:
         """Has the event loop deliver the step, with all that wait by then."""

@@ -35,7 +35,7 @@ def test_program_ends_with_medians_of_its_rounds(
 ) -> None:
     output = tmp_path / "results.json"
     serve.main(
-        f"--beside --size tiny --streams 1 3 --requests 2 --max-tokens 6 --rounds 2 --threads 1"
+        f"--peers --size tiny --streams 1 3 --requests 2 --max-tokens 6 --rounds 2 --threads 1"
         f" --models {tmp_path} --output {output}".split()
     )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])

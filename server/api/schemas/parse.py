@@ -68,10 +68,10 @@ async def body_of(
     A large one is parsed in a thread: other requests go on meanwhile.
     """
     body = await request.body() or default
-    return await beside(len(body), lambda: parse_body(model, body, max_ids))
+    return await in_thread_if_large(len(body), lambda: parse_body(model, body, max_ids))
 
 
-async def beside(num_bytes: int, call: Callable[[], T]) -> T:
+async def in_thread_if_large(num_bytes: int, call: Callable[[], T]) -> T:
     """The result of ``call``, which reads so many bytes: in a thread where these are many."""
     return call() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(call)
 

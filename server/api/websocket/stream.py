@@ -14,7 +14,7 @@ from server.api.auth.tenants import RateLimited
 from server.api.schemas import requests as schemas
 from server.api.schemas.frame_models import DetachedFrame
 from server.api.schemas.frames import FrameWriter, encode, error_frame, resumed_frame
-from server.api.schemas.parse import beside, named_in, parse_message, request_id_of
+from server.api.schemas.parse import in_thread_if_large, named_in, parse_message, request_id_of
 from server.api.translate import Translator
 from server.api.websocket import session_messages
 from server.api.websocket.socket import Close, Socket
@@ -107,9 +107,11 @@ class StreamCodec:
             self._reply(error_frame(None, InvalidRequest("frames must be text")))
             return
         try:
-            message = await beside(len(text), lambda: parse_message(text, self._max_ids))
+            message = await in_thread_if_large(
+                len(text), lambda: parse_message(text, self._max_ids)
+            )
         except InvalidRequest as error:
-            id = await beside(len(text), lambda: request_id_of(text))
+            id = await in_thread_if_large(len(text), lambda: request_id_of(text))
             self._reply(error_frame(id, excess or error))
             return
         try:

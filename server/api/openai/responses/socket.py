@@ -1,4 +1,4 @@
-"""`/v1/responses` as a WebSocket: responses one after the other, or beside each other.
+"""`/v1/responses` as a WebSocket: responses one after the other, or in_thread_if_large each other.
 
 A client sends ``response.create`` with the body of `POST /v1/responses`, and gets
 the events that HTTP would stream. What has one ``stream_id``, or none, is done in
@@ -32,7 +32,7 @@ from server.api.openai.responses.work import (
     work_of,
 )
 from server.api.openai.responses.writer import ResponseWriter, on_stream
-from server.api.schemas.parse import beside, parse_body
+from server.api.schemas.parse import in_thread_if_large, parse_body
 from server.api.websocket.socket import Close, Socket
 from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import InternalFailure, InvalidRequest, QueueFull, RequestError, invalid
@@ -103,7 +103,7 @@ class ResponsesCodec:
             if text is None:
                 raise InvalidRequest("frames must be text")
             body = text.encode()
-            is_create, stream_id = await beside(len(body), lambda: _head(body))
+            is_create, stream_id = await in_thread_if_large(len(body), lambda: _head(body))
             if not is_create:
                 raise invalid("type", "must be response.create; there is no other message")
             if sum(map(len, self._lanes.values())) >= self._max_requests:
@@ -159,7 +159,7 @@ class ResponsesCodec:
         Its bytes wait until it is prepared: parsed, they take many times their number.
         """
         try:
-            message = await beside(
+            message = await in_thread_if_large(
                 len(body), lambda: parse_body(ResponseCreate, body, self._max_ids)
             )
             self._caller.require("generate")
