@@ -40,6 +40,7 @@ class Tokenizer:
     ``eos_token_ids`` end a text; ``eos_token_id`` is the main one, which separates texts.
     ``file_name`` is what the file is called in a checkpoint, ``kind`` what people call such
     files. ``puts_space_in_front``: a text that begins has other ids than one that continues.
+    ``silent_ids`` stand for no text.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -51,6 +52,7 @@ class Tokenizer:
         self.file_name = library.FILE if isinstance(codec, LibraryCodec) else world.FILE
         self.puts_space_in_front: bool = codec.puts_space_in_front
         self._codec, self._bytes = codec, codec.token_bytes
+        self.silent_ids = frozenset(id for id, data in enumerate(self._bytes) if not data)
         self._names = _pattern(codec.special.values())
 
     @classmethod

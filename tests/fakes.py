@@ -63,6 +63,7 @@ class ByteTokenizer:
     eos_token_id, eos_token_ids = EOS, (EOS,)
     puts_space_in_front = False
     special_ids = {"<|endoftext|>": EOS}  # noqa: RUF012 - nobody writes to it
+    silent_ids = frozenset((EOS,))
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         if not allow_special:

@@ -36,11 +36,11 @@ class Detokenizer:
 
     def skip(self, token_ids: Iterable[int]) -> None:
         """Goes on behind tokens whose text is not asked for."""
-        self._at_start = self._at_start and all(map(self.is_silent, token_ids))
+        self._at_start = self._at_start and self._tokenizer.silent_ids.issuperset(token_ids)
 
     def is_silent(self, token_id: int) -> bool:
         """Whether the token stands for no text."""
-        return not self._tokenizer.token_bytes(token_id)
+        return token_id in self._tokenizer.silent_ids
 
     @property
     def undecoded(self) -> bytes:

@@ -18,7 +18,7 @@ from server.engine.host import Host
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.session_lifecycle import SessionEvent
-from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo
+from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo, Started
 from server.engine.value import Accepted, Progress, SessionValue
 from server.errors import InvalidRequest, QueueFull, SessionAttached
 
@@ -48,10 +48,11 @@ class Engine(Host):
             session = self._keeper.open(request.owner, request.keep, now, start)
         else:
             session = self._sessions.find(request.session, request.owner)
-        live = self._round.live_of(Progress(request, session.length), session)
+        progress = Progress(request, session.length)
+        live = Live.of(progress, session, self._runner, self._eos_token_ids)
         self._sessions.begin(session, live)
         self._extend(live)
-        self._round.start(session)
+        self._round.start(live)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request in the next step; one that is over already is none of its business."""
@@ -163,7 +164,14 @@ class Engine(Host):
     def step(self, now: float) -> list[Event]:
         """One round: cancels, admissions, then one token or one chunk for each running request."""
         self.expire(now)
-        return self._round.play(now)
+        for live in list(self._round.endings.cancelled):
+            self._round.endings.finish(live, "cancelled", now)
+        self._admit(now)
+        if plan := self._scheduler.plan():
+            self._round.run(self._grammar_turns.choose(plan, self._scheduler.running), now)
+        events = self._round.events.copy()
+        self._round.events.clear()
+        return events
 
     def has_work(self) -> bool:
         return bool(
@@ -188,14 +196,49 @@ class Engine(Host):
             num_asleep=self._sessions.num_asleep,
             num_parked=sum(live.parked for live in self._live.values()),
             evicted_sessions_total=self._keeper.num_evicted,
-            preemptions_total=self._round.num_preempted,
+            preemptions_total=self._num_preempted,
             prefix_entries=prefixes.num_entries if prefixes else 0,
             prefix_hits_total=prefixes.num_hits if prefixes else 0,
             prefix_misses_total=prefixes.num_misses if prefixes else 0,
             prefix_saved_tokens_total=prefixes.saved_tokens_total if prefixes else 0,
         )
 
-    # The parts of a submit
+    # The parts of a step and of a submit
+
+    def _admit(self, now: float) -> None:
+        """Starts those that wait, as far as slots reach; long runners make room for them."""
+        while (live := self._scheduler.next_waiting()) is not None:
+            if not self._can_run(live):
+                preemptible = self._scheduler.had_its_turn()
+                if preemptible is None:
+                    return
+                self._preempt(preemptible)
+                continue
+            self._scheduler.start(live)
+            live.move(Phase.RUNNING)
+            live.num_in_turn = 0
+            if not live.started:
+                self._begin(live)
+            if not live.session.num_unfed:
+                self._round.prompt_is_fed(live, now)
+
+    def _can_run(self, live: Live) -> bool:
+        room = len(self._scheduler.running) < self._scheduler.max_running
+        return room and self._sessions.wake(live.session)
+
+    def _preempt(self, live: Live) -> None:
+        self._num_preempted += 1
+        self._scheduler.remove(live)
+        live.move(Phase.WAITING)
+        self._sessions.release(live.session)
+        self._scheduler.add(live)
+
+    def _begin(self, live: Live) -> None:
+        live.started = True
+        session = live.session
+        place = (live.length, session.epoch, session.seq)
+        self._round.events.append(Started(live.request.request_id, session.id, *place))
+        self._prompts.skip_cached(live)
 
     def _extend(self, live: Live) -> None:
         """What the request adds to the text: a start token if asked, and its own tokens.

@@ -10,7 +10,8 @@ from model.tokenizer import Tokenizer
 from server.engine.checks import check_tokens
 from server.engine.config import EngineConfig
 from server.engine.constraint import no_matchers
-from server.engine.keeper import Keeper, KeepingConfig, info_of
+from server.engine.grammar_turns import GrammarTurns
+from server.engine.keeper import Keeper, info_of
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.prefix_cache import Evicted, PrefixCache
@@ -39,11 +40,12 @@ class Host:
     ) -> None:
         self.tokenizer = tokenizer
         self._model_config, self._config = model_config, config
-        self._pool = pool
+        self._pool, self._runner = pool, runner
+        eos = (model_config.eos_token_id, *tokenizer.eos_token_ids)
+        self._eos_token_ids = tuple(dict.fromkeys(eos))
         self._live: dict[str, Live] = {}
         self._sessions = SessionTable(pool, config.max_asleep, config.session_ttl_s)
-        keeping = KeepingConfig(config.new_id, config.can_evict, config.save_interval)
-        self._keeper = Keeper(self._sessions, self._live, tokenizer, keeping)
+        self._keeper = Keeper(self._sessions, self._live, tokenizer, config)
         self._scheduler: Scheduler[Live] = Scheduler(
             runner.grid, config.max_running, config.max_waiting
         )
@@ -58,10 +60,12 @@ class Host:
             self._keeper,
             self._prompts,
             self._live,
-            tuple(dict.fromkeys((model_config.eos_token_id, *tokenizer.eos_token_ids))),
+            self._eos_token_ids,
             config.matchers or no_matchers,
             model_config.vocab_size,
         )
+        self._grammar_turns = GrammarTurns()
+        self._num_preempted = 0
 
     def create_session(self, owner: str, now: float) -> SessionInfo:
         """A kept, empty session. Raises `CapacityExhausted`."""
@@ -120,7 +124,7 @@ class Host:
             return self._info(self._sessions.find(past.value.id, past.value.owner), now)
         session, progress = self._keeper.restore(past, now)
         if progress is not None:
-            live = self._round.live_of(progress, session)
+            live = Live.of(progress, session, self._runner, self._eos_token_ids)
             self._sessions.run(session, live)
             live.phase, live.detached, live.started = Phase.PARKED, True, True
             live.stop_scoring()  # those of its beginning are lost

@@ -5,10 +5,10 @@ What happens to them comes out as records, for a store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from model.tokenizer import Tokenizer
+from server.engine.config import EngineConfig
 from server.engine.detokenizer import Detokenizer
 from server.engine.live import Live
 from server.engine.replay import replay
@@ -31,15 +31,6 @@ from server.engine.value import (
 from server.errors import CapacityExhausted, InvalidRequest, SessionBusy
 
 
-@dataclass(frozen=True)
-class KeepingConfig:
-    """``new_id`` names sessions. With ``can_evict`` a store takes those that must go."""
-
-    new_id: Callable[[], str]
-    can_evict: bool = False
-    save_interval: int = 1024
-
-
 class Keeper:
     """The sessions of a table, and ``records`` of the kept ones. Owned by the engine.
 
@@ -52,7 +43,7 @@ class Keeper:
         table: SessionTable,
         live: dict[str, Live],
         tokenizer: Tokenizer,
-        config: KeepingConfig,
+        config: EngineConfig,
     ) -> None:
         self.records: list[Record] = []
         self.num_expired = self.num_evicted = 0

@@ -51,7 +51,8 @@ def _apply(
     num_generated = 0 if progress is None else progress.num_generated
     for entry in entries:
         if isinstance(entry, TokenEvent):
-            text = session.show(entry.token_id)
+            exact = session.constraint is not None
+            text = session.detokenizer.push(entry.token_id, exact)
             if stops is not None:
                 stops.push(text)
             session.hold(entry.token_id)

@@ -1,4 +1,4 @@
-"""One round of the engine: who runs, one call of the runner, and what comes of each row.
+"""One round of the engine: one call of the runner, and what comes of each row.
 
 An error in one request ends that request alone: a call of the
 runner that fails has changed nothing, and is repeated row by row.
@@ -11,7 +11,6 @@ from collections import Counter
 
 from server.engine.constraint import Matchers
 from server.engine.endings import RequestEndings
-from server.engine.grammar_turns import GrammarTurns
 from server.engine.keeper import Keeper
 from server.engine.lifecycle import Phase
 from server.engine.live import Live
@@ -19,10 +18,9 @@ from server.engine.prompts import Prompts, branches
 from server.engine.rows import note_logprobs, read, row
 from server.engine.runner import NO_TOKEN, NOT_FINITE, Feed, Runner
 from server.engine.scheduler import Scheduler
-from server.engine.session import Session
 from server.engine.session_lifecycle import SessionEvent
 from server.engine.sessions import SessionTable
-from server.engine.types import Event, Failed, Scored, Started, TokenEvent
+from server.engine.types import Event, Failed, Scored, TokenEvent
 from server.engine.value import Progress
 from server.errors import CapacityExhausted, OutOfMemory
 
@@ -33,6 +31,8 @@ NOT_FINITE_ERROR = "the model's output is not finite"
 CALM_ROUNDS = 256
 
 OWN_ERROR = "the engine could not do this"
+
+Row = tuple[Live, Feed]
 
 
 class Round:
@@ -52,7 +52,7 @@ class Round:
     ) -> None:
         self.events: list[Event] = []
         self.endings = RequestEndings(self.events, scheduler, sessions, keeper, live)
-        self.num_completion = self.num_preempted = 0
+        self.num_completion = 0
         self.usage: Counter[str] = Counter()
         self._runner, self._scheduler = runner, scheduler
         self._max_running, self._num_calm = scheduler.max_running, 0
@@ -60,31 +60,9 @@ class Round:
         self._prompts, self._live = prompts, live
         self._eos_token_ids, self._matchers = eos_token_ids, matchers
         self._vocab_size = vocab_size
-        self._grammar_turns = GrammarTurns()
 
-    def play(self, now: float) -> list[Event]:
-        """Cancels, admits, and runs one token or one chunk of each request; what happened."""
-        for live in list(self.endings.cancelled):
-            self.endings.finish(live, "cancelled", now)
-        self._admit(now)
-        if plan := self._scheduler.plan():
-            self._run(self._grammar_turns.choose(plan, self._scheduler.running), now)
-        if self._scheduler.max_running < self._max_running:
-            self._grow()
-        events = self.events.copy()
-        self.events.clear()
-        return events
-
-    def live_of(self, progress: Progress, session: Session) -> Live:
-        """The request of ``progress``, not begun."""
-        params = progress.request.sampling
-        draw = None if params is None else self._runner.prepare(params)
-        return Live.of(progress, session, draw, self._eos_token_ids, whole=not self._runner.grid)
-
-    def start(self, session: Session) -> None:
-        """What ``session`` runs waits for its turn from now on."""
-        live = self._sessions.request_of(session)
-        assert live is not None, session
+    def start(self, live: Live) -> None:
+        """The request waits for its turn from now on."""
         self._live[live.request.request_id] = live
         self._scheduler.add(live)
 
@@ -95,48 +73,32 @@ class Round:
         live.session.move(SessionEvent.PARK)
         self._sessions.release(live.session)
 
-    # Who runs
-
-    def _admit(self, now: float) -> None:
-        """Starts those that wait, as far as slots reach; long runners make room for them."""
-        while (live := self._scheduler.next_waiting()) is not None:
-            if not self._can_run(live):
-                preemptible = self._scheduler.had_its_turn()
-                if preemptible is None:
-                    return
-                self._preempt(preemptible)
-                continue
-            self._scheduler.start(live)
-            live.move(Phase.RUNNING)
-            live.num_in_turn = 0
-            if not live.started:
-                self._begin(live)
-            if not live.session.num_unfed:
-                self._prompt_is_fed(live, now)
-
-    def _can_run(self, live: Live) -> bool:
-        room = len(self._scheduler.running) < self._scheduler.max_running
-        return room and self._sessions.wake(live.session)
-
-    def _preempt(self, live: Live) -> None:
-        self.num_preempted += 1
-        self._scheduler.remove(live)
-        live.move(Phase.WAITING)
-        self._sessions.release(live.session)
-        self._scheduler.add(live)
-
-    def _begin(self, live: Live) -> None:
-        live.started = True
-        session = live.session
-        place = (live.length, session.epoch, session.seq)
-        self.events.append(Started(live.request.request_id, session.id, *place))
-        self._prompts.skip_cached(live)
-
     # What it computes
 
-    def _run(self, plan: list[tuple[Live, int]], now: float) -> None:
-        rows: list[tuple[Live, Feed]] = []
-        alone: list[tuple[Live, Feed]] = []
+    def run(self, plan: list[tuple[Live, int]], now: float) -> None:
+        """One call of the runner for all rows; row by row where that fails."""
+        rows, alone = self._rows(plan, now)
+        try:
+            tokens = self._runner.run([feed for _, feed in rows]) if rows else []
+        except MemoryError:
+            self._shrink(now)
+            rows, tokens = [], []
+        except Exception:
+            tokens = [self._token(live, feed, now) for live, feed in rows]
+        else:
+            if any(live.wants_logprobs for live, _ in rows):
+                note_logprobs(self._runner, [live for live, _ in rows])
+        for (live, feed), token in zip(rows, tokens, strict=True):
+            self._fed(live, feed, token, now)
+        for live, feed in alone:
+            self._fed(live, feed, None, now)
+        if self._scheduler.max_running < self._max_running:
+            self._grow()
+
+    def _rows(self, plan: list[tuple[Live, int]], now: float) -> tuple[list[Row], list[Row]]:
+        """Those of a batch, and those that are read alone."""
+        rows: list[Row] = []
+        alone: list[Row] = []
         for live, count in plan:
             try:
                 feed = row(live, count, self._matchers, self._vocab_size)
@@ -144,37 +106,7 @@ class Round:
                 self._break_off(live, now)
             else:
                 (alone if live.alone else rows).append((live, feed))
-        self._follow(rows, self._tokens(rows, now), now)
-        for live, feed in alone:
-            if live.phase is Phase.RUNNING:
-                try:
-                    self._fed(live, feed, read(self._runner, live, feed), now)
-                except Exception:
-                    self._break_off(live, now)
-
-    def _follow(self, rows: list[tuple[Live, Feed]], tokens: list[int], now: float) -> None:
-        for (live, feed), token in zip(rows, tokens, strict=True):
-            if live.phase is Phase.RUNNING:
-                try:
-                    self._fed(live, feed, token, now)
-                except Exception:
-                    self._break_off(live, now)
-
-    def _tokens(self, rows: list[tuple[Live, Feed]], now: float) -> list[int]:
-        """One call for all rows; row by row where that fails, and fewer where memory does."""
-        if not rows:
-            return []
-        try:
-            tokens = self._runner.run([feed for _, feed in rows])
-        except MemoryError:
-            self._shrink(now)
-            rows.clear()
-            return []
-        except Exception:
-            return [self._token(live, feed, now) for live, feed in rows]
-        if any(live.wants_logprobs for live, _ in rows):
-            note_logprobs(self._runner, [live for live, _ in rows])
-        return tokens
+        return rows, alone
 
     def _token(self, live: Live, feed: Feed, now: float) -> int:
         try:
@@ -211,23 +143,31 @@ class Round:
 
     # What comes of it
 
-    def _fed(self, live: Live, feed: Feed, token: int, now: float) -> None:
-        session = live.session
-        session.advance(feed.tokens)
-        self.usage[live.owner] += len(feed.tokens)
-        if live.boundaries and live.boundaries[0] <= session.position:
-            self._prompts.reach_boundary(live)
-        if token == NOT_FINITE:
-            self.endings.finish(live, "error", now, NOT_FINITE_ERROR)
+    def _fed(self, live: Live, feed: Feed, token: int | None, now: float) -> None:
+        """``token`` is what the batch's run gave; None where the row is read alone, now."""
+        if live.phase is not Phase.RUNNING:
             return
-        if token >= 0:
-            self._generated(live, token, now)
-        elif not session.num_unfed:
-            self._prompt_is_fed(live, now)
-        if session.keep:
-            self._keeper.save_if_due(session)
+        session = live.session
+        try:
+            if token is None:
+                token = read(self._runner, live, feed)
+            session.advance(feed.tokens)
+            self.usage[live.owner] += len(feed.tokens)
+            if live.boundaries and live.boundaries[0] <= session.position:
+                self._prompts.reach_boundary(live)
+            if token == NOT_FINITE:
+                self.endings.finish(live, "error", now, NOT_FINITE_ERROR)
+                return
+            if token >= 0:
+                self._generated(live, token, now)
+            elif not session.num_unfed:
+                self.prompt_is_fed(live, now)
+            if session.keep:
+                self._keeper.save_if_due(session)
+        except Exception:
+            self._break_off(live, now)
 
-    def _prompt_is_fed(self, live: Live, now: float) -> None:
+    def prompt_is_fed(self, live: Live, now: float) -> None:
         """All but the last token of the text, which a generation feeds next."""
         request, session = live.request, live.session
         if live.draw is not None and live.scores is not None:
@@ -249,9 +189,11 @@ class Round:
             except CapacityExhausted as error:
                 self.events.append(Failed(request.request_id, error))
                 continue
-            self._sessions.begin(copy, self.live_of(Progress(request, copy.length), copy))
+            progress = Progress(request, copy.length)
+            branch = Live.of(progress, copy, self._runner, self._eos_token_ids)
+            self._sessions.begin(copy, branch)
             copy.begin(request, request.tokens)
-            self.start(copy)
+            self.start(branch)
         live.request = first
         session.begin(first, first.tokens)
         if first.score and first.sampling is None:
@@ -261,7 +203,8 @@ class Round:
         session, stops, met, ended = live.session, live.stop_strings, False, False
         if session.constraint is not None:
             ended = session.constraint.accept(token, live.silent_ends, self._matchers)
-        text, thought = session.show(token), None
+        exact = session.constraint is not None
+        text, thought = session.detokenizer.push(token, exact), None
         if stops is not None:
             text, met = stops.push(text)
         elif live.turn is not None:

@@ -200,10 +200,6 @@ class Session:
         value = self.value(self.state)
         self.detokenizer.restore(value.undecoded, self._is_start(value))
 
-    def show(self, token: int) -> str:
-        """The text of a generated token. Under a grammar, which counts them, all its bytes."""
-        return self.detokenizer.push(token, exact=self.constraint is not None)
-
     def end_thinking(self, request: Request, turn: TurnText) -> None:
         """A grammar of ``request`` begins to apply where ``turn``, its text, thinks no more."""
         assert request.sampling is not None, request

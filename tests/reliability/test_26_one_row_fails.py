@@ -144,6 +144,7 @@ class BrokenTokenizer:
     """The tiny one, but for one token."""
 
     eos_token_ids = tiny_tokenizer().eos_token_ids
+    silent_ids = tiny_tokenizer().silent_ids
 
     def __init__(self, broken: int) -> None:
         self._broken = broken

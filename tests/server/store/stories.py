@@ -25,6 +25,8 @@ from tests.server.store.records import STATE_BYTES, Writer
 class OneLetter:
     """Every token is an x: what the tokens say is of no interest here."""
 
+    silent_ids: frozenset[int] = frozenset()
+
     def token_bytes(self, id: int) -> bytes:
         return b"x"
 
