@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.forking import Forked
 from tests.stopping import stop
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,8 +57,15 @@ class ServerProcess:
             self._flags += ["--host", host]
         self._program = program
         self._environment = {**os.environ, **(environment or {})}
+        # What is read while a module is imported must be there before.
+        self._forks = (
+            not within
+            and program in (EVERSTREAM, FAKE)
+            and "--ray" not in self._flags
+            and all(name.startswith("EVERSTREAM_") for name in environment or {})
+        )
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -90,8 +98,11 @@ class ServerProcess:
     def launch(self) -> None:
         """Starts the process and returns at once; `wait_ready` finds out how it went."""
         assert self._process is None, "already runs"
-        python = [*self._within, sys.executable, "-m", *self._program]
-        command = [*python, "--port", str(self.port), *self._flags]
+        module, *words = [*self._program, "--port", str(self.port), *self._flags]
+        if self._forks:
+            self._process = Forked(module, words, self._environment, self._log)
+            return
+        command = [*self._within, sys.executable, "-m", module, *words]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, stderr=self._log
         )
@@ -212,7 +223,7 @@ class ServerProcess:
     # Inside
 
     @property
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | Forked:
         assert self._process is not None, "does not run"
         return self._process
 

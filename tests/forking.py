@@ -1,0 +1,169 @@
+"""Server processes without the second of a core that the imports of a server take.
+
+A process that has imported them forks once for each server: `Forked` is used as
+`subprocess.Popen` is. What is forked is a process like any other, with its own pid,
+memory, environment and descriptors; it then runs its module as ``python -m`` does.
+Only ``/proc/PID/cmdline`` tells the difference.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parent.parent
+
+#: What a server has imported when it takes requests, without what starts threads.
+IMPORTED = (
+    "server.api.app",
+    "server.cli.inspection",
+    "server.cli.serve",
+    "server.cluster.cluster",
+    "server.http.server",
+    "server.http.descriptors",
+    "server.models.factory",
+    "server.models.state_files",
+    "server.observability.tracer",
+    "tests.fakes",
+    "tests.server.one_model",
+    "uvicorn.lifespan.on",
+)
+
+#: Longer than any request of ours.
+MOST_BYTES = 1 << 20
+
+
+class Forked:
+    """``python -m MODULE ARGUMENTS`` in the root of the repository."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]
+    ) -> None:
+        self.command = [module, *arguments]
+        sys.audit("subprocess.Popen", sys.executable, self.command, ROOT, env)
+        read, written = os.pipe()
+        self.stdout = open(read, "rb")  # noqa: SIM115 - whoever starts it closes it, as with Popen
+        try:
+            started = {"command": self.command, "env": dict(env)}
+            self.pid: int = _forker().ask(started, written, stderr.fileno())
+        finally:
+            os.close(written)
+        self.returncode: int | None = None
+        self._ended = os.pidfd_open(self.pid)
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._ended, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """The exit code, if it has ended."""
+        return self.returncode if self._has_ended(0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises `subprocess.TimeoutExpired`."""
+        if not self._has_ended(timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.command, timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._ended, select.POLLIN)
+            if not poll.poll(None if timeout is None else timeout * 1000):
+                return False
+            status = _forker().ask({"ended": self.pid})
+            self.returncode = os.waitstatus_to_exitcode(status)
+            os.close(self._ended)
+        return True
+
+
+class Forker:
+    """The process that forks. It ends with the one that started it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._asks = threading.Lock()
+        # The libraries of numpy would start threads, of which a fork has none.
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
+        with theirs:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
+            )
+
+    def ask(self, request: dict[str, Any], *descriptors: int) -> int:
+        """Its answer."""
+        with self._asks:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return int(self._socket.recv(MOST_BYTES))
+
+    def close(self) -> None:
+        """Ends it; what it forked lives on."""
+        self._socket.close()
+        self.process.wait()
+
+
+@cache
+def _forker() -> Forker:
+    return Forker()
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()
+    for module in IMPORTED:
+        import_module(module)
+    assert len(os.listdir("/proc/self/task")) == 1
+    gc.freeze()
+    while asked := socket.recv_fds(control, MOST_BYTES, 2):
+        message, descriptors, _, _ = asked
+        if not message:
+            return
+        request = json.loads(message)
+        if "ended" in request:
+            answer = os.waitpid(request["ended"], 0)[1]
+        else:
+            answer = os.fork()
+            if answer == 0:
+                control.close()
+                become(request["command"], request["env"], descriptors)
+                return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        control.send(str(answer).encode())
+
+
+def become(command: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]) -> None:
+    """Runs ``command``: a module and its arguments."""
+    for target, descriptor in enumerate(descriptors, 1):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    gc.enable()
+    sys.argv[1:] = command[1:]
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
