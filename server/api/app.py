@@ -14,20 +14,17 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from server.api.auth.authenticator import Authenticator
 from server.api.auth.keyring import Keyring
-from server.api.auth.middleware import AuthMiddleware
-from server.api.errors import MethodNotAllowed, RouteNotFound
+from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
 from server.api.middleware.access_log import AccessLog
 from server.api.middleware.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.middleware.cors import Cors
-from server.api.middleware.failures import AnswerFailures
-from server.api.middleware.head import HeadAsGet
+from server.api.middleware.gate import Gate
 from server.api.middleware.hosts import HostCheck
-from server.api.middleware.limits import BodyLimit, ConnectionLimit
+from server.api.middleware.limits import BodyLimit
 from server.api.middleware.refuse import error_response, refuse
-from server.api.middleware.request_ids import RequestIds
 from server.api.middleware.tracing import traced
-from server.api.middleware.wellformed import WellFormed
 from server.api.openai import embeddings, score, tokens
 from server.api.openai.chat import routes as chat
 from server.api.openai.completions import routes as completions
@@ -109,7 +106,7 @@ def create_app(
     app.router.default = _no_route
     app.mount("/static", pages.PageFiles(directory=pages.STATIC))
     _add_error_handlers(app)
-    _add_middleware(app, config, models)
+    _add_gate(app, config, models)
     app.add_middleware(traced, tracer=tracer)
     if config.access_log:
         app.add_middleware(AccessLog)
@@ -170,7 +167,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def unexpected_error(request: Request, error: Exception) -> Response:
         # uvicorn logs the traceback; this says which request it is of.
         logger.error("a request failed", extra={"request_id": request.state.http_request_id})
-        return error_response(InternalFailure("the server failed; it has logged why"))
+        return error_response(InternalFailure(FAILED))
 
 
 def _methods_of(path: str) -> set[str]:
@@ -185,9 +182,7 @@ def _methods_of(path: str) -> set[str]:
     return methods | {"HEAD"} if "GET" in methods else methods
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
-    """The last one added is the first to see a request."""
-
+def _add_gate(app: FastAPI, config: ServerConfig, models: Models) -> None:
     def import_bytes() -> int:
         """A session's file has its state, and a text that the state may still be unfed."""
         return config.max_body_bytes + models.max_state_bytes
@@ -196,23 +191,13 @@ def _add_middleware(app: FastAPI, config: ServerConfig, models: Models) -> None:
         """A tuned state may have wider numbers."""
         return config.max_body_bytes + 2 * models.max_state_bytes
 
-    app.add_middleware(HeadAsGet)
+    origins, names = config.allowed_origins, (config.host, *config.allowed_hosts)
+    of_paths = {"/v1/sessions/import": import_bytes, "/v1/admin/states": state_bytes}
     app.add_middleware(
-        BodyLimit,
-        max_bytes=config.max_body_bytes,
-        of_paths={"/v1/sessions/import": import_bytes, "/v1/admin/states": state_bytes},
+        Gate,
+        hosts=None if config.wants_key else HostCheck(names),  # a rebound name's page has no key
+        cors=Cors(origins) if origins else None,
+        connections=app.state.connections,
+        authenticator=Authenticator(app.state.keyring, RouteTable(app.routes), origins),
+        bodies=BodyLimit(config.max_body_bytes, of_paths=of_paths),
     )
-    app.add_middleware(
-        AuthMiddleware,
-        keyring=app.state.keyring,
-        table=RouteTable(app.routes),
-        allowed_origins=config.allowed_origins,
-    )
-    app.add_middleware(ConnectionLimit, table=app.state.connections)
-    app.add_middleware(AnswerFailures)
-    if config.allowed_origins:
-        app.add_middleware(Cors, allowed=config.allowed_origins)
-    if not config.wants_key:  # a page of a rebound name has no key
-        app.add_middleware(HostCheck, allowed=(config.host, *config.allowed_hosts))
-    app.add_middleware(WellFormed)
-    app.add_middleware(RequestIds)

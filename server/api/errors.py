@@ -115,6 +115,9 @@ class TooManyConnections(RequestError):
         super().__init__("the server has as many connections as it takes")
 
 
+#: What a client hears of our own mistakes.
+FAILED = "the server failed; it has logged why"
+
 #: A message may quote what a client has sent, and no answer repeats much of that.
 MAX_MESSAGE_CHARS = 4096
 

@@ -12,18 +12,17 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from server.api.direct_write import EXTENSION as SHORTCUT
 from server.api.direct_write import Write
-from server.api.errors import error_body, error_headers, outcome
+from server.api.errors import FAILED, error_body, error_headers, outcome
 from server.api.middleware.connections import EXTENSION as CONNECTION
 from server.api.middleware.connections import OpenConnection
+from server.api.middleware.gate import Reply
 from server.api.middleware.refuse import answer_with_error
-from server.api.middleware.request_ids import HEADER, new_request_id, with_id
+from server.api.middleware.request_ids import HEADER, new_request_id
 from server.errors import InternalFailure, InvalidRequest, RequestError
 from server.http.request_target import in_origin_form
 from server.runtime.async_engine import Draining
 
 logger = logging.getLogger("everstream.serving")
-
-FAILED = "the server failed; it has logged why"
 
 # Of one connection in one turn of the event loop: hundreds of tiny frames, ten milliseconds.
 READ_BYTES = 4 * 1024
@@ -92,11 +91,11 @@ class RunsApp(CountedProtocol):
         except BaseException as error:  # uvicorn would answer in plain text
             if has_answered():
                 raise
-            await answer_with_error(scope, with_id(scope, send), _failure(error))
+            await answer_with_error(scope, Reply(scope, send), _failure(error))
         else:
             if not has_answered():
                 logger.error("the application gave no answer to %s", scope["path"])
-                await answer_with_error(scope, with_id(scope, send), InternalFailure(FAILED))
+                await answer_with_error(scope, Reply(scope, send), InternalFailure(FAILED))
 
     def _watch_answer(self) -> Callable[[], bool]:
         """Says of the present request if an answer has begun, or there is no client to get one."""

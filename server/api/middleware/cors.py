@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from server.api.errors import ForeignOrigin, MethodNotAllowed
-from server.api.middleware.refuse import error_response
-from server.errors import RequestError
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 #: Ours that a page may read, beside those that every page may.
@@ -27,31 +25,28 @@ _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&
 
 
 class Cors:
-    """Answers preflights, and marks the answers to ``allowed`` origins; ``*`` is every origin."""
+    """Marks the answers to ``allowed`` origins, where ``*`` is every origin."""
 
-    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        if (origin := headers.get("origin")) is None:
-            await self._app(scope, receive, send)
-            return
-        marked = self._marked(origin, send)
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await self._preflight(origin, headers)(scope, receive, marked)
-        else:
-            await self._app(scope, receive, marked)
+    def marks(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Headers for the answer to a request that has an origin."""
+        marks = [(b"vary", b"Origin")]
+        if self._allows(headers["origin"]):
+            marks.append((b"access-control-allow-origin", headers["origin"].encode("latin-1")))
+            marks.append((b"access-control-expose-headers", ", ".join(EXPOSED).encode()))
+        return marks
 
-    def _preflight(self, origin: str, headers: Headers) -> Response:
-        problem: RequestError | None = None
-        if not self._allows(origin):
-            problem = ForeignOrigin()
-        elif headers["access-control-request-method"] not in METHODS:
-            problem = MethodNotAllowed()
-        if problem is not None:
-            return error_response(problem)
+    def is_preflight(self, scope: Scope, headers: Headers) -> bool:
+        return scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+
+    def preflight(self, headers: Headers) -> Response:
+        """The answer to a preflight. Raises `ForeignOrigin` or `MethodNotAllowed`."""
+        if not self._allows(headers["origin"]):
+            raise ForeignOrigin
+        if headers["access-control-request-method"] not in METHODS:
+            raise MethodNotAllowed
         allowed = {
             "access-control-allow-methods": ", ".join(METHODS),
             "access-control-max-age": str(MAX_AGE_S),
@@ -60,19 +55,6 @@ class Cors:
         if len(wanted) <= MAX_HEADERS_CHARS and _NAMES.fullmatch(wanted):
             allowed["access-control-allow-headers"] = wanted
         return Response(status_code=200, headers=allowed)
-
-    def _marked(self, origin: str, send: Send) -> Send:
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                answer = MutableHeaders(raw=list(message["headers"]))
-                answer.add_vary_header("Origin")
-                if self._allows(origin):
-                    answer["access-control-allow-origin"] = origin
-                    answer["access-control-expose-headers"] = ", ".join(EXPOSED)
-                message = {**message, "headers": answer.raw}
-            await send(message)
-
-        return marked
 
     def _allows(self, origin: str) -> bool:
         return "*" in self._allowed or origin in self._allowed

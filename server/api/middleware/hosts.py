@@ -10,35 +10,26 @@ import ipaddress
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from server.api.errors import ForeignHost
-from server.api.middleware.refuse import refuse
 
 #: Probes come by any name, and learn a single word.
 PROBES = frozenset({"/health", "/ready"})
 
 
 class HostCheck:
-    """Refuses with 403 what was asked of a name other than ``allowed``, localhost or an address.
+    """Knows the names that are ``allowed``, which may have ``*``: every name."""
 
-    ``allowed`` may have ``*``, which is every name.
-    """
-
-    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(name.lower() for name in allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_request = scope["type"] in ("http", "websocket") and scope["path"] not in PROBES
-        if is_request and not self._answers_to(Headers(scope=scope).get("host", "")):
-            await refuse(scope, receive, send, ForeignHost())
-            return
-        await self._app(scope, receive, send)
-
-    def _answers_to(self, host: str) -> bool:
-        name = name_of(host)
-        return name == "localhost" or not {name, "*"}.isdisjoint(self._allowed) or is_address(name)
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raises `ForeignHost` for a name other than those, localhost or an address."""
+        name = name_of(headers.get("host", ""))
+        is_ours = name == "localhost" or not {name, "*"}.isdisjoint(self._allowed)
+        if not is_ours and not is_address(name) and scope["path"] not in PROBES:
+            raise ForeignHost
 
 
 def name_of(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Bounds on what a peer may make the server hold: connections, bytes and time of a body."""
+"""Bounds on what a peer may make the server hold: the bytes of a body, and its time."""
 
 from __future__ import annotations
 
@@ -6,81 +6,40 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
-from server.api.auth.middleware import OPEN_PATHS, SUBPROTOCOL
-from server.api.errors import (
-    BodyTooLarge,
-    RequestTimeout,
-    TooManyConnections,
-    UnsupportedEncoding,
-)
-from server.api.middleware.connections import EXTENSION, ConnectionTable, address_of
-from server.api.middleware.refuse import close_websocket, refuse
+from server.api.errors import BodyTooLarge, RequestTimeout, UnsupportedEncoding
 
 BODY_TIMEOUT_S = 8.0
 
 
-class ConnectionLimit:
-    """Admits requests and sockets as far as ``table`` allows; the excess is told so.
-
-    `/health` and `/ready` always answer: an overload must not look like a death.
-    """
-
-    def __init__(self, app: ASGIApp, table: ConnectionTable) -> None:
-        self._app, self._table = app, table
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        client = scope.get("client")
-        address = address_of(client[0] if client else "")
-        connection = scope.get("extensions", {}).get(EXTENSION)
-        if not self._table.admit(address, connection):
-            await _refuse_connection(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._table.release(address, connection)
-
-
 class BodyLimit:
-    """Makes reading a body raise `BodyTooLarge` or `RequestTimeout`; the app answers with them.
-
-    ``of_paths`` has the paths that take bodies of another size.
-    """
+    """At most ``max_bytes`` in ``timeout_s``; ``of_paths`` take bodies of another size."""
 
     def __init__(
         self,
-        app: ASGIApp,
         max_bytes: int,
         timeout_s: float = BODY_TIMEOUT_S,
         of_paths: Mapping[str, Callable[[], int]] | None = None,
     ) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._of_paths = of_paths or {}
-        self._timeout_s = timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raises `UnsupportedEncoding` or `BodyTooLarge` for a body that its head announces."""
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-            await refuse(scope, receive, send, UnsupportedEncoding())
-            return
-        declared = headers.get("content-length", "0")
-        of_path = self._of_paths.get(scope["path"])
-        max_bytes = self._max_bytes if of_path is None else of_path()
-        if int(declared) > max_bytes:
-            await refuse(scope, receive, send, BodyTooLarge(max_bytes))
-            return
-        await self._app(scope, self._bounded(receive, max_bytes), send)
+            raise UnsupportedEncoding
+        max_bytes = self._max_bytes_of(scope)
+        if int(headers.get("content-length", "0")) > max_bytes:
+            raise BodyTooLarge(max_bytes)
 
-    def _bounded(self, receive: Receive, max_bytes: int) -> Receive:
+    def _max_bytes_of(self, scope: Scope) -> int:
+        of_path = self._of_paths.get(scope["path"])
+        return self._max_bytes if of_path is None else of_path()
+
+    def bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """``receive`` that raises `BodyTooLarge` or `RequestTimeout`; the app answers with them."""
+        max_bytes = self._max_bytes_of(scope)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         num_bytes = 0
         complete = False
@@ -101,11 +60,3 @@ class BodyLimit:
             return message
 
         return bounded
-
-
-async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        offered = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
-        await close_websocket(receive, send, 1013, "too many connections", offered)
-    else:
-        await refuse(scope, receive, send, TooManyConnections())

@@ -14,8 +14,8 @@ from orjson import dumps
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
+from server.api.auth.authenticator import SUBPROTOCOL
 from server.api.auth.keyring import Keyring
-from server.api.auth.middleware import SUBPROTOCOL
 from server.api.schemas.describe import REF
 from server.api.schemas.frame_models import AnyFrame
 from server.api.schemas.requests import Message

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import pytest
+
 from server.api.middleware.connections import SPARE, ConnectionTable, OpenConnection, address_of
 
 
@@ -101,7 +103,29 @@ def test_connection_that_ends_within_its_request_stays_out() -> None:
     assert table.num_open == 0
 
 
-def test_addresses_of_one_client_are_one() -> None:
-    assert address_of("2001:db8::1") == address_of("2001:db8::ffff:2")
-    assert address_of("::ffff:192.0.2.1") == address_of("192.0.2.1")
-    assert address_of("") == ""
+def test_one_address_cannot_take_the_requests_of_all() -> None:
+    table = ConnectionTable(4, max_per_address=2)
+    assert [table.admit("a", None) for _ in range(3)] == [True, True, False]
+    assert [table.admit("b", None) for _ in range(3)] == [True, True, False]
+    assert not table.admit("c", None)  # that is all of the four
+    table.release("a", None)
+    assert table.admit("a", None)
+
+
+def test_without_a_bound_one_address_may_have_all() -> None:
+    table = ConnectionTable(3)
+    assert [table.admit("a", None) for _ in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+        ("", "", True),
+    ],
+)
+def test_addresses_of_one_client_are_one(one: str, other: str, same: bool) -> None:
+    assert (address_of(one) == address_of(other)) == same

@@ -5,26 +5,17 @@ import socket
 
 import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 from websockets.exceptions import ConnectionClosed
 
 from server.api.errors import BodyTooLarge, RequestTimeout
-from server.api.middleware.connections import ConnectionTable
-from server.api.middleware.limits import BodyLimit, ConnectionLimit
+from server.api.middleware.limits import BodyLimit
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate, Running, running
 
 
 async def read_through(limit_bytes: int, timeout_s: float, messages: list[Message]) -> bytes:
-    """What an app reads behind a `BodyLimit` from a client that then falls silent."""
-    read = bytearray()
-
-    async def app(scope, receive, send):  # type: ignore[no-untyped-def]
-        more = True
-        while more:
-            message = await receive()
-            read.extend(message["body"])
-            more = message["more_body"]
+    """What an app reads within a `BodyLimit` from a client that then falls silent."""
 
     async def receive() -> Message:
         if messages:
@@ -32,11 +23,12 @@ async def read_through(limit_bytes: int, timeout_s: float, messages: list[Messag
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def send(message: Message) -> None:
-        raise AssertionError(message)
-
-    scope = {"type": "http", "path": "/", "headers": []}
-    await BodyLimit(app, limit_bytes, timeout_s)(scope, receive, send)
+    bounded = BodyLimit(limit_bytes, timeout_s).bounded({"path": "/"}, receive)
+    read, more = bytearray(), True
+    while more:
+        message = await bounded()
+        read.extend(message["body"])
+        more = message["more_body"]
     return bytes(read)
 
 
@@ -80,86 +72,6 @@ async def test_connection_that_ends_makes_room() -> None:
         gate.open()
         await work
         assert (await server.http.get("/v1/models")).status_code == 200
-
-
-class Held:
-    """A `ConnectionLimit` over an app that holds each connection until it is let go."""
-
-    def __init__(self, max_connections: int, max_per_address: int | None) -> None:
-        self._ends: list[asyncio.Event] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        table = ConnectionTable(max_connections, max_per_address)
-        self._limit = ConnectionLimit(self._app, table)
-
-    async def connect(self, address: str | None) -> int | None:
-        """The status of the refusal; None where the connection is held."""
-        statuses: list[int] = []
-        settled = asyncio.Event()
-
-        async def send(message: Message) -> None:
-            statuses.append(message.get("status", 0))
-            settled.set()
-
-        client = None if address is None else (address, 1)
-        scope = {
-            "type": "http",
-            "path": "/v1/models",
-            "client": client,
-            "settled": settled,
-        }
-        self._tasks.append(asyncio.create_task(self._limit(scope, _nothing, send)))
-        await settled.wait()
-        return statuses[0] if statuses else None
-
-    async def end_all(self) -> None:
-        for end in self._ends:
-            end.set()
-        await asyncio.gather(*self._tasks)
-
-    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        end = asyncio.Event()
-        self._ends.append(end)
-        scope["settled"].set()
-        await end.wait()
-
-
-async def _nothing() -> Message:
-    raise AssertionError
-
-
-async def test_one_address_cannot_take_the_connections_of_all() -> None:
-    held = Held(max_connections=4, max_per_address=2)
-    assert [await held.connect("192.0.2.1") for _ in range(3)] == [None, None, 503]
-    assert [await held.connect("192.0.2.2") for _ in range(3)] == [None, None, 503]
-    assert await held.connect("192.0.2.3") == 503  # that is all of the four
-    await held.end_all()
-    assert await held.connect("192.0.2.1") is None
-    await held.end_all()
-
-
-async def test_without_a_bound_one_address_may_have_all() -> None:
-    held = Held(max_connections=3, max_per_address=None)
-    assert [await held.connect("192.0.2.1") for _ in range(4)] == [None, None, None, 503]
-    await held.end_all()
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("2001:db8::1", "2001:db8::ffff:2", True),
-        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
-        ("::ffff:192.0.2.1", "192.0.2.1", True),
-        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
-        (None, None, True),
-    ],
-)
-async def test_addresses_that_one_client_has_count_together(
-    one: str | None, other: str | None, same: bool
-) -> None:
-    held = Held(max_connections=9, max_per_address=1)
-    assert await held.connect(one) is None
-    assert await held.connect(other) == (503 if same else None)
-    await held.end_all()
 
 
 async def test_openapi_describes_bodies_and_answers(server: Running) -> None:
