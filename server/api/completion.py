@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
@@ -50,12 +50,6 @@ def appended_body(ends: Mapping[str, Event]) -> Iterator[bytes]:
     body = {"session": last.session, "position": last.position, "usage": usage_object(last.usage)}
     scored = {} if last.logprobs is None else {"logprobs": last.logprobs}
     yield orjson.dumps(body | scored)
-
-
-def around_list(answer: dict[str, Any], name: str) -> tuple[bytes, bytes]:
-    """The JSON of ``answer`` before and after the items of its list ``name``, which is empty."""
-    head, mark, tail = orjson.dumps(answer).partition(b'"%b":[' % name.encode())
-    return head + mark, tail
 
 
 def ended(events: Sequence[Event]) -> Finished:

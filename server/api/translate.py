@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from server.api.schemas.formats import ResponseFormat
 from server.api.schemas.parse import (
@@ -19,86 +18,24 @@ from server.api.schemas.parse import request_id_of as request_id_of
 from server.api.schemas.requests import AppendBody, Continuation, Sampling
 from server.api.schemas.responses import PromptDetails, PromptUsage, UsageAnswer
 from server.engine.sampling_defaults import with_defaults
-from server.engine.types import Request, SamplingParams, SessionInfo, Usage
+from server.engine.types import Request, SamplingParams, Usage
 from server.errors import invalid
-from server.models.service import RequestLimits, Service
+from server.models.service import Service
 from server.sessions.named_states import StateNotFound
 
 # A shorter text is encoded in the event loop: it takes less time than a thread costs.
 MAX_INLINE_CHARS = 2048
 
 
-class Constraints(Protocol):
-    """What is needed of `server.constraints`."""
-
-    async def grammar(self, wanted: ResponseFormat | None, owner: str, /) -> str | None: ...
-
-
-class Beginning(Protocol):
-    """What is needed of `server.engine.value.SessionValue`."""
-
-    @property
-    def length(self) -> int: ...
-
-
-class SessionsLike(Protocol):
-    """What is needed of `server.sessions.sessions.Sessions`."""
-
-    async def info(self, session: str, owner: str, /) -> SessionInfo: ...
-    async def start_of(self, state: str, /) -> Beginning: ...
-
-
-class TokenizerLike(Protocol):
-    """What is needed of `model.tokenizer.Tokenizer`."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def puts_space_in_front(self) -> bool: ...
-    def encode(self, text: str, /) -> list[int]: ...
-    def encode_continuation(self, text: str, /) -> list[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """How many continuations are drawn, and whether they will be compared."""
-
-    num: int = 1
-    ranked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """That the tokens of a prompt are scored; ``num_top`` others are named in place of each."""
-
-    num_top: int = 0
-
-
-ONE_CHOICE = Choices()
-
-
 class Translator:
-    """Builds engine requests from parsed messages. Raises `InvalidRequest`.
+    """Builds the requests to ``service`` from parsed messages. Raises `InvalidRequest`.
 
     A prompt that is text gets the model's start token where its session is
-    empty; a prompt of token ids is taken as it is. ``sessions`` tell which are empty,
-    for tokenizers that encode a text's beginning otherwise.
+    empty; a prompt of token ids is taken as it is.
     """
 
-    def __init__(
-        self,
-        tokenizer: TokenizerLike,
-        limits: RequestLimits,
-        constraints: Constraints | None = None,
-        sessions: SessionsLike | None = None,
-    ) -> None:
-        self._tokenizer, self._constraints = tokenizer, constraints
-        self._limits, self._sessions = limits, sessions
-
-    @classmethod
-    def of(cls, service: Service) -> Translator:
-        """For the requests to one version of a model."""
-        return cls(service.tokenizer, service.limits, service.constraints, service.sessions)
+    def __init__(self, service: Service) -> None:
+        self._service, self._limits = service, service.limits
 
     async def generate(
         self,
@@ -106,12 +43,15 @@ class Translator:
         owner: str,
         wanted: Continuation,
         sampling: Sampling,
-        choices: Choices = ONE_CHOICE,
-        scoring: Scoring | None = None,
+        num_choices: int = 1,
+        ranked: bool = False,
+        num_scored: int | None = None,
     ) -> Request:
         """The request of a completion. Draws a seed where the client gave none.
 
-        With ``max_tokens`` 0 the prompt is only fed.
+        With ``max_tokens`` 0 the prompt is only fed. ``ranked``: the choices will be
+        compared. The prompt's tokens are scored unless ``num_scored`` is None: so many
+        others are named in place of each.
         """
         prompt = wanted.prompt
         is_begun = await self._is_begun(wanted)
@@ -123,7 +63,7 @@ class Translator:
             raise invalid("prompt", "must not be empty unless it continues a session")
         params = None
         if sampling.max_tokens != 0:
-            params = await self._sampling(sampling, choices.ranked, owner)
+            params = await self._sampling(sampling, ranked, owner)
         return Request(
             request_id=request_id,
             owner=owner,
@@ -131,11 +71,11 @@ class Translator:
             sampling=params,
             session=wanted.session,
             keep=bool(wanted.keep),
-            start=not isinstance(wanted.prompt, list),
+            start=not isinstance(prompt, list),
             key=wanted.idempotency_key,
-            score=scoring is not None,
-            num_choices=choices.num,
-            num_top=scoring.num_top if scoring is not None else 0,
+            score=num_scored is not None,
+            num_choices=num_choices,
+            num_top=num_scored or 0,
             state=wanted.state,
         )
 
@@ -168,7 +108,14 @@ class Translator:
 
         It begins a text, or ``continues`` one.
         """
-        ids = await self._encode(prompt, continues) if isinstance(prompt, str) else prompt
+        ids: Sequence[int]
+        if not isinstance(prompt, str):
+            ids = prompt
+        else:
+            tokenizer = self._service.tokenizer
+            encode = tokenizer.encode_continuation if continues else tokenizer.encode
+            is_short = len(prompt) <= MAX_INLINE_CHARS
+            ids = encode(prompt) if is_short else await asyncio.to_thread(encode, prompt)
         if len(ids) > self._limits.max_prompt_tokens:
             raise invalid(field, f"must have at most {self._limits.max_prompt_tokens} tokens")
         if not isinstance(prompt, str):
@@ -177,15 +124,9 @@ class Translator:
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raises where one is not of the vocabulary; one look at all takes least time."""
-        if ids and not (min(ids) >= 0 and max(ids) < self._tokenizer.vocab_size):
-            raise invalid(field, f"token ids must be in 0..{self._tokenizer.vocab_size - 1}")
-
-    async def _encode(self, text: str, continues: bool) -> list[int]:
-        tokenizer = self._tokenizer
-        encode = tokenizer.encode_continuation if continues else tokenizer.encode
-        if len(text) <= MAX_INLINE_CHARS:
-            return encode(text)
-        return await asyncio.to_thread(encode, text)
+        vocab_size = self._service.tokenizer.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            raise invalid(field, f"token ids must be in 0..{vocab_size - 1}")
 
     async def _is_begun(self, wanted: Continuation) -> bool:
         """Whether a new session has text before its prompt. Raises where there is no such state.
@@ -197,9 +138,8 @@ class Translator:
             return False
         if wanted.session is not None:
             raise invalid("state", "is what a new session begins with: give it without session")
-        assert self._sessions is not None, "a server without sessions"
         try:
-            return (await self._sessions.start_of(wanted.state)).length > 0
+            return (await self._service.sessions.start_of(wanted.state)).length > 0
         except StateNotFound:
             if wanted.idempotency_key is None:
                 raise
@@ -209,18 +149,18 @@ class Translator:
         self, session: str | None, owner: str, prompt: str | Sequence[int] | None
     ) -> bool:
         """Whether ``prompt`` follows other text; asked only where that makes a difference."""
-        if session is None or not isinstance(prompt, str) or self._sessions is None:
+        if session is None or not isinstance(prompt, str):
             return False
-        if not self._tokenizer.puts_space_in_front:
+        if not self._service.tokenizer.puts_space_in_front:
             return False
-        return (await self._sessions.info(session, owner)).position > 0
+        return (await self._service.sessions.info(session, owner)).position > 0
 
     async def _grammar(self, wanted: ResponseFormat | None, owner: str) -> str | None:
         if wanted is None or wanted.type == "text":
             return None
-        if self._constraints is None:
+        if self._service.constraints is None:
             raise invalid("response_format", "is not supported by this server")
-        return await self._constraints.grammar(wanted, owner)
+        return await self._service.constraints.grammar(wanted, owner)
 
     async def _sampling(self, wire: Sampling, logprob: bool, owner: str) -> SamplingParams:
         if wire.max_tokens is not None and wire.max_tokens > self._limits.max_tokens:

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from server.api.completion import Ends, around_list, ended
+from server.api.completion import Ends, ended
 from server.api.json_answer import JsonAnswer
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
+from server.api.openai.writer import written_list
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
@@ -43,7 +44,7 @@ async def embed(request: Request) -> Response:
     service = service_for(request, body.model)
     id, works = f"embd-{secrets.token_hex(16)}", []
     for index, text in enumerate(prompts_in(body.input)):
-        tokens = await Translator.of(service).tokens(text, "input")
+        tokens = await Translator(service).tokens(text, "input")
         await asyncio.sleep(0)  # others have their turn between the inputs
         if not tokens:
             raise invalid("input", "must not be empty")
@@ -69,12 +70,11 @@ def _whole(
     num_tokens = sum(end.usage.prompt_tokens for end in ends)
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     answer = {"object": "list", "data": [], "model": model, "usage": usage}
-    before, after = around_list(answer, "data")
-    yield before
-    for index, end in enumerate(ends):
-        vector = {"object": "embedding", "index": index, "embedding": _vector(end, as_text)}
-        yield (b"," if index else b"") + orjson.dumps(vector)
-    yield after
+    vectors = (
+        {"object": "embedding", "index": index, "embedding": _vector(end, as_text)}
+        for index, end in enumerate(ends)
+    )
+    return written_list(answer, "data", map(orjson.dumps, vectors))
 
 
 def _vector(end: Finished, as_text: bool) -> list[float] | str:

@@ -151,11 +151,6 @@ class LegacyLogprobs:
             "text_offset": offsets,
         }
 
-    def begin_anew(self, offset: int) -> None:
-        """What follows begins a text of its own at ``offset``: an unfinished character ends."""
-        self._decoder.reset()
-        self.offset = offset
-
     def _top(self, id: int, logprob: float, top: Top) -> dict[str, float]:
         """Two ids can have one name; the more probable one has it."""
         found: dict[str, float] = {}
@@ -178,11 +173,14 @@ class JsonList:
         if len(self._items) >= BLOCK_TOKENS:
             self._write()
 
-    def json(self) -> orjson.Fragment:
-        """The whole list."""
+    def json(self, before: JsonList | None = None) -> orjson.Fragment:
+        """The whole list, behind ``before``."""
+        return joined([*(before._written() if before is not None else ()), *self._written()])
+
+    def _written(self) -> list[bytes]:
         if self._items:
             self._write()
-        return joined(self._blocks)
+        return self._blocks
 
     def _write(self) -> None:
         self._blocks.append(orjson.dumps(self._items)[1:-1])
@@ -193,22 +191,18 @@ class Columns:
     """The lists of `LegacyLogprobs.of` as JSON, which grow block by block."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, list[bytes]] = {
-            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        }
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        self._lists = {name: JsonList() for name in names}
 
     def add(self, found: dict[str, list[Any]]) -> None:
         """More tokens."""
-        for name, blocks in self._blocks.items():
-            if found[name]:
-                blocks.append(orjson.dumps(found[name])[1:-1])
+        for name, items in found.items():
+            self._lists[name].add(items)
 
     def json(self, before: Columns | None = None) -> dict[str, orjson.Fragment]:
         """The whole lists, behind those of ``before``."""
-        first = before._blocks if before is not None else {}
-        return {
-            name: joined([*first.get(name, ()), *blocks]) for name, blocks in self._blocks.items()
-        }
+        first = before._lists if before is not None else {}
+        return {name: items.json(first.get(name)) for name, items in self._lists.items()}
 
 
 def joined(blocks: Sequence[bytes]) -> orjson.Fragment:

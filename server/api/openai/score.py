@@ -15,10 +15,11 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from server.api.completion import Ends, around_list, ended, total_usage
+from server.api.completion import Ends, ended, total_usage
 from server.api.json_answer import JsonAnswer
 from server.api.openai.bodies import ScoreBody
 from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
+from server.api.openai.writer import written_list
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
@@ -53,7 +54,7 @@ async def score(request: Request) -> Response:
 
 async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
     """One request: an empty context is the start token."""
-    translator, model = Translator.of(service), service.model
+    translator, model = Translator(service), service.model
     context = await translator.tokens(body.prompt, "prompt")
     if not context and not isinstance(body.prompt, str):
         raise invalid("prompt", 'must have a token; the text "" is the start token')
@@ -90,12 +91,12 @@ def _whole(
         "data": [],
         "usage": usage_object(total_usage(ends)),
     }
-    before, after = around_list(answer, "data")
-    yield before
+    return written_list(answer, "data", _written(work, ends, num_top))
+
+
+def _written(work: Work, ends: Sequence[Finished], num_top: int | None) -> Iterator[bytes]:
     for index, (tokens, end) in enumerate(zip(work.continuations, ends, strict=True)):
-        scored = yield from _scored(index, tokens, end, num_top)
-        yield (b"," if index else b"") + orjson.dumps(scored)
-    yield after
+        yield orjson.dumps((yield from _scored(index, tokens, end, num_top)))
 
 
 def _scored(

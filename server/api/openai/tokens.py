@@ -104,7 +104,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens by their names."""
     body = await body_of(DetokenizeBody, request)
     service = service_for(request, body.model)
-    Translator.of(service).check_ids(body.tokens, "tokens")
+    Translator(service).check_ids(body.tokens, "tokens")
     text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
     return json_answer({"prompt": text})
 

@@ -98,7 +98,7 @@ async def append(request: Request, session: str) -> Response:
     service = await service_with(request, session)
     body = await body_of(AppendBody, request, max_ids=service.limits.max_prompt_tokens)
     request_id = f"app-{secrets.token_hex(16)}"
-    work = await Translator.of(service).append(request_id, request.state.owner, session, body)
+    work = await Translator(service).append(request_id, request.state.owner, session, body)
     return JsonAnswer(service, work, Ends(appended_body))
 
 

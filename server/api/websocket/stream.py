@@ -222,7 +222,7 @@ class StreamCodec:
     async def _translate(
         self, service: Service, message: schemas.Generate | schemas.Append
     ) -> Request:
-        translator = Translator.of(service)
+        translator = Translator(service)
         id = self._new_id(message.request_id)
         if isinstance(message, schemas.Append):
             return await translator.append(id, self._owner, message.session, message)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,15 +13,9 @@ from server.api.errors import OUTCOMES, error_object, outcome
 from server.api.openai.bodies import CompletionBody
 from server.api.openai.responses import reading as responses_reading
 from server.api.openai.responses import turns as response_turns
+from server.api.schemas.parse import parse_body, parse_message, request_id_of
 from server.api.schemas.requests import AppendBody, Continuation
-from server.api.translate import (
-    ONE_CHOICE,
-    Choices,
-    Translator,
-    parse_body,
-    parse_message,
-    request_id_of,
-)
+from server.api.translate import Translator
 from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, RequestError
@@ -39,7 +35,13 @@ MODULES = (
     *(model_changes, named_states, response_turns, responses_reading, storage),
 )
 
-TRANSLATOR = Translator(ByteTokenizer(), RequestLimits(max_prompt_tokens=100, max_tokens=1000))
+
+def translator_of(limits: RequestLimits) -> Translator:
+    service: Any = SimpleNamespace(tokenizer=ByteTokenizer(), limits=limits)
+    return Translator(service)
+
+
+TRANSLATOR = translator_of(RequestLimits(max_prompt_tokens=100, max_tokens=1000))
 
 
 def body(text: str) -> CompletionBody:
@@ -47,12 +49,12 @@ def body(text: str) -> CompletionBody:
 
 
 async def generated(
-    text: str, choices: Choices = ONE_CHOICE, translator: Translator = TRANSLATOR
+    text: str, num_choices: int = 1, translator: Translator = TRANSLATOR
 ) -> Request:
     """The request of a completion's body that has one prompt."""
     wire = body(text)
     fields = wire.model_dump(include=set(Continuation.model_fields))
-    return await translator.generate("r", "me", Continuation(**fields), wire, choices)
+    return await translator.generate("r", "me", Continuation(**fields), wire, num_choices)
 
 
 async def test_what_is_not_given_has_the_server_s_default() -> None:
@@ -94,7 +96,7 @@ async def test_drawn_seeds_differ_and_survive_javascript() -> None:
 
 
 async def test_long_text_is_encoded_all_the_same() -> None:
-    translator = Translator(ByteTokenizer(), RequestLimits(10**6, 10))
+    translator = translator_of(RequestLimits(10**6, 10))
     text = '{"prompt": "' + "a" * 100_000 + '"}'
     assert len((await generated(text, translator=translator)).tokens) == 100_000
 
@@ -121,7 +123,7 @@ def test_a_megabyte_of_mistakes_is_refused_in_no_time(text: str) -> None:
 async def test_key_choices_and_scores_arrive() -> None:
     text = '{"prompt": "hi", "keep": true, "idempotency_key": "k"}'
     assert (await generated(text)).key == "k"
-    assert (await generated(text, Choices(3))).ids == ("r", "r/1", "r/2")
+    assert (await generated(text, 3)).ids == ("r", "r/1", "r/2")
     fed = parse_body(AppendBody, b'{"text": "hi", "logprobs": true, "idempotency_key": "k"}')
     request = await TRANSLATOR.append("r", "me", "s", fed)
     assert (request.key, request.score, request.keep) == ("k", True, True)

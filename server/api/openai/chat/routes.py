@@ -19,7 +19,7 @@ from server.api.routes.lookup import service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.requests import Continuation, Sampling
 from server.api.sse import SseAnswer
-from server.api.translate import Choices, Translator, body_of
+from server.api.translate import Translator, body_of
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid
 from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
@@ -102,8 +102,8 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
     wanted = Continuation.model_construct(prompt=[*prompt.ids, *added], state=body.state)
     id = f"chatcmpl-{secrets.token_hex(16)}"
     try:
-        work = await Translator.of(service).generate(
-            id, owner, wanted, _sampling(service, body, tools), Choices(body.n or 1)
+        work = await Translator(service).generate(
+            id, owner, wanted, _sampling(service, body, tools), body.n or 1
         )
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None

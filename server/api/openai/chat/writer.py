@@ -5,24 +5,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from io import StringIO
 
 import orjson
 
-from server.api.completion import DONE, around_list, ended, sse, total_usage
+from server.api.completion import ended, sse, total_usage
 from server.api.errors import error_object
-from server.api.openai.chat.schemas import ChatUsage, CompletionDetails
+from server.api.openai.chat.schemas import CompletionDetails
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList, TokenNames, finite
-from server.api.schemas.responses import PromptUsage
-from server.api.translate import usage_object, whole_usage
+from server.api.openai.writer import AnswerWriter, Choice, Json, written_list
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
-
-Json = dict[str, Any]
-
-#: Pieces of text that are kept before they are joined.
-MAX_PIECES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +30,14 @@ class Wanted:
     names: TokenNames | None = None
 
 
-class ChoiceWriter:
+class ChatChoice(Choice):
     """One answer while it comes. What is streamed is not kept: see `keep`."""
 
     def __init__(self, index: int, may_call: bool) -> None:
-        self.index = index
+        super().__init__(index)
         self.has_begun = False
-        self.last: Event | None = None
-        self.end: Finished | None = None
         self.logprobs = JsonList()
-        self._content: list[str] = []
-        self._thoughts: list[str] = []
+        self._content, self._thoughts = StringIO(), StringIO()
         self._calls: list[Json] = []
         self._reader = CallReader() if may_call else None
 
@@ -64,7 +55,7 @@ class ChoiceWriter:
 
     def finish(self, end: Finished) -> list[Json]:
         """The last deltas."""
-        self.end = end
+        self.last = end
         deltas = [{"reasoning_content": end.thought}] if end.thought else []
         deltas += self._push(end.text)
         held = [] if self._reader is None else self._reader.end(end.grammar_ended)
@@ -73,20 +64,18 @@ class ChoiceWriter:
     @property
     def finish_reason(self) -> str | None:
         """OpenAI's word for why it ended; calls that were cut short are none."""
-        if self.end is None:
-            return None
+        assert isinstance(self.last, Finished), self.index
+        reason = self.last.finish_reason
         called = self._reader is not None and self._reader.is_complete
-        return (
-            "tool_calls" if called and self.end.finish_reason == "stop" else self.end.finish_reason
-        )
+        return "tool_calls" if called and reason == "stop" else reason
 
     def message(self) -> Json:
         """All that was kept."""
-        content = "".join(self._content)
-        said = content if content or not (self._calls or self._thoughts) else None
+        content, thoughts = self._content.getvalue(), self._thoughts.getvalue()
+        said = content if content or not (self._calls or thoughts) else None
         message: Json = {"role": "assistant", "content": said, "refusal": None}
-        if self._thoughts:
-            message["reasoning_content"] = "".join(self._thoughts)
+        if thoughts:
+            message["reasoning_content"] = thoughts
         if self._calls:
             message["tool_calls"] = [_joined(call) for call in self._calls]
         return message
@@ -95,43 +84,37 @@ class ChoiceWriter:
         """Adds what `read` has returned to the message."""
         for delta in deltas:
             if "reasoning_content" in delta:
-                self._thoughts.append(delta["reasoning_content"])
+                self._thoughts.write(delta["reasoning_content"])
             if "content" in delta:
-                self._content.append(delta["content"])
+                self._content.write(delta["content"])
             for call in delta.get("tool_calls", ()):
                 function = call["function"]
                 if "id" in call:
                     self._calls.append({"id": call["id"], "name": function["name"], "texts": []})
                 self._calls[call["index"]]["texts"].append(function["arguments"])
-        for pieces in (self._content, self._thoughts):
-            if len(pieces) >= MAX_PIECES:
-                pieces[:] = ["".join(pieces)]
 
 
-class ChatWriter:
+class ChatWriter(AnswerWriter[ChatChoice]):
     """Writes the answer to ``request``. ``created_s`` is a Unix time, ``digest`` the model's."""
 
     def __init__(
         self, request: Request, model: str, digest: str, created_s: int, wanted: Wanted
     ) -> None:
         assert request.sampling is not None
-        self._wanted = wanted
-        self._thinks = request.sampling.turn is not None
-        self._num_prompt, self._num_generated = len(request.tokens), 0
-        self._choices = {
-            id: ChoiceWriter(index, wanted.may_call) for index, id in enumerate(request.ids)
-        }
-        self._head: Json = {
+        head: Json = {
             "id": request.request_id,
-            "object": "chat.completion",
+            "object": "chat.completion.chunk",
             "created": created_s,
             "model": model,
             "system_fingerprint": f"fp_{digest[:12]}",
             "seed": request.sampling.seed,
         }
-        self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
+        choices = {id: ChatChoice(index, wanted.may_call) for index, id in enumerate(request.ids)}
+        super().__init__(head, choices, wanted.usage, wanted.usage_so_far)
+        self._wanted = wanted
+        self._thinks = request.sampling.turn is not None
+        self._so_far = Usage(len(request.tokens), 0)
         self._is_plain = not (wanted.may_call or wanted.logprobs or wanted.usage_so_far)
-        self._around = {id: self._cut(choice) for id, choice in self._choices.items()}
 
     def add(self, event: Event) -> None:
         """Takes in an event of a whole answer."""
@@ -146,21 +129,30 @@ class ChatWriter:
     def whole(self) -> Iterator[bytes]:
         """The JSON answer, in parts; raises the `RequestError` that a choice ended by."""
         for choice in self._choices.values():
-            assert choice.last is not None
+            assert choice.last is not None, choice.index
             choice.keep(choice.finish(ended([choice.last])))
-        usage = self._usage()
-        before, after = around_list({**self._head, "choices": [], "usage": usage}, "choices")
-        yield before
-        for choice in self._choices.values():
-            logprobs = {"content": choice.logprobs.json(), "refusal": None}
-            written = {
+        summary = {**self._summary(), "object": "chat.completion"}
+        return written_list(summary, "choices", map(self._written, self._choices.values()))
+
+    def _written(self, choice: ChatChoice) -> bytes:
+        logprobs = {"content": choice.logprobs.json(), "refusal": None}
+        return orjson.dumps(
+            {
                 "index": choice.index,
                 "message": choice.message(),
                 "logprobs": logprobs if self._wanted.logprobs else None,
                 "finish_reason": choice.finish_reason,
             }
-            yield (b"," if choice.index else b"") + orjson.dumps(written)
-        yield after
+        )
+
+    def _summary(self) -> Json:
+        summary = super()._summary()
+        if self._thinks:
+            details: CompletionDetails = {
+                "reasoning_tokens": total_usage(self._ends).reasoning_tokens
+            }
+            summary["usage"]["completion_tokens_details"] = details
+        return summary
 
     def parts(self, event: Event) -> None:
         """No event makes a large chunk."""
@@ -170,9 +162,14 @@ class ChatWriter:
         choice = self._choices[event.request_id]
         if isinstance(event, TokenEvent):
             if self._is_plain and choice.has_begun and event.thought is None:
-                before, after = self._around[event.request_id]
+                if not choice.around:
+                    chunk = self._chunk(_choice(choice, {"content": "TEXT"}))
+                    before, _, after = chunk.rpartition(b'"TEXT"')
+                    choice.around = before, after
+                before, after = choice.around
                 return b"%b%b%b" % (before, orjson.dumps(event.text), after)
-            self._num_generated += 1
+            so_far = self._so_far
+            self._so_far = Usage(so_far.prompt_tokens, so_far.completion_tokens + 1)
             return self._begun(choice) + self._token(choice, event)
         if isinstance(event, Started | Scored):
             return b""
@@ -180,70 +177,27 @@ class ChatWriter:
             deltas = choice.finish(ended([event]))
         except RequestError as error:
             return sse({"error": error_object(error)})
-        parts = [self._chunk(choice, delta) for delta in deltas]
-        last = self._chunk(choice, {}, finish_reason=choice.finish_reason)
+        parts = [self._chunk(_choice(choice, delta)) for delta in deltas]
+        last = self._chunk(_choice(choice, {}, choice.finish_reason))
         return self._begun(choice) + b"".join(parts) + last
 
-    def end(self) -> bytes:
-        """What comes after the last event of all choices."""
-        ends = self._ends()
-        if not self._wanted.usage or len(ends) < len(self._choices):
-            return DONE
-        return sse({**self._chunk_head, "choices": [], "usage": self._usage()}) + DONE
-
-    def _usage(self) -> PromptUsage | ChatUsage:
-        """That of all choices."""
-        total = total_usage(self._ends())
-        if not self._thinks:
-            return whole_usage(total)
-        details: CompletionDetails = {"reasoning_tokens": total.reasoning_tokens}
-        usage: ChatUsage = {**whole_usage(total), "completion_tokens_details": details}
-        return usage
-
-    def _ends(self) -> list[Finished]:
-        return [choice.end for choice in self._choices.values() if choice.end is not None]
-
-    def _begun(self, choice: ChoiceWriter) -> bytes:
+    def _begun(self, choice: ChatChoice) -> bytes:
         """The first chunk of a choice says whose words follow."""
         if choice.has_begun:
             return b""
         choice.has_begun = True
         content = None if self._wanted.may_call else ""
-        return self._chunk(choice, {"role": "assistant", "content": content, "refusal": None})
+        delta = {"role": "assistant", "content": content, "refusal": None}
+        return self._chunk(_choice(choice, delta))
 
-    def _token(self, choice: ChoiceWriter, event: TokenEvent) -> bytes:
+    def _token(self, choice: ChatChoice, event: TokenEvent) -> bytes:
         """At least one chunk, so that a client sees each token; the first has its logprobs."""
         is_silent = self._wanted.may_call or event.thought is not None
         deltas = choice.read(event) or [{} if is_silent else {"content": ""}]
-        logprobs = [self._shown(self._logprobs(event)), *(None for _ in deltas[1:])]
-        return b"".join(
-            self._chunk(choice, delta, shown) for delta, shown in zip(deltas, logprobs, strict=True)
-        )
-
-    def _chunk(
-        self,
-        choice: ChoiceWriter,
-        delta: Json,
-        logprobs: Json | None = None,
-        finish_reason: str | None = None,
-    ) -> bytes:
-        shown = {
-            "index": choice.index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        chunk: Json = {**self._chunk_head, "choices": [shown]}
-        if self._wanted.usage_so_far:
-            chunk["usage"] = usage_object(Usage(self._num_prompt, self._num_generated))
-        elif self._wanted.usage:
-            chunk["usage"] = None
-        return sse(chunk)
-
-    def _cut(self, choice: ChoiceWriter) -> tuple[bytes, bytes]:
-        """A token's chunk around its text: the rest is the same for all."""
-        before, _, after = self._chunk(choice, {"content": "TEXT"}).rpartition(b'"TEXT"')
-        return before, after
+        written = [_choice(choice, delta) for delta in deltas]
+        if self._wanted.logprobs:
+            written[0]["logprobs"] = {"content": self._logprobs(event), "refusal": None}
+        return b"".join(map(self._chunk, written))
 
     def _logprobs(self, event: TokenEvent) -> list[Json]:
         """Those of a token; one of the thinking, or a special one, is no part of the content."""
@@ -255,8 +209,15 @@ class ChatWriter:
         tops = [_entry(names, id, logprob) for id, logprob in event.top]
         return [{**_entry(names, event.token_id, event.logprob), "top_logprobs": tops}]
 
-    def _shown(self, logprobs: list[Json]) -> Json | None:
-        return {"content": logprobs, "refusal": None} if self._wanted.logprobs else None
+
+def _choice(choice: ChatChoice, delta: Json, finish_reason: str | None = None) -> Json:
+    """OpenAI's choice of a chunk."""
+    return {
+        "index": choice.index,
+        "delta": delta,
+        "logprobs": None,
+        "finish_reason": finish_reason,
+    }
 
 
 def _entry(names: TokenNames, id: int, logprob: float | None) -> Json:

@@ -7,25 +7,22 @@ no more memory than its JSON, and no block takes long.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import orjson
 
 from server.api.openai.logprobs import (
-    BLOCK_TOKENS,
     Columns,
     LegacyLogprobs,
     ScoredPrompt,
     TokenNames,
-    Top,
     joined,
     prompt_logprobs,
 )
-from server.engine.types import TokenEvent
-
-#: Pieces of text that are kept before they are joined.
-MAX_PIECES = 512
+from server.api.openai.writer import Choice
+from server.engine.types import Finished, Request, Scored, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +41,6 @@ class Shown:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     names: TokenNames | None = None
-
-    def echo_of(self, place: int) -> str:
-        """The text of the prompt at ``place``, where it is shown."""
-        return self.echo[place] if self.echo else ""
 
     def legacy(self, offset: int = 0, at_start: bool = False) -> LegacyLogprobs:
         """A writer of ``logprobs``, of a text from its start or of what continues it."""
@@ -84,38 +77,42 @@ def write_prompt(prompt: ScoredPrompt, shown: Shown) -> Generator[bytes, None, P
     return PromptJson(columns, joined(ranked) if ranked else None)
 
 
-@dataclass(slots=True)
-class Generated:
-    """The text of one choice and its log-probabilities, as far as they have come."""
+class TextChoice(Choice):
+    """One choice of ``request``'s: its text and log-probabilities, as far as they have come.
 
-    logprobs: LegacyLogprobs | None
-    _texts: list[str] = field(default_factory=list)
-    _tokens: list[tuple[int, float | None, Top]] = field(default_factory=list)
-    _columns: Columns = field(default_factory=Columns)
+    The request's first choice also has what is known of its prompt.
+    """
+
+    def __init__(self, index: int, request: Request, echo: str, shown: Shown) -> None:
+        super().__init__(index)
+        self.request, self.echo = request, echo
+        #: Where its prompt begins, until a token was drawn after it.
+        self.begin: int | None = None
+        self.scored: Scored | None = None
+        self.logprobs = None if shown.logprobs is None else shown.legacy(len(echo))
+        self._text, self._columns = StringIO(), Columns()
 
     def add(self, event: TokenEvent) -> None:
-        """One more token."""
-        self._texts.append(event.text)
-        if len(self._texts) == MAX_PIECES:
-            self._texts = ["".join(self._texts)]
+        """One more token of a whole answer."""
+        self._text.write(event.text)
         if self.logprobs is not None:
-            self._tokens.append((event.token_id, event.logprob, event.top))
-            if len(self._tokens) == BLOCK_TOKENS:
-                self._write()
+            self._columns.add(self.logprobs.of([(event.token_id, event.logprob, event.top)]))
+
+    def whole(self, index: int, prompt: PromptJson) -> dict[str, Any]:
+        """All of it, as the answer's choice number ``index``."""
+        assert isinstance(self.last, Finished), self.index
+        text = self.echo + self._text.getvalue() + self.last.text
+        logprobs = None if self.logprobs is None else self._columns.json(prompt.columns)
+        reason = self.last.finish_reason or "length"
+        return choice_json(index, text, reason, logprobs=logprobs, **prompt.more)
 
     @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self._texts)
+    def mean_logprob(self) -> float:
+        """Per token."""
+        assert isinstance(self.last, Finished), self.index
+        return (self.last.logprob_sum or 0.0) / max(1, self.last.usage.completion_tokens)
 
-    def json(self, before: Columns | None) -> dict[str, orjson.Fragment] | None:
-        """The value of ``logprobs``; the prompt's are those ``before``."""
-        if self.logprobs is None:
-            return None
-        self._write()
-        return self._columns.json(before)
 
-    def _write(self) -> None:
-        assert self.logprobs is not None
-        self._columns.add(self.logprobs.of(self._tokens))
-        self._tokens.clear()
+def choice_json(index: int, text: str, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """OpenAI's choice."""
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason, **more}

@@ -17,9 +17,9 @@ from server.api.openai.logprobs import TokenNames
 from server.api.routes.lookup import service_with
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
-from server.api.schemas.requests import Continuation
+from server.api.schemas.requests import Continuation, Sampling
 from server.api.sse import SseAnswer
-from server.api.translate import Choices, Scoring, Translator, body_of, drawn_seed
+from server.api.translate import Translator, body_of, drawn_seed
 from server.engine.types import Request as Work
 from server.errors import invalid
 from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
@@ -48,18 +48,48 @@ async def complete(request: Request) -> Response:
         request.state.caller.require("sessions")
     _check(body)
     prompts = _prompts(body)
-    works = await _works(service, body, prompts, request.state.owner)
-    epoch_name = service.async_engine.epoch_name
-    shown = _shown(service, body, prompts)
-    writer = CompletionWriter(works, service.model.name, int(time.time()), epoch_name, shown)
+    num_drawn, ranked = body.best_of or body.n or 1, (body.best_of or 1) > (body.n or 1)
+    sampling = _sampling(body)
+    name, works, translator = f"cmpl-{secrets.token_hex(16)}", list[Work](), Translator(service)
+    for index, prompt in enumerate(prompts):
+        work = await translator.generate(
+            name if index == 0 else f"{name}-{index}",
+            request.state.owner,
+            _continuation(body, prompt),
+            sampling,
+            num_drawn,
+            ranked,
+            _num_scored(body),
+        )
+        works.append(work)
+        if len(prompts) > 1:
+            await asyncio.sleep(0)  # others have their turn between the prompts
+    shown, epoch_name = _shown(service, body, prompts), service.async_engine.epoch_name
     of_prompts, of_texts = _prompt_bytes(works, shown), _text_bytes(works, shown)
     num_bytes = of_prompts if body.stream else of_prompts + of_texts
     param = "max_tokens" if of_texts > of_prompts else _of_prompt(body)
     fields = "the prompt, n, max_tokens, logprobs and prompt_logprobs"
     service.large_answers.check(num_bytes, param, fields)
+    writer = CompletionWriter(works, service.model.name, int(time.time()), epoch_name, shown)
     if body.stream:  # each choice repeats the prompt, which is written once
         return SseAnswer(service, works, writer, of_prompts // shown.num)
     return JsonAnswer(service, works, writer, num_bytes)
+
+
+def _sampling(body: CompletionBody) -> Sampling:
+    """The body's own, with one seed for all prompts."""
+    seed = drawn_seed() if body.seed is None else body.seed
+    return body.model_copy(update={"seed": seed, "top_logprobs": _num_top(body)})
+
+
+def _continuation(body: CompletionBody, prompt: OnePrompt | None) -> Continuation:
+    return Continuation.model_construct(
+        prompt=prompt,
+        session=body.session,
+        keep=body.keep,
+        state=body.state,
+        idempotency_key=body.idempotency_key,
+    )
 
 
 def _prompt_bytes(works: Sequence[Work], shown: Shown) -> int:
@@ -124,39 +154,10 @@ def _num_top(body: CompletionBody) -> int | None:
     return body.logprobs if body.logprobs is not None else body.top_logprobs
 
 
-async def _works(
-    service: Service, body: CompletionBody, prompts: Sequence[OnePrompt | None], owner: str
-) -> tuple[Work, ...]:
-    """A request of each prompt, all with one seed."""
-    drawn, ranked = body.best_of or body.n or 1, (body.best_of or 1) > (body.n or 1)
-    seed = drawn_seed() if body.seed is None else body.seed
-    sampling = body.model_copy(update={"seed": seed, "top_logprobs": _num_top(body)})
-    id, scoring = f"cmpl-{secrets.token_hex(16)}", _scoring(body)
-    works = []
-    for index, prompt in enumerate(prompts):
-        wanted = Continuation.model_construct(
-            prompt=prompt,
-            session=body.session,
-            keep=body.keep,
-            state=body.state,
-            idempotency_key=body.idempotency_key,
-        )
-        if index:
-            await asyncio.sleep(0)  # others have their turn between the prompts
-        name = id if index == 0 else f"{id}-{index}"
-        works.append(
-            await Translator.of(service).generate(
-                name, owner, wanted, sampling, Choices(drawn, ranked), scoring
-            )
-        )
-    return tuple(works)
-
-
-def _scoring(body: CompletionBody) -> Scoring | None:
-    """What is asked of the prompt's tokens."""
+def _num_scored(body: CompletionBody) -> int | None:
+    """How many others are named in place of each token of the prompt; None: these are not asked."""
     wanted = [body.prompt_logprobs, _num_top(body) if body.echo else None]
-    asked = [num_top for num_top in wanted if num_top is not None]
-    return Scoring(max(asked)) if asked else None
+    return max((num_top for num_top in wanted if num_top is not None), default=None)
 
 
 def _shown(service: Service, body: CompletionBody, prompts: Sequence[OnePrompt | None]) -> Shown:

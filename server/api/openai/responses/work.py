@@ -155,7 +155,7 @@ async def work_of(
             keep=is_stored,
             state=state if source is None else None,
         )
-        request = await Translator.of(service).generate(id, owner, wanted, sampling)
+        request = await Translator(service).generate(id, owner, wanted, sampling)
         request = with_turn(request, turn)
     except InvalidRequest as error:
         raise in_our_words(error, body) from None

@@ -1,0 +1,80 @@
+"""What the answers of completions and of chats share: whole in parts, or in chunks, with usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from server.api.completion import DONE, total_usage
+from server.api.event_stream import server_sent
+from server.api.translate import usage_object, whole_usage
+from server.engine.types import Event, Finished, Usage
+
+Json = dict[str, Any]
+
+
+class Choice:
+    """One continuation while it comes."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        #: The event that it ended by.
+        self.last: Event | None = None
+        #: A token's chunk around what differs from token to token, once it is needed.
+        self.around: tuple[bytes, ...] = ()
+
+
+C = TypeVar("C", bound=Choice)
+
+
+class AnswerWriter(Generic[C]):
+    """Writes the ``choices`` of an answer, by the ids of their events, into what ``head`` says.
+
+    ``usage`` ends a stream where it is wanted, and usage ``so_far`` is in each chunk.
+    """
+
+    def __init__(self, head: Json, choices: Mapping[str, C], usage: bool, so_far: bool) -> None:
+        self._head = {**head, "choices": []}
+        self._choices = choices
+        self._shows_usage, self._shows_so_far = usage, so_far
+        self._so_far = Usage(0, 0)
+
+    def end(self) -> bytes:
+        """What comes after the last event of all choices."""
+        if not self._shows_usage or len(self._ends) < len(self._choices):
+            return DONE
+        return server_sent(orjson.dumps(self._summary())) + DONE
+
+    @property
+    def _ends(self) -> list[Finished]:
+        lasts = (choice.last for choice in self._choices.values())
+        return [last for last in lasts if isinstance(last, Finished)]
+
+    def _summary(self) -> Json:
+        """What an answer says of all of its choices."""
+        return {**self._head, "usage": whole_usage(total_usage(self._ends))}
+
+    def _chunk(self, choice: Json, id: bytes | None = None, **more: Any) -> bytes:
+        """A server-sent event of one choice."""
+        chunk = {**self._head, "choices": [choice], **more}
+        if self._shows_so_far:
+            chunk["usage"] = usage_object(self._so_far)
+        elif self._shows_usage:
+            chunk["usage"] = None
+        return server_sent(orjson.dumps(chunk), id=id)
+
+
+def written_list(answer: Json, name: str, items: Iterable[bytes]) -> Iterator[bytes]:
+    """The JSON of ``answer``, in parts, with ``items`` in its list ``name``, which is empty.
+
+    Empty items are no items: others have their turn there.
+    """
+    head, mark, tail = orjson.dumps(answer).partition(b'"%b":[' % name.encode())
+    yield head + mark
+    is_first = True
+    for item in items:
+        yield item if is_first or not item else b"," + item
+        is_first = is_first and not item
+    yield tail
