@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from server.sessions.prefix_tier import PrefixTier
 from server.sessions.transfer import Signing
 from server.store.base import Identity, Store
 from server.store.files import DiskFiles
+from server.store.memory_store import LIMITS as MEMORY_LIMITS
 from server.store.memory_store import MemoryStore
 from server.store.saving import StoreLimits
 from server.store.sqlite.check import identity_of as identity_in
@@ -137,9 +138,8 @@ def open_storage(
         joined = shared.open_store(name, identity, limits)
         return joined, Signing(identity, key or shared.signing_key(joined))
     if home is None:
-        store = MemoryStore(
-            max_state_bytes=config.store_memory, max_log_tokens=config.max_log_tokens
-        )
+        kept = replace(MEMORY_LIMITS, max_log_tokens=config.max_log_tokens)
+        store = MemoryStore(identity, kept, max_state_bytes=config.store_memory)
         return store, Signing(identity, key or secrets.token_bytes(32))
     waiting = Waiting(lease_s=config.store_lease_s)
     opened = open_store(home.path, identity, config.durability, limits=limits, waiting=waiting)

@@ -97,10 +97,7 @@ class Log:
         new_files: dict[int, str] = {}
         try:
             steps = self._steps(records, new_files)
-            packed = pack_row(steps)
-            if packed is not None:
-                self._add_row(*packed, steps)
-                self.last_row += 1
+            self._add_row(steps)
         except BaseException:
             self._snapshots.states.remove(new_files.values())
             raise
@@ -109,8 +106,14 @@ class Log:
                 entry.value.state.file = kept.file
         return steps
 
-    def _add_row(self, data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
-        """The row after the last, durably."""
+    def _add_row(self, steps: Sequence[LoggedEntry]) -> None:
+        """The row after the last, durably, if anything has happened that belongs into it."""
+        packed = pack_row(steps)
+        if packed is not None:
+            self._insert_row(*packed, steps)
+            self.last_row += 1
+
+    def _insert_row(self, data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
         with self._database.transaction():
             row = (self.last_row + 1, data, keys)
             self._execute("INSERT INTO journal VALUES (?, ?, ?)", row)
@@ -222,7 +225,7 @@ class Log:
     def _cut(self, head: Head, length: int) -> None:
         """What was saved of the text beyond ``length`` tokens is no part of it any more."""
         rows = [row for row in self._snapshots.rows(head.key) if row.length > length]
-        self.drop_snapshots(head, rows)
+        self.drop_snapshots(head.key, rows)
 
     # Parts of a transaction of the caller's
 
@@ -232,10 +235,10 @@ class Log:
             self._tables.store_tail(head, row, now_s)
             self.changed.add(head)
 
-    def drop_snapshots(self, head: Head, rows: Sequence[SnapshotRow]) -> None:
+    def drop_snapshots(self, key: int, rows: Sequence[SnapshotRow]) -> None:
         """Deletes snapshots of a session; their files are unused then, perhaps."""
         self._snapshots.drop(rows)
-        self._tables.grow(head.key, -sum(row.bytes for row in rows))
+        self._tables.grow(key, -sum(row.bytes for row in rows))
         self.unused_files.update(row.file for row in rows if row.file is not None)
 
     def delete(self, head: Head, now_s: float) -> None:

@@ -1,202 +1,186 @@
-"""A store in this process's memory: bounded, and gone with the process."""
+"""A store in this process's memory: bounded, and gone with the process.
+
+The tables are those of the store on disk, in a database in memory, and the states are objects.
+There is no journal: nothing can be lost that it would bring back.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from server.engine.types import Finished, TokenEvent
-from server.engine.value import (
-    Accepted,
-    Deleted,
-    Entry,
-    Opened,
-    Record,
-    Rewound,
-    Saved,
-    SessionValue,
-)
-from server.errors import SessionNotFound
-from server.store.base import Events, Found, Keyed, Listed, Loaded, Numbered
-from server.store.codec import running_after
-from server.store.errors import HistoryGone, StoreLost
+from server.engine.types import TokenEvent
+from server.engine.value import Record, StateBlock
+from server.store.base import Identity
+from server.store.clock import StoreClock
+from server.store.codec import UNSTORABLE
+from server.store.errors import RecordRefused
 from server.store.files import Chunk
-from server.store.history import (
-    as_logged,
-    events_after,
-    length_after,
-    num_tokens,
-    past,
-    superfluous,
-)
+from server.store.heads import Head
+from server.store.log import Log
+from server.store.log_rows import LoggedEntry, pack_row
+from server.store.saving import StoreLimits
+from server.store.snapshots import SnapshotRow, Snapshots
+from server.store.sqlite.database import SqliteDatabase
+from server.store.sqlite.upkeep import Upkeep
+from server.store.table_store import TableStore
+from server.store.tables import Tables
+from server.store.unsaved import Unsaved
 
-#: About what an entry of the log takes up.
-ENTRY_BYTES = 100
 MAX_KEYS = 100_000
+#: Of states that no other process shall read.
+NO_IDENTITY = Identity("", "", "", "", 0, "")
+LIMITS = StoreLimits(max_log_tokens=65_536, max_snapshots=4)
+
+_STATES = (
+    "SELECT session, key, place, length, file, bytes FROM snapshot WHERE file NOTNULL ORDER BY key"
+)
+_NEWEST = "SELECT max(key) FROM snapshot GROUP BY session"
+#: Those of the sessions that were opened first.
+_DROP_KEYS = """
+    DELETE FROM request_key WHERE (owner, key) IN (
+        SELECT owner, key FROM request_key ORDER BY session
+        LIMIT max(0, (SELECT count(*) FROM request_key) - ?)
+    )
+"""
 
 
-class _Snapshot(NamedTuple):
-    """``value`` stands before the session's entry of number ``place``."""
+class MemoryStates:
+    """States as the objects that they are. See `server.store.snapshots.States`."""
 
-    place: int
-    value: SessionValue
-    age: int
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._states: dict[str, StateBlock] = {}
 
+    def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
+        """See `server.store.snapshots.States`."""
+        new = {secrets.token_hex(16): state for state, _ in states}
+        self._states |= new
+        self.num_bytes += sum(map(self.size, new))
+        return [*new]
 
-@dataclass(slots=True)
-class _Kept:
-    """One session: snapshots, oldest first, and the log from entry ``num_dropped`` on."""
+    def read(self, name: str, position: int) -> StateBlock:
+        """See `server.store.snapshots.States`."""
+        return self._states[name]
 
-    owner: str
-    epoch: int
-    length: int
-    seq: int
-    log_seq: int
-    used_s: float
-    running: str | None = None
-    is_away: bool = False
-    num_dropped: int = 0
-    num_tokens: int = 0
-    num_noted_bytes: int = 0
-    entries: list[Entry] = field(default_factory=list)
-    snapshots: list[_Snapshot] = field(default_factory=list)
+    def remove(self, names: Iterable[str]) -> None:
+        """See `server.store.snapshots.States`."""
+        for name in names:
+            self.num_bytes -= self.size(name)
+            del self._states[name]
 
-    def add(self, entry: Entry, age: int, max_tokens: int, max_snapshots: int) -> None:
-        """Brings the session forward by ``entry``."""
-        self.running = running_after(entry, self.running)
-        self.length = length_after(entry, self.length)
-        self.is_away = isinstance(entry, Saved) and entry.evicted
-        if not isinstance(entry, Opened | Saved | Deleted):
-            self.entries.append(as_logged(entry))
-            self.num_tokens += num_tokens(entry)
-            self._shorten(max_tokens)
-        if isinstance(entry, Accepted | TokenEvent | Finished):
-            self.seq = entry.seq
-        elif not isinstance(entry, Deleted):
-            self.epoch, self.seq = entry.value.epoch, entry.value.seq
-            self._save(entry.value, age, max_snapshots)
-
-    def _save(self, value: SessionValue, age: int, max_snapshots: int) -> None:
-        place = self.num_dropped + len(self.entries)
-        valid = [each for each in self.snapshots if each.value.length <= value.length]
-        valid.append(_Snapshot(place, value, age))
-        dropped = superfluous([each.value.length for each in valid], max_snapshots)
-        self.snapshots = [each for i, each in enumerate(valid) if i not in dropped]
-
-    def _shorten(self, max_tokens: int) -> None:
-        """Forgets the older half of a log that is too long, and what leads nowhere then."""
-        if self.num_tokens <= max_tokens:
-            return
-        count = 0
-        while self.num_tokens > max_tokens // 2 and count < len(self.entries):
-            entry = self.entries[count]
-            self.num_tokens -= num_tokens(entry)
-            self.log_seq = max(self.log_seq, getattr(entry, "seq", 0))
-            count += 1
-        del self.entries[:count]
-        self.num_dropped += count
-        self.snapshots = [each for each in self.snapshots if each.place >= self.num_dropped]
-
-    @property
-    def num_bytes(self) -> int:
-        """About what the session takes up; a state that several share counts for each."""
-        states = (each.value.state for each in self.snapshots)
-        num_bytes = ENTRY_BYTES * self.num_tokens + self.num_noted_bytes
-        return num_bytes + sum(state.data.nbytes for state in states if state)
+    def size(self, name: str) -> int:
+        """Bytes of a state."""
+        return self._states[name].data.nbytes
 
 
-class MemoryStore:
-    """Keeps sessions as the objects that they are.
+class MemoryLog(Log):
+    """Its newest entries are nowhere but in ``heads``."""
 
-    A session's log has at most ``max_log_tokens``. Where states need more than
-    ``max_state_bytes``, the oldest go, save the newest of a session that has
-    been evicted.
+    def _add_row(self, steps: Sequence[LoggedEntry]) -> None:
+        """Only tries what clients have written; a token can always be stored."""
+        pack_row([step for step in steps if type(step[1]) is not TokenEvent])
+
+
+class MemoryConnection:
+    """What `server.store.sqlite.connection.Connection` is, without a directory."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.database = SqliteDatabase(None, None, is_full=False)
+        self.states, self.unsaved = MemoryStates(), Unsaved()
+        self.tables = Tables(self.database)
+        self.snapshots = Snapshots(self.database, identity, self.states)
+        self.snapshots.prepare()
+        self.log = MemoryLog(self.database, self.tables, self.snapshots, self.unsaved)
+
+
+class MemoryUpkeep(Upkeep):
+    """Where states need more than ``max_state_bytes``, the oldest go.
+
+    The newest one of a session that has been evicted stays.
     """
 
     def __init__(
         self,
+        connection: MemoryConnection,
+        clock: StoreClock,
+        limits: StoreLimits,
+        max_state_bytes: int,
+    ) -> None:
+        super().__init__(connection, connection.database, clock, limits)
+        self._states, self._max_state_bytes = connection.states, max_state_bytes
+
+    def _shorten(self, heads: Sequence[Head]) -> None:
+        super()._shorten(heads)
+        if self._states.num_bytes > self._max_state_bytes:
+            self._bound_states()
+        self._database.execute(_DROP_KEYS, (MAX_KEYS,))
+
+    def _bound_states(self) -> None:
+        """Lets the oldest states go, to an eighth below the bound, so that it is rarely done."""
+        found: list[Any] = self._database.execute(_STATES).fetchall()
+        uses = Counter(file for *_, file, _ in found)
+        num_bytes = sum(map(self._states.size, uses))
+        newest = {key for (key,) in self._database.execute(_NEWEST)}
+        held = {head.key for head in self._log.heads.values() if head.is_held}
+        for session, *columns in found:
+            row = SnapshotRow(*columns)
+            if num_bytes <= self._max_state_bytes * 7 // 8:
+                break
+            if row.file is None or (row.key in newest and session not in held):
+                continue
+            self._log.drop_snapshots(session, [row])
+            uses[row.file] -= 1
+            if not uses[row.file]:
+                num_bytes -= self._states.size(row.file)
+
+    def _needed_entry(self, head: Head, rows: Sequence[SnapshotRow]) -> int:
+        """None that is stored: memory is bounded, whatever can be reached without it."""
+        save = self._connection.unsaved.get(head.id)
+        return head.num_stored if save is None else save.place
+
+
+class MemoryStore(TableStore):
+    """See `server.store.base.Store` for what is public.
+
+    ``max_state_bytes`` bounds the states of snapshots; see `MemoryUpkeep`.
+    """
+
+    def __init__(
+        self,
+        identity: Identity = NO_IDENTITY,
+        limits: StoreLimits = LIMITS,
         *,
         durable: bool = False,
-        max_log_tokens: int = 65_536,
-        max_snapshots: int = 4,
         max_state_bytes: int = 256 << 20,
-        retention_s: float | None = None,
     ) -> None:
+        super().__init__()
         self.store_id = secrets.token_hex(8)
         self.durable = durable
-        self._max_log_tokens, self._max_snapshots = max_log_tokens, max_snapshots
-        self._max_state_bytes, self._retention_s = max_state_bytes, retention_s
-        self._sessions: dict[str, _Kept] = {}
-        self._keys: dict[tuple[str, str], Keyed] = {}
-        self._open_keys: dict[str, tuple[str, str]] = {}
-        self._noted: dict[str, list[tuple[str, str]]] = {}
+        self._connection = MemoryConnection(identity)
+        self._upkeep = MemoryUpkeep(self._connection, self._clock, limits, max_state_bytes)
+        self._max_state_bytes = self._next_bound_bytes = max_state_bytes
         self._named: dict[str, tuple[str, bytes]] = {}
-        self._now_s = 0.0
-        self._num_saved = self._num_saved_bytes = 0
-        self._next_bound_bytes = max_state_bytes
+
+    @contextmanager
+    def _connected(self) -> Iterator[MemoryConnection]:
+        yield self._connection
 
     def commit(self, records: Sequence[Record]) -> None:
         """See `server.store.base.Store.commit`."""
-        opened = {id for id, entry in records if isinstance(entry, Opened)}
-        for id, entry in records:
-            if id not in self._sessions and id not in opened and not isinstance(entry, Deleted):
-                raise StoreLost(f"the store has no session {id}")
-        for id, entry in records:
-            self._apply(id, entry)
-        if self._num_saved_bytes > self._next_bound_bytes:
-            self._bound_states()
-
-    def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        """See `server.store.base.Store.load`."""
-        kept = self._find(session, owner)
-        kept.used_s = self._now_s
-        for place, value, _ in reversed(kept.snapshots):
-            if at is None or value.length <= at:
-                entries = kept.entries[place - kept.num_dropped :]
-                return Loaded(value, past(entries, value.length, at))
-        raise HistoryGone("the session's state at this point is no longer kept", "at")
-
-    def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
-        """See `server.store.base.Store.read`."""
-        kept = self._find(session, owner)
-        if after_seq < kept.log_seq:
-            raise HistoryGone(f"only what came after {kept.log_seq} is kept", "last_seq")
-        return events_after(kept.entries, after_seq, max_events)
-
-    def discard(self, session: str, owner: str) -> None:
-        """See `server.store.base.Store.discard`: none is in quarantine here."""
-        raise SessionNotFound
-
-    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
-        """See `server.store.base.Store.entries`."""
-        kept = self._find(session, owner)
-        begin = max(0, place - kept.num_dropped)
-        return [*enumerate(kept.entries[begin : begin + max_entries], kept.num_dropped + begin)]
-
-    def find_key(self, owner: str, key: str) -> Keyed | None:
-        """See `server.store.base.Store.find_key`."""
-        return self._keys.get((owner, key))
-
-    def list(self, owner: str | None, after: str | None, limit: int) -> Found:
-        """See `server.store.base.Store.list`."""
-        wanted = (
-            _listed(id, kept)
-            for id, kept in sorted(self._sessions.items())
-            if owner in (None, kept.owner) and (after is None or id > after)
-        )
-        return [*islice(wanted, limit)]
-
-    def unfinished(self) -> Sequence[tuple[str, str]]:
-        """See `server.store.base.Store.unfinished`."""
-        return [(id, kept.owner) for id, kept in self._sessions.items() if kept.running]
-
-    def stored_bytes(self, owner: str) -> int:
-        """See `server.store.base.Store.stored_bytes`."""
-        return sum(kept.num_bytes for kept in self._sessions.values() if kept.owner == owner)
+        connection = self._connection
+        try:
+            steps = connection.log.append(records)
+        except UNSTORABLE as error:
+            raise RecordRefused(error) from error
+        connection.log.settle(steps, self._clock.now_s)
+        if connection.unsaved.num_bytes + connection.states.num_bytes > self._next_bound_bytes:
+            self._upkeep.save()
+            num_bytes = connection.states.num_bytes
+            self._next_bound_bytes = max(self._max_state_bytes, num_bytes + num_bytes // 8)
 
     def named_states(self) -> dict[str, str]:
         """See `server.store.base.Store.named_states`."""
@@ -216,103 +200,14 @@ class MemoryStore:
 
     def maintain(self, now_s: float) -> bool:
         """See `server.store.base.Store.maintain`."""
-        self._now_s = now_s
-        if self._retention_s is None:
-            return False
-        due = now_s - self._retention_s
-        for id, kept in list(self._sessions.items()):
-            if kept.is_away and kept.used_s <= due and kept.running is None:
-                self._delete(id)
-        return False
+        self._clock.advance(now_s)
+        self._upkeep.run(self._touched)
+        self._touched = set()
+        return bool(self._connection.unsaved.oldest(1))
 
     def forget(self) -> None:
         """See `server.store.base.Store.forget`: what is here stays."""
 
     def close(self) -> None:
         """See `server.store.base.Store.close`."""
-        self._sessions.clear()
-        self._keys.clear()
-        self._noted.clear()
-
-    # Records
-
-    def _apply(self, id: str, entry: Entry) -> None:
-        if isinstance(entry, Deleted):
-            self._delete(id)
-            return
-        if isinstance(entry, Opened):
-            new = entry.value
-            kept = _Kept(new.owner, new.epoch, new.length, new.seq, new.seq, self._now_s)
-            self._sessions[id] = kept
-        kept = self._sessions[id]
-        kept.used_s = self._now_s
-        kept.add(entry, self._num_saved, self._max_log_tokens, self._max_snapshots)
-        if isinstance(entry, Opened | Saved | Rewound) and entry.value.state is not None:
-            self._num_saved += 1
-            self._num_saved_bytes += entry.value.state.data.nbytes
-        elif isinstance(entry, Accepted) and entry.request.key is not None:
-            self._begin_key(id, (kept.owner, entry.request.key), entry)
-        elif isinstance(entry, Finished):
-            self._end_key(id, entry)
-
-    def _begin_key(self, id: str, name: tuple[str, str], entry: Accepted) -> None:
-        """Keys outlive their sessions: what was done is not done again."""
-        request = entry.request
-        self._keys.pop(name, None)
-        is_append, note = request.sampling is None, request.note
-        self._keys[name] = Keyed(
-            id, request.request_id, entry.seq, entry.length, None, is_append, note
-        )
-        self._open_keys[id] = name
-        if note is not None:
-            self._noted.setdefault(id, []).append(name)
-            self._sessions[id].num_noted_bytes += len(note)
-        if len(self._keys) > MAX_KEYS:
-            del self._keys[next(iter(self._keys))]
-
-    def _delete(self, id: str) -> None:
-        self._sessions.pop(id, None)
-        self._open_keys.pop(id, None)
-        for name in self._noted.pop(id, ()):
-            if name in self._keys:
-                self._keys[name] = replace(self._keys[name], note=None)
-
-    def _end_key(self, id: str, entry: Finished) -> None:
-        name = self._open_keys.pop(id, None)
-        if name in self._keys:
-            self._keys[name] = replace(self._keys[name], finished=entry)
-
-    def _find(self, session: str, owner: str) -> _Kept:
-        kept = self._sessions.get(session)
-        if kept is None or kept.owner != owner:
-            raise SessionNotFound
-        return kept
-
-    def _bound_states(self) -> None:
-        """Lets the oldest states go, to an eighth below the bound, so that it is rarely done."""
-        saved = [
-            (snapshot, kept)
-            for kept in self._sessions.values()
-            for snapshot in kept.snapshots
-            if snapshot.value.state is not None
-        ]
-        uses = Counter(snapshot.value.state for snapshot, _ in saved)
-        num_bytes = sum(state.data.nbytes for state in uses if state is not None)
-        goal = self._max_state_bytes * 7 // 8 if num_bytes > self._max_state_bytes else num_bytes
-        for snapshot, kept in sorted(saved, key=lambda each: each[0].age):
-            state = snapshot.value.state
-            is_needed = kept.is_away and snapshot is kept.snapshots[-1]
-            if num_bytes <= goal or state is None or is_needed:
-                continue
-            kept.snapshots.remove(snapshot)
-            uses[state] -= 1
-            if not uses[state]:
-                num_bytes -= state.data.nbytes
-        self._num_saved_bytes = num_bytes
-        self._next_bound_bytes = max(self._max_state_bytes, num_bytes + num_bytes // 8)
-
-
-def _listed(id: str, kept: _Kept) -> Listed:
-    return Listed(
-        id, kept.owner, kept.epoch, kept.length, kept.seq, kept.running is not None, kept.num_bytes
-    )
+        self._connection.database.close()

@@ -138,14 +138,14 @@ class Saving:
         """Of old snapshots, fewer the older they are."""
         dropped = superfluous([row.length for row in rows], self._limits.max_snapshots)
         if dropped:
-            self._log.drop_snapshots(head, [rows[index] for index in sorted(dropped)])
+            self._log.drop_snapshots(head.key, [rows[index] for index in sorted(dropped)])
 
     def _trim(self, head: Head, excess: int) -> None:
-        """Drops the oldest entries of a log that is too long, and snapshots before them.
-
-        What the two newest snapshots need stays.
-        """
+        """Drops the oldest entries of a log that is too long, and snapshots before them."""
         rows = self._snapshots.rows(head.key)
-        needed = rows[-2:][0].place if rows else 0
-        place = self._tables.drop_segments(head, excess, needed)
-        self._log.drop_snapshots(head, [row for row in rows if row.place < place])
+        place = self._tables.drop_segments(head, excess, self._needed_entry(head, rows))
+        self._log.drop_snapshots(head.key, [row for row in rows if row.place < place])
+
+    def _needed_entry(self, head: Head, rows: Sequence[SnapshotRow]) -> int:
+        """The first that stays, however long the log is: the two newest snapshots need it."""
+        return rows[-2:][0].place if rows else 0

@@ -117,7 +117,7 @@ class SharedLog(Log):
             self.next_key = next_key
             raise
 
-    def _add_row(self, data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
+    def _insert_row(self, data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
         """One round trip, unless sessions are new: they are in the tables at once.
 
         So no journal can bring one back that others have deleted meanwhile.

@@ -23,29 +23,33 @@ FILE_NAME = "sessions.sqlite3"
 
 
 class SqliteDatabase:
-    """One connection, with the fence that its owner holds."""
+    """One connection, with the fence that its owner holds; in memory where there is no ``path``."""
 
-    def __init__(self, path: Path, vfs: str | None, is_full: bool) -> None:
+    def __init__(self, path: Path | None, vfs: str | None, is_full: bool) -> None:
         self.num_wal_pages = 0
         self.fence = 0
-        for file in (path / FILE_NAME, *path.glob(f"{FILE_NAME}-*")):
-            make_private(file)  # SQLite gives its other files the rights of the first
-        self._connection = connection = apsw.Connection(str(path / FILE_NAME), vfs=vfs)
+        name = ":memory:" if path is None else str(_private(path))
+        self._connection = connection = apsw.Connection(name, vfs=vfs)
         self.execute = connection.execute
         self._sync = "FULL" if is_full else "NORMAL"
         try:
-            connection.set_busy_timeout(5000)
             connection.pragma("auto_vacuum", "INCREMENTAL")
-            if connection.pragma("journal_mode", "WAL") != "wal":
-                raise StoreFailed("the file system of the session store has no shared memory")
             connection.pragma("temp_store", "MEMORY")
-            connection.pragma("synchronous", self._sync)
-            connection.pragma("journal_size_limit", 64 << 20)
-            connection.set_wal_hook(self._note_wal)
+            if path is not None:
+                self._write_ahead()
             migrate(connection)
         except BaseException:
             self.abandon()
             raise
+
+    def _write_ahead(self) -> None:
+        connection = self._connection
+        connection.set_busy_timeout(5000)
+        if connection.pragma("journal_mode", "WAL") != "wal":
+            raise StoreFailed("the file system of the session store has no shared memory")
+        connection.pragma("synchronous", self._sync)
+        connection.pragma("journal_size_limit", 64 << 20)
+        connection.set_wal_hook(self._note_wal)
 
     @contextmanager
     def transaction(self, synced: bool = True) -> Iterator[None]:
@@ -122,6 +126,13 @@ class SqliteDatabase:
     def _note_wal(self, _: apsw.Connection, __: str, num_pages: int) -> int:
         self.num_wal_pages = num_pages
         return apsw.SQLITE_OK
+
+
+def _private(path: Path) -> Path:
+    """The file of the database in ``path``; SQLite gives its other files the rights of that."""
+    for file in (path / FILE_NAME, *path.glob(f"{FILE_NAME}-*")):
+        make_private(file)
+    return path / FILE_NAME
 
 
 #: What the statements were about is at fault, and not the database: others are done.

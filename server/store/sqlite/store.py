@@ -15,13 +15,9 @@ from typing import Literal
 import apsw
 
 from server.engine.value import Deleted, Record
-from server.errors import SessionNotFound
-from server.store import reading
-from server.store.base import Events, Found, Identity, Keyed, Loaded, Numbered
-from server.store.clock import StoreClock
+from server.store.base import Identity
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.files import Chunk, DiskFiles, Files
-from server.store.heads import Head
 from server.store.saving import StoreLimits
 from server.store.sqlite.connection import Connection, Known, StoreLocation
 from server.store.sqlite.database import ERRORS, REFUSALS, failure
@@ -31,6 +27,7 @@ from server.store.sqlite.reserve import Reserve
 from server.store.sqlite.signing import signing_key
 from server.store.sqlite.state_files import DIR_NAME
 from server.store.sqlite.upkeep import Upkeep
+from server.store.table_store import TableStore
 from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
@@ -65,20 +62,20 @@ def open_store(
     return SqliteStore(place, limits or StoreLimits(), waiting or Waiting())
 
 
-class SqliteStore:
+class SqliteStore(TableStore):
     """See `server.store.base.Store` for what is public, and `open_store` to open one."""
 
     durable = True
 
     def __init__(self, place: StoreLocation, limits: StoreLimits, waiting: Waiting) -> None:
+        super().__init__()
         self.store_id = ""
         self._place, self._limits, self._waiting = place, limits, waiting
-        self._clock, self._unsaved = StoreClock(), Unsaved()
+        self._unsaved = Unsaved()
         self._lock: Lock | None = None
         self._connection: Connection | None = None
         self._known: Known | None = None
         self._end: StoreError | None = None
-        self._touched: set[int] = set()
         self._is_over = self._sifts = False
         self._reserve = Reserve(place.path, place.files)
         self._named = NamedFiles(place.path, place.files, place.is_full)
@@ -132,57 +129,6 @@ class SqliteStore:
                 logger.exception("the session store recovers")
                 self._sifts = isinstance(error, REFUSALS)
                 self._abandon()
-
-    def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        """See `server.store.base.Store.load`."""
-        with self._connected() as connection:
-            head = self._find(connection, session, owner)
-            self._touched.add(head.key)
-            return reading.loaded(connection, head, at)
-
-    def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
-        """See `server.store.base.Store.read`."""
-        with self._connected() as connection:
-            head = self._find(connection, session, owner)
-            self._touched.add(head.key)
-            return reading.events(connection, head, after_seq, max_events)
-
-    def discard(self, session: str, owner: str) -> None:
-        """See `server.store.base.Store.discard`."""
-        with self._connected() as connection:
-            self._find(connection, session, owner)
-        self.commit([(session, Deleted())])
-
-    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
-        """See `server.store.base.Store.entries`."""
-        with self._connected() as connection:
-            head = self._find(connection, session, owner)
-            self._touched.add(head.key)
-            return reading.entries(connection, head, place, max_entries)
-
-    def find_key(self, owner: str, key: str) -> Keyed | None:
-        """See `server.store.base.Store.find_key`."""
-        with self._connected() as connection:
-            return connection.tables.find_key(owner, key)
-
-    def list(self, owner: str | None, after: str | None, limit: int) -> Found:
-        """See `server.store.base.Store.list`."""
-        with self._connected() as connection:
-            return reading.listed(connection, owner, after, limit)
-
-    def unfinished(self) -> Sequence[tuple[str, str]]:
-        """See `server.store.base.Store.unfinished`."""
-        with self._connected() as connection:
-            heads = connection.log.heads
-            stored = connection.tables.unfinished()
-            owners = {id: owner for id, owner in stored.items() if id not in heads}
-            owners |= {id: head.owner for id, head in heads.items() if head.running is not None}
-            return sorted(owners.items())
-
-    def stored_bytes(self, owner: str) -> int:
-        """See `server.store.base.Store.stored_bytes`."""
-        with self._connected() as connection:
-            return connection.tables.stored_bytes(owner)
 
     def named_states(self) -> dict[str, str]:
         """See `server.store.base.Store.named_states`."""
@@ -308,12 +254,4 @@ class SqliteStore:
             self._connection = None
 
     def _upkeep(self, connection: Connection) -> Upkeep:
-        return Upkeep(connection, self._clock, self._limits)
-
-    # Sessions
-
-    def _find(self, connection: Connection, session: str, owner: str) -> Head:
-        head = connection.log.head(session)
-        if head is None or head.owner != owner:
-            raise SessionNotFound
-        return head
+        return Upkeep(connection, connection.database, self._clock, self._limits)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from server.engine.value import Deleted
 from server.store.clock import StoreClock
-from server.store.saving import Saving, StoreLimits
-from server.store.sqlite.connection import Connection
+from server.store.saving import Connected, Saving, StoreLimits
+from server.store.sqlite.database import SqliteDatabase
 
 #: State files written at a time, so that commits do not wait long. With more of them to write
 #: the next turn comes soon: see `server.runtime.store_thread.SOON_S`.
@@ -20,9 +20,15 @@ VACUUM_PAGES = 500
 class Upkeep(Saving):
     """One round of it, on one connection. An error leaves the connection useless."""
 
-    def __init__(self, connection: Connection, clock: StoreClock, limits: StoreLimits) -> None:
+    def __init__(
+        self,
+        connection: Connected,
+        database: SqliteDatabase,
+        clock: StoreClock,
+        limits: StoreLimits,
+    ) -> None:
         super().__init__(connection, clock, limits)
-        self._database = connection.database
+        self._database = database
 
     def run(self, touched: Iterable[int]) -> None:
         """Everything; ``touched`` are the keys of sessions that have been used."""

@@ -21,28 +21,25 @@ SHARED = [pytest.param("shared", marks=pytest.mark.database)]
 STORES = ("memory", "full", "relaxed", *(SHARED if binaries() else ()))
 
 
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def make_store(request: pytest.FixtureRequest, path: Path, limits: StoreLimits) -> Iterator[Store]:
+    """The kind of store that is the fixture's parameter."""
     if request.param == "memory":
-        made: Store = MemoryStore()
+        made: Store = MemoryStore(limits=limits)
     elif request.param == "shared":
-        made = PostgresStore(shared_place(request.getfixturevalue("postgres").new_database()))
+        place = shared_place(request.getfixturevalue("postgres").new_database())
+        made = PostgresStore(place, limits)
     else:
-        made = open_store(tmp_path / "store", IDENTITY, request.param)
+        made = open_store(path / "store", IDENTITY, request.param, limits=limits)
     yield made
     made.close()
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    yield from make_store(request, tmp_path, StoreLimits())
 
 
 @pytest.fixture(params=STORES)
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """A store that keeps 1000 tokens of a log, and a session for an hour."""
-    if request.param == "memory":
-        made: Store = MemoryStore(max_log_tokens=1000, retention_s=3600)
-    elif request.param == "shared":
-        place = shared_place(request.getfixturevalue("postgres").new_database())
-        made = PostgresStore(place, StoreLimits(max_log_tokens=1000, retention_s=3600))
-    else:
-        limits = StoreLimits(max_log_tokens=1000, retention_s=3600)
-        made = open_store(tmp_path / "store", IDENTITY, request.param, limits=limits)
-    yield made
-    made.close()
+    yield from make_store(request, tmp_path, StoreLimits(max_log_tokens=1000, retention_s=3600))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from server.engine.value import Accepted
@@ -11,7 +13,7 @@ from server.store.errors import HistoryGone, StoreLost
 from server.store.files import Chunk
 from server.store.memory_store import MemoryStore
 from server.store.named_state import export_state, tuned_state
-from tests.server.store.records import IDENTITY, Writer, block, text_after
+from tests.server.store.records import IDENTITY, STATE_BYTES, Writer, block, text_after
 
 
 class TestKeys:
@@ -183,14 +185,23 @@ class TestLimits:
 
 
 def test_old_states_of_memory_go_first() -> None:
-    store = MemoryStore(max_state_bytes=24 * 6)
-    evicted, live = Writer("evicted"), Writer("live")
-    store.commit([evicted.opened(), *evicted.turn(2), evicted.saved(evicted=True), live.opened()])
-    for _ in range(20):
-        store.commit([*live.turn(2), live.saved()])
+    """Those of evicted sessions stay, as does what is needed to compute the others again."""
+    store = MemoryStore(replace(IDENTITY, state_bytes=1 << 20), max_state_bytes=STATE_BYTES * 6)
+    evicted, *live = (Writer(name) for name in ("evicted", "a", "b", "c", "d"))
+    store.commit([evicted.opened(), *evicted.turn(2), evicted.saved(evicted=True)])
+    store.commit([each.opened() for each in live])
+    for tick in range(20):
+        for each in live:
+            store.commit([*each.turn(2), each.saved()])
+        store.maintain(float(tick))
+        assert store.stored_bytes("ann") >> 20 <= 6
     assert store.load("evicted", "ann").value.length == 4
-    assert store.load("live", "ann").value.length == len(live.text)
-    assert store.stored_bytes("ann") < 24 * 9 + 100 * 200
+    assert store.load("evicted", "ann").value.state is not None
+    for each in live:
+        loaded = store.load(each.id, "ann")
+        assert len(text_after(loaded.value.length, loaded.entries)) == len(each.text)
+    states = [store.load(each.id, "ann", at=40).value.state for each in live]
+    assert states.count(None) == 4
 
 
 class TestNamedStates:

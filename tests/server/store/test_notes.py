@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import apsw
-import pytest
 
 from server.engine.value import Accepted, Record
 from server.store.base import Store
-from server.store.memory_store import MemoryStore
-from server.store.saving import StoreLimits
 from server.store.sqlite.check import problems
 from server.store.sqlite.migrations import MIGRATIONS
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 
 NOTE = '{"what": "was asked – “so”"}'  # noqa: RUF001
-
-
-@pytest.fixture(params=["memory", "full", "relaxed"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """One that keeps sessions for an hour."""
-    if request.param == "memory":
-        made: Store = MemoryStore(retention_s=3600)
-    else:
-        made = open_store(
-            tmp_path / "store", IDENTITY, request.param, limits=StoreLimits(retention_s=3600)
-        )
-    yield made
-    made.close()
 
 
 def noted(record: Record) -> Record:
@@ -66,15 +49,15 @@ def test_goes_with_its_session(store: Store) -> None:
     assert store.find_key("ann", "k") is not None
 
 
-def test_goes_with_a_session_that_nobody_has_used_for_long(store: Store) -> None:
+def test_goes_with_a_session_that_nobody_has_used_for_long(small: Store) -> None:
     writer = Writer()
-    store.maintain(0.0)
-    store.commit([writer.opened(), noted(writer.accepted(key="k")), writer.finished()])
-    store.commit([writer.saved(evicted=True)])
-    store.maintain(3599.0)
-    assert note_of(store) == NOTE
-    store.maintain(7300.0)
-    assert note_of(store) is None
+    small.maintain(0.0)
+    small.commit([writer.opened(), noted(writer.accepted(key="k")), writer.finished()])
+    small.commit([writer.saved(evicted=True)])
+    small.maintain(3599.0)
+    assert note_of(small) == NOTE
+    small.maintain(7300.0)
+    assert note_of(small) is None
 
 
 def test_counts_for_its_owner(store: Store) -> None:

@@ -62,7 +62,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.names, self.now_s, self.num_lives = itertools.count(1), 0.0, 0
-        self.memory = MemoryStore(durable=True, max_snapshots=MAX_SNAPSHOTS)
+        self.memory = MemoryStore(limits=StoreLimits(max_snapshots=MAX_SNAPSHOTS), durable=True)
         self.disk = self.open_disk()
         self.left: list[SqliteStore] = []
         self.stories: dict[str, Story] = {}
