@@ -21,16 +21,16 @@ def begin(store: SqliteStore) -> None:
     """The next commit stands still until there is a line to read."""
     assert store._connection is not None
     log = store._connection.log
-    add_row = log._add_row
+    add_row = log._insert_row
 
     def add_row_slowly(data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
-        database, log._add_row = log._database, add_row  # type: ignore[method-assign]
+        database, log._insert_row = log._database, add_row  # type: ignore[method-assign]
         with database.transaction():
             print("begun", flush=True)
             sys.stdin.readline()
         add_row(data, keys, steps)
 
-    log._add_row = add_row_slowly  # type: ignore[method-assign]
+    log._insert_row = add_row_slowly  # type: ignore[method-assign]
 
 
 def main() -> None:
