@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.api.schemas.formats import ResponseFormat
@@ -19,7 +19,7 @@ from server.api.schemas.requests import AppendBody, Continuation, Sampling
 from server.api.schemas.responses import PromptDetails, PromptUsage, UsageAnswer
 from server.engine.sampling_defaults import with_defaults
 from server.engine.types import Request, SamplingParams, Usage
-from server.errors import invalid
+from server.errors import InvalidRequest, invalid
 from server.models.service import Service
 from server.sessions.named_states import StateNotFound
 
@@ -192,6 +192,12 @@ _PLAIN = tuple(
 def drawn_seed() -> int:
     """A seed for a client that gave none; a number that JavaScript has, too."""
     return secrets.randbits(32)
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """``error`` with the name that its field has on a route, where that is another one."""
+    name = names.get(error.param or "")
+    return error if name is None else invalid(name, error.message.removeprefix(f"{error.param}: "))
 
 
 def whole_usage(usage: Usage) -> PromptUsage:

@@ -62,10 +62,9 @@ def _few(biases: object) -> object:
 Biases = Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASES), BeforeValidator(_few)]
 
 
-class Sampling(Wire):
-    """How to generate; shared by HTTP and WebSocket."""
+class Drawing(Wire):
+    """How tokens are drawn and what ends a text: the fields that have one name on all routes."""
 
-    max_tokens: int | None = Field(None, ge=1, le=2**53)
     temperature: float | None = Field(None, ge=0, le=2)
     top_k: TopK | None = None
     top_p: float | None = Field(None, gt=0, le=1)
@@ -80,6 +79,12 @@ class Sampling(Wire):
     ignore_eos: bool | None = None
     logit_bias: Biases | None = None
     top_logprobs: TopLogprobs | None = None
+
+
+class Sampling(Drawing):
+    """How to generate; shared by HTTP and WebSocket."""
+
+    max_tokens: int | None = Field(None, ge=1, le=2**53)
     response_format: ResponseFormat | None = None
 
 

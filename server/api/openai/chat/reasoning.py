@@ -143,6 +143,14 @@ def stops_of(
     return stops or None
 
 
+def end_tokens(service: Thinks, given: Sequence[int] | None, ignore_eos: bool) -> list[int]:
+    """The tokens that end an answer: the template may end its turns by another than the model's."""
+    ends = list(given or ())
+    turn_ends = service.chat_template.special_tokens.get("eos_token", "")
+    id = service.tokenizer.special_ids.get(turn_ends)
+    return ends if id is None or ignore_eos or id in ends else [*ends, id]
+
+
 def is_bound(format: Format) -> bool:
     """Whether an answer in ``format`` is written under a grammar."""
     return format is not None and not isinstance(format, TextFormat)

@@ -10,7 +10,13 @@ from fastapi import APIRouter, Request, Response
 from server.api.json_answer import JsonAnswer
 from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat.conversation import prompt_of
-from server.api.openai.chat.reasoning import reasoning_of, stops_of, turn_of, with_turn
+from server.api.openai.chat.reasoning import (
+    end_tokens,
+    reasoning_of,
+    stops_of,
+    turn_of,
+    with_turn,
+)
 from server.api.openai.chat.schemas import ChatBody, ChatCompletion
 from server.api.openai.chat.tools import ToolUse, tool_use
 from server.api.openai.chat.writer import ChatWriter, Wanted
@@ -19,7 +25,7 @@ from server.api.routes.lookup import service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.requests import Continuation, Sampling
 from server.api.sse import SseAnswer
-from server.api.translate import Translator, body_of
+from server.api.translate import Translator, body_of, renamed
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid
 from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
@@ -120,17 +126,9 @@ def _sampling(service: Service, body: ChatBody, tools: ToolUse) -> Sampling:
             "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
             "response_format": tools.format,
             "stop": stops_of(service, body.stop, tools.format, bool(body.ignore_eos)),
-            "stop_token_ids": _ends(service, body),
+            "stop_token_ids": end_tokens(service, body.stop_token_ids, bool(body.ignore_eos)),
         }
     )
-
-
-def _ends(service: Service, body: ChatBody) -> list[int] | None:
-    """The tokens that end an answer: the template may end its turns by another than the model's."""
-    ends = list(body.stop_token_ids or ())
-    turn_ends = service.chat_template.special_tokens.get("eos_token")
-    id = service.tokenizer.special_ids.get(turn_ends or "")
-    return ends if id is None or body.ignore_eos or id in ends else [*ends, id]
 
 
 def _wanted(service: Service, body: ChatBody, tools: ToolUse) -> Wanted:
@@ -151,7 +149,4 @@ def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> Inva
         names["response_format"] = "tools"
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    ours = names.get(error.param or "")
-    if ours is None:
-        return error
-    return invalid(ours, error.message.removeprefix(f"{error.param}: "))
+    return renamed(error, names)

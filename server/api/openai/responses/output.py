@@ -2,109 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import orjson
+from collections.abc import Callable
+from io import StringIO
+from typing import Any, ClassVar, TypeVar
 
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList
 from server.api.openai.responses.note import Json, Note
 
-#: Takes the type of an event and what makes its fields, if anybody wants it.
-Emit = Callable[[str, Callable[[], Json]], None]
-
-#: Pieces of text that are kept before they are joined.
-MAX_PIECES = 512
+#: Takes the type of an event, without ``response.``, and its fields.
+Emit = Callable[[str, Json], None]
 
 
-@dataclass(slots=True)
-class Message:
-    """A message of the assistant's while it is written."""
+class Item:
+    """An item while it is written. Its events go to ``emit``, where anybody wants them."""
 
-    id: str
-    index: int
-    emit: Emit
-    is_told: bool  # whether anybody wants the events
-    status: str = "in_progress"
-    _texts: list[str] = field(default_factory=list)
-    _logprobs: JsonList = field(default_factory=JsonList)
-    _shown: JsonList = field(default_factory=JsonList)
+    #: What its text is called in events, and where that is.
+    text_type: ClassVar[str]
+    text_place: ClassVar[Json] = {"content_index": 0}
 
-    def begin(self) -> None:
-        item = {**self.item(), "content": []}
-        self.emit("response.output_item.added", lambda: {"output_index": self.index, "item": item})
-        part = _part("", [])
-        self.emit("response.content_part.added", lambda: {**self._place, "part": part})
-
-    def push(self, text: str, logprobs: list[Json]) -> None:
-        self._texts.append(text)
-        if len(self._texts) == MAX_PIECES:
-            self._texts = ["".join(self._texts)]
-        self._logprobs.add(logprobs)
-        shown = [_without_bytes(entry) for entry in logprobs] if self.is_told else []
-        self._shown.add(shown)
-        self.emit(
-            "response.output_text.delta",
-            lambda: {**self._place, "delta": text, "logprobs": shown},
-        )
-
-    def end(self, status: str) -> None:
-        self.status = status
-        if not self.is_told:
-            return
-        item = self.item()
-        part = item["content"][0]
-        done = {**self._place, "text": part["text"], "logprobs": self._shown.json()}
-        self.emit("response.output_text.done", lambda: done)
-        self.emit("response.content_part.done", lambda: {**self._place, "part": part})
-        self.emit("response.output_item.done", lambda: {"output_index": self.index, "item": item})
+    def __init__(self, id: str, index: int, emit: Emit | None) -> None:
+        self.id, self.status = id, "in_progress"
+        self._index, self._emit = index, emit
+        self._text = StringIO()
 
     def item(self) -> Json:
+        """As it is now."""
+        raise NotImplementedError
+
+    def done(self) -> Json:
+        """What the event that ends its text has."""
+        return {"text": self._text.getvalue()}
+
+    def begin(self) -> None:
+        """Nothing of it is there yet."""
+        item = self.item()
+        parts = item.get("content", ())
+        self._tell("output_item.added", {"item": item | {"content": []} if parts else item})
+        for part in parts:
+            self._tell_of_text("content_part.added", {"part": part})
+
+    def push(self, text: str, **more: Any) -> None:
+        """More of its text; the event says ``more``."""
+        self._text.write(text)
+        self._tell_of_text(f"{self.text_type}.delta", {"delta": text, **more})
+
+    def end(self, status: str) -> None:
+        """Nothing more comes."""
+        self.status = status
+        if self._emit is None:
+            return
+        item = self.item()
+        self._tell_of_text(f"{self.text_type}.done", self.done())
+        for part in item.get("content", ()):
+            self._tell_of_text("content_part.done", {"part": part})
+        self._tell("output_item.done", {"item": item})
+
+    def _tell(self, kind: str, fields: Json) -> None:
+        if self._emit is not None:
+            self._emit(kind, {"output_index": self._index, **fields})
+
+    def _tell_of_text(self, kind: str, fields: Json) -> None:
+        if self._emit is not None:
+            place = {"item_id": self.id, "output_index": self._index, **self.text_place}
+            self._emit(kind, place | fields)
+
+
+class Message(Item):
+    """A message of the assistant's."""
+
+    text_type = "output_text"
+
+    def __init__(self, id: str, index: int, emit: Emit | None) -> None:
+        super().__init__(id, index, emit)
+        self._logprobs, self._shown = JsonList(), JsonList()
+
+    def write(self, text: str, logprobs: list[Json]) -> None:
+        """More text; deltas show log-probabilities without the bytes of the tokens."""
+        self._logprobs.add(logprobs)
+        shown = [] if self._emit is None else [_without_bytes(entry) for entry in logprobs]
+        self._shown.add(shown)
+        self.push(text, logprobs=shown)
+
+    def done(self) -> Json:
+        return {**super().done(), "logprobs": self._shown.json()}
+
+    def item(self) -> Json:
+        part = {"type": "output_text", "text": self._text.getvalue(), "annotations": []}
         return {
             "id": self.id,
             "type": "message",
             "status": self.status,
             "role": "assistant",
-            "content": [_part("".join(self._texts), self._logprobs.json())],
+            "content": [{**part, "logprobs": self._logprobs.json()}],
         }
 
-    @property
-    def _place(self) -> Json:
-        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
 
+class Reasoning(Item):
+    """What the model thinks before it answers."""
 
-@dataclass(slots=True)
-class ReasoningItem:
-    """What the model thinks before it answers, while it is written."""
-
-    id: str
-    index: int
-    emit: Emit
-    status: str = "in_progress"
-    _texts: list[str] = field(default_factory=list)
-
-    def begin(self) -> None:
-        item = {**self.item(), "content": []}
-        self.emit("response.output_item.added", lambda: {"output_index": self.index, "item": item})
-        part = {"type": "reasoning_text", "text": ""}
-        self.emit("response.content_part.added", lambda: {**self._place, "part": part})
-
-    def push(self, text: str) -> None:
-        self._texts.append(text)
-        if len(self._texts) == MAX_PIECES:
-            self._texts = ["".join(self._texts)]
-        self.emit("response.reasoning_text.delta", lambda: {**self._place, "delta": text})
-
-    def end(self, status: str) -> None:
-        self.status = status
-        item = self.item()
-        (part,) = item["content"]
-        text = part["text"]
-        self.emit("response.reasoning_text.done", lambda: {**self._place, "text": text})
-        self.emit("response.content_part.done", lambda: {**self._place, "part": part})
-        self.emit("response.output_item.done", lambda: {"output_index": self.index, "item": item})
+    text_type = "reasoning_text"
 
     def item(self) -> Json:
         return {
@@ -112,69 +109,41 @@ class ReasoningItem:
             "type": "reasoning",
             "status": self.status,
             "summary": [],
-            "content": [{"type": "reasoning_text", "text": "".join(self._texts)}],
+            "content": [{"type": "reasoning_text", "text": self._text.getvalue()}],
         }
 
-    @property
-    def _place(self) -> Json:
-        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
 
+class FunctionCall(Item):
+    """A call of one of the client's functions."""
 
-@dataclass(slots=True)
-class FunctionCall:
-    """A call of one of the client's functions while it is written."""
+    text_type = "function_call_arguments"
+    text_place: ClassVar[Json] = {}
 
-    id: str
-    call_id: str
-    name: str
-    index: int
-    emit: Emit
-    status: str = "in_progress"
-    _arguments: list[str] = field(default_factory=list)
+    def __init__(self, id: str, index: int, emit: Emit | None, call_id: str, name: str) -> None:
+        super().__init__(id, index, emit)
+        self._call_id, self._name = call_id, name
 
-    def begin(self) -> None:
-        self.emit(
-            "response.output_item.added",
-            lambda: {"output_index": self.index, "item": self.item()},
-        )
-
-    def push(self, arguments: str) -> None:
-        self._arguments.append(arguments)
-        self.emit(
-            "response.function_call_arguments.delta",
-            lambda: {**self._place, "delta": arguments},
-        )
-
-    def end(self, status: str) -> None:
-        self.status = status
-        item = self.item()
-        done = {**self._place, "name": self.name, "arguments": item["arguments"]}
-        self.emit("response.function_call_arguments.done", lambda: done)
-        self.emit("response.output_item.done", lambda: {"output_index": self.index, "item": item})
+    def done(self) -> Json:
+        return {"name": self._name, "arguments": self._text.getvalue()}
 
     def item(self) -> Json:
         return {
             "id": self.id,
             "type": "function_call",
             "status": self.status,
-            "call_id": self.call_id,
-            "name": self.name,
-            "arguments": "".join(self._arguments),
+            "call_id": self._call_id,
+            **self.done(),
         }
 
-    @property
-    def _place(self) -> Json:
-        return {"item_id": self.id, "output_index": self.index}
 
-
-Item = Message | ReasoningItem | FunctionCall
+Begun = TypeVar("Begun", bound=Item)
 
 
 class Output:
     """All items of one response, in order; at most the last is being written."""
 
-    def __init__(self, note: Note, emit: Emit, is_told: bool = True) -> None:
-        self._note, self._emit, self._is_told = note, emit, is_told
+    def __init__(self, note: Note, emit: Emit | None) -> None:
+        self._note, self._emit = note, emit
         self._calls = CallReader() if note.may_call else None
         self._items: list[Item] = []
         self._unshown: list[Json] = []
@@ -182,11 +151,8 @@ class Output:
     def think(self, text: str) -> None:
         """More of what the model thinks before its answer."""
         thinking = self._writing
-        if not isinstance(thinking, ReasoningItem):
-            index = len(self._items)
-            thinking = ReasoningItem(self._note.item_id("rs", index), index, self._emit)
-            self._items.append(thinking)
-            thinking.begin()
+        if not isinstance(thinking, Reasoning):
+            thinking = self._begin(Reasoning(*self._place("rs"), self._emit))
         thinking.push(text)
 
     def push(self, text: str, logprobs: list[Json]) -> None:
@@ -206,63 +172,49 @@ class Output:
         for piece in () if self._calls is None else self._calls.end(is_whole):
             self._write(piece)
         if not self._items:
-            self._begin_message()
+            self._begin(Message(*self._place("msg"), self._emit))
         if (writing := self._writing) is not None:
-            is_cut_call = isinstance(writing, FunctionCall) and not self._is_complete
+            is_complete = self._calls is not None and self._calls.is_complete
+            is_cut_call = isinstance(writing, FunctionCall) and not is_complete
             writing.end("incomplete" if is_cut_call else status)
-
-    def _write(self, piece: Piece) -> None:
-        match piece:
-            case Text(text):
-                message = self._writing
-                if not isinstance(message, Message):
-                    self._end_writing()
-                    message = self._begin_message()
-                message.push(text, self._unshown)
-            case CallBegins(_, name):
-                self._end_writing()
-                self._begin_call(name)
-            case Arguments(_, text):
-                call = self._writing
-                assert isinstance(call, FunctionCall), piece
-                call.push(text)
-        self._unshown = []
 
     def items(self) -> list[Json]:
         """As they are now."""
         return [item.item() for item in self._items]
 
-    @property
-    def _is_complete(self) -> bool:
-        return self._calls is not None and self._calls.is_complete
+    def _write(self, piece: Piece) -> None:
+        writing = self._writing
+        match piece:
+            case Text(text):
+                if not isinstance(writing, Message):
+                    writing = self._begin(Message(*self._place("msg"), self._emit))
+                writing.write(text, self._unshown)
+            case CallBegins(_, name):
+                id, index = self._place("fc")
+                call_id = self._note.item_id("call", index)
+                self._begin(FunctionCall(id, index, self._emit, call_id, name))
+            case Arguments(_, text):
+                assert isinstance(writing, FunctionCall), piece
+                writing.push(text)
+        self._unshown = []
 
     @property
     def _writing(self) -> Item | None:
         last = self._items[-1] if self._items else None
         return last if last is not None and last.status == "in_progress" else None
 
-    def _end_writing(self) -> None:
+    def _place(self, kind: str) -> tuple[str, int]:
+        """The name of the next item, of ``kind``, and its index."""
+        index = len(self._items)
+        return self._note.item_id(kind, index), index
+
+    def _begin(self, item: Begun) -> Begun:
         """What was written is complete: something else begins."""
         if (writing := self._writing) is not None:
             writing.end("completed")
-
-    def _begin_call(self, name: str) -> None:
-        index = len(self._items)
-        id, call_id = self._note.item_id("fc", index), self._note.item_id("call", index)
-        call = FunctionCall(id, call_id, name, index, self._emit)
-        self._items.append(call)
-        call.begin()
-
-    def _begin_message(self) -> Message:
-        index = len(self._items)
-        message = Message(self._note.item_id("msg", index), index, self._emit, self._is_told)
-        self._items.append(message)
-        message.begin()
-        return message
-
-
-def _part(text: str, logprobs: Sequence[Json] | orjson.Fragment) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        self._items.append(item)
+        item.begin()
+        return item
 
 
 def _without_bytes(entry: Json) -> Json:

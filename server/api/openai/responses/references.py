@@ -13,6 +13,7 @@ from server.api.openai.responses.note import ID_PREFIX, Json
 from server.api.openai.responses.reading import ResponseNotFound
 from server.api.openai.responses.schemas import ItemReference
 from server.api.openai.responses.turns import FindTurn
+from server.api.translate import renamed
 from server.errors import InvalidRequest, invalid
 
 #: Responses that one input may refer to: each is read from the store.
@@ -56,5 +57,5 @@ async def _items(find: FindTurn, response: str, place: str) -> dict[str, Json]:
     except ResponseNotFound:
         return {}
     except InvalidRequest as error:
-        raise invalid(place, error.message.removeprefix(f"{error.param}: ")) from None
+        raise renamed(error, {error.param or "": place}) from None
     return {item["id"]: item for item in (*turn.note.items, *await turn.output())}

@@ -7,7 +7,7 @@ from typing import Any
 
 from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat.messages import FunctionDefinition, FunctionTool
-from server.api.openai.chat.reasoning import Effort, stops_of
+from server.api.openai.chat.reasoning import Effort, end_tokens, stops_of
 from server.api.openai.chat.tools import (
     ChosenFunction,
     NamedToolChoice,
@@ -24,17 +24,10 @@ from server.api.openai.responses.schemas import (
 )
 from server.api.schemas import requests as schemas
 from server.api.schemas.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
+from server.api.translate import renamed
 from server.engine.sampling_defaults import DEFAULTS
 from server.errors import InvalidRequest, invalid
 from server.models.service import Service
-
-#: Fields of a body that are the sampling's, by the same names.
-_SAMPLING = frozenset(schemas.Sampling.model_fields) & frozenset(ResponsesBody.model_fields)
-
-_DEFAULTS: Json = {
-    "max_tool_calls": None,
-    "service_tier": "default",
-}
 
 
 def check(body: ResponsesBody) -> None:
@@ -72,23 +65,15 @@ def _chat_tools(body: ResponsesBody) -> list[FunctionTool]:
 
 def sampling_of(service: Service, body: ResponsesBody, use: ToolUse) -> schemas.Sampling:
     """The body's, with what is called otherwise here."""
-    given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
+    given: dict[str, Any] = {name: getattr(body, name) for name in schemas.Drawing.model_fields}
     given |= {
         "max_tokens": max_tokens_or_default(service, body.max_output_tokens),
         "top_logprobs": (body.top_logprobs or 0) if wants_logprobs(body) else None,
         "stop": stops_of(service, body.stop, use.format, bool(body.ignore_eos)),
-        "stop_token_ids": _ends(service, body),
+        "stop_token_ids": end_tokens(service, body.stop_token_ids, bool(body.ignore_eos)),
         "response_format": use.format,
     }
     return schemas.Sampling.model_construct(**given)
-
-
-def _ends(service: Service, body: ResponsesBody) -> list[int]:
-    """The tokens that end an answer: the template may end its turns by another than the model's."""
-    given = body.stop_token_ids or []
-    turn_ends = service.chat_template.special_tokens.get("eos_token", "")
-    id = service.tokenizer.special_ids.get(turn_ends)
-    return given if id is None or body.ignore_eos or id in given else [*given, id]
 
 
 def tools_of(service: Service, body: ResponsesBody) -> ToolUse:
@@ -113,7 +98,7 @@ def _format(body: ResponsesBody) -> ResponseFormat | None:
     return JsonSchemaFormat(type="json_schema", json_schema=schema)
 
 
-#: The engine's and the chats' names of fields.
+#: The names that fields of the engine and of chats have here; calls of tools are a format, too.
 _OURS = {
     "response_format": "text",
     "messages": "input",
@@ -124,12 +109,8 @@ _OURS = {
 
 def in_our_words(error: InvalidRequest, body: ResponsesBody) -> InvalidRequest:
     """``error`` with the names that the fields have here."""
-    ours = _OURS.get(error.param or "")
-    if ours is None:
-        return error
-    if ours == "text" and (body.text is None or body.text.format is None):
-        ours = "tools"  # their calls are a format as well
-    return invalid(ours, error.message.removeprefix(f"{error.param}: "))
+    is_format = body.text is not None and body.text.format is not None
+    return renamed(error, _OURS if is_format else {**_OURS, "response_format": "tools"})
 
 
 def echoed_fields(service: Service, body: ResponsesBody, limit: int, seed: int) -> Json:
@@ -143,7 +124,8 @@ def echoed_fields(service: Service, body: ResponsesBody, limit: int, seed: int) 
     return {
         "created_at": int(time.time()),
         "model": service.model.name,
-        **_DEFAULTS,
+        "max_tool_calls": None,
+        "service_tier": "default",
         **named,
         "background": bool(body.background),
         "store": body.store is not False,

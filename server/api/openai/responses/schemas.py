@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
+from server.api.openai.bodies import Labels
 from server.api.openai.chat.messages import CACHE_MARK, Description
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.unsupported import REASONING, RESPONSES, Refusal
@@ -240,7 +241,7 @@ class ResponseReasoning(Wire):
     effort: Effort | None = None
 
 
-class ResponsesBody(schemas.Once):
+class ResponsesBody(schemas.Drawing, schemas.Once, Labels):
     """`POST /v1/responses`."""
 
     refused: ClassVar = RESPONSES
@@ -261,30 +262,8 @@ class ResponsesBody(schemas.Once):
     parallel_tool_calls: bool | None = None
     metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-
     max_output_tokens: int | None = Field(None, ge=1, le=2**53)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_logprobs: schemas.TopLogprobs | None = None
-
-    # Ours, as everywhere else
-    top_k: schemas.TopK | None = None
-    min_p: float | None = Field(None, ge=0, le=1)
-    typical_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    seed: int | None = Field(None, ge=0, le=2**63 - 1)
     state: StateName | None = None
-    stop: schemas.Stop | schemas.Stops | None = None
-    stop_token_ids: (
-        Annotated[schemas.TokenIds, Field(max_length=schemas.MAX_STOP_TOKEN_IDS)] | None
-    ) = None
-    ignore_eos: bool | None = None
-    logit_bias: schemas.Biases | None = None
 
 
 class ResponseCreate(ResponsesBody):

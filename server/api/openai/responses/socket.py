@@ -1,4 +1,4 @@
-"""`/v1/responses` as a WebSocket: responses one after the other, or in_thread_if_large each other.
+"""`/v1/responses` as a WebSocket: responses one after the other, or next to each other.
 
 A client sends ``response.create`` with the body of `POST /v1/responses`, and gets
 the events that HTTP would stream. What has one ``stream_id``, or none, is done in
@@ -22,10 +22,8 @@ from server.api.errors import error_object, outcome
 from server.api.openai.responses.memory import Remembered
 from server.api.openai.responses.note import Json
 from server.api.openai.responses.schemas import ResponseCreate
-from server.api.openai.responses.turns import ResponseTurn, history
+from server.api.openai.responses.turns import FindTurn, ResponseTurn, history
 from server.api.openai.responses.work import (
-    FindPrevious,
-    Previous,
     Work,
     needs_sessions,
     stored_previous,
@@ -179,23 +177,17 @@ class ResponsesCodec:
 
     # What is not stored
 
-    def _find_previous(self, service: Service) -> FindPrevious:
+    def _find_previous(self, service: Service) -> FindTurn:
         """Among what this socket remembers, then in the store."""
         find_stored = stored_previous(service, self._owner)
 
-        async def find_previous(id: str) -> Previous:
-            if (turn := self._remembered.find(id)) is not None:
-                return Previous(turn, None)
-            return await find_stored(id)
+        async def find_previous(id: str) -> ResponseTurn:
+            return self._remembered.find(id) or await find_stored(id)
 
         return find_previous
 
     async def _remember(self, live: LiveResponse) -> None:
         """The whole conversation, so that nothing before it is needed."""
-        find_previous = self._find_previous(live.work.service)
-
-        async def find_turn(id: str) -> ResponseTurn:
-            return (await find_previous(id)).turn
 
         async def output() -> list[Json]:
             written: list[Json] = live.writer.response()["output"]
@@ -203,7 +195,8 @@ class ResponsesCodec:
 
         note = live.work.note
         with contextlib.suppress(InvalidRequest):  # what it went on from is gone meanwhile
-            items = await history(find_turn, ResponseTurn(note, output))
+            find_previous = self._find_previous(live.work.service)
+            items = await history(find_previous, ResponseTurn(note, output))
             fields = {**note.fields, "previous_response_id": None}
             self._remembered.keep(replace(note, fields=fields, items=items))
 

@@ -21,7 +21,7 @@ from server.api.openai.chat.messages import (
 )
 from server.api.openai.responses.items import chat_messages
 from server.api.openai.responses.note import Json, Note
-from server.api.openai.responses.reading import ResponseNotFound
+from server.api.openai.responses.reading import Kept, ResponseNotFound
 from server.errors import InvalidRequest, RequestError, invalid
 from server.models.service import Service
 
@@ -47,10 +47,14 @@ class PreviousNotFound(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class ResponseTurn:
-    """A response that has ended; ``output`` reads what was written in it."""
+    """A response that has ended; ``output`` reads what was written in it.
+
+    ``kept`` is where its session is, if it is stored.
+    """
 
     note: Note
     output: Callable[[], Awaitable[list[Json]]]
+    kept: Kept | None = None
 
 
 #: Finds a turn by its name. Raises `ResponseNotFound`.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from server.api.openai.chat.conversation import Prompt
 from server.api.openai.chat.messages import tool_object
 from server.api.openai.chat.reasoning import reasoning_of, turn_of, with_turn
 from server.api.openai.responses.items import input_items
-from server.api.openai.responses.note import Json, Note, id_under_key, new_id
+from server.api.openai.responses.note import Note, id_under_key, new_id
 from server.api.openai.responses.reading import Kept, ResponseNotFound, find
 from server.api.openai.responses.references import has_references, referred
 from server.api.openai.responses.request import (
@@ -27,6 +26,7 @@ from server.api.openai.responses.schemas import ResponsesBody
 from server.api.openai.responses.turns import (
     Answer,
     Ask,
+    FindTurn,
     PreviousNotFound,
     ResponseTurn,
     history,
@@ -41,18 +41,6 @@ from server.errors import InvalidRequest, RequestError, SessionNotFound, invalid
 from server.models.service import Service
 from server.runtime.request_registry import Sink
 from server.sessions.idempotency import KeyInUse
-
-
-@dataclass(frozen=True, slots=True)
-class Previous:
-    """What a response goes on from: a turn, and its session where that is kept."""
-
-    turn: ResponseTurn
-    kept: Kept | None
-
-
-#: Finds what a response goes on from. Raises `ResponseNotFound`.
-FindPrevious = Callable[[str], Awaitable[Previous]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +122,7 @@ def needs_sessions(body: ResponsesBody) -> bool:
 
 
 async def work_of(
-    service: Service, owner: str, body: ResponsesBody, find_previous: FindPrevious
+    service: Service, owner: str, body: ResponsesBody, find_previous: FindTurn
 ) -> Work:
     """What ``body`` asks for. Raises `RequestError`."""
     check(body)
@@ -145,7 +133,9 @@ async def work_of(
     try:
         use = tools_of(service, body)
         reasoning = reasoning_of(service, effort_of(body), "reasoning.effort")
-        items = await _items(body, id, find_previous)
+        items = input_items(body.input, id, await referred(find_previous, body.input))
+        if not items:
+            raise invalid("input", "has nothing that the model reads")
         ask = Ask(items, body.instructions, use.shown, reasoning.variables)
         prompt, source, state = await _prompt(service, ask, body, find_previous)
         turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
@@ -178,35 +168,23 @@ def response_of_key(service: Service, owner: str, key: str) -> str:
     return id_under_key(store, owner, key)
 
 
-def stored_previous(service: Service, owner: str) -> FindPrevious:
+def stored_previous(service: Service, owner: str) -> FindTurn:
     """Finds what is stored, and has ended."""
 
-    async def find_previous(id: str) -> Previous:
+    async def find_previous(id: str) -> ResponseTurn:
         kept = await find([service], owner, id)
         end = kept.keyed.finished
         if end is None:
             raise invalid("previous_response_id", "names a response that has not ended")
         if end.finish_reason == "error":
             raise invalid("previous_response_id", "names a response that failed")
-        return Previous(ResponseTurn(kept.note, kept.output), kept)
+        return ResponseTurn(kept.note, kept.output, kept)
 
     return find_previous
 
 
-async def _items(body: ResponsesBody, id: str, find_previous: FindPrevious) -> list[Json]:
-    """The items of the body, with those that it refers to."""
-
-    async def find_turn(id: str) -> ResponseTurn:
-        return (await find_previous(id)).turn
-
-    items = input_items(body.input, id, await referred(find_turn, body.input))
-    if not items:
-        raise invalid("input", "has nothing that the model reads")
-    return items
-
-
 async def _prompt(
-    service: Service, ask: Ask, body: ResponsesBody, find_previous: FindPrevious
+    service: Service, ask: Ask, body: ResponsesBody, find_previous: FindTurn
 ) -> tuple[Prompt, Kept | None, str | None]:
     """What is to be read, and the response after whose session's text it comes.
 
@@ -219,16 +197,12 @@ async def _prompt(
         previous = await find_previous(previous_id)
     except ResponseNotFound:
         raise PreviousNotFound(previous_id) from None
-    state = previous.turn.note.state
+    state = previous.note.state
     if previous.kept is not None and _can_go_on(ask, previous.kept):
         following = await what_follows(service, ask, await _answer(previous.kept))
         if following is not None:
             return following, previous.kept, state
-
-    async def find_turn(id: str) -> ResponseTurn:
-        return (await find_previous(id)).turn
-
-    before = await history(find_turn, previous.turn)
+    before = await history(find_previous, previous)
     return await whole_prompt(service, ask, before), None, state
 
 

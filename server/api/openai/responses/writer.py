@@ -7,7 +7,6 @@ connection, or the whole server, can ask for those after the last it has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Protocol
 
 import orjson
@@ -43,7 +42,7 @@ class ResponseWriter:
         self._num = 0
         self._written: list[bytes] = []
         self._names: dict[int, tuple[str, list[int]]] = {}
-        self._output = Output(note, self._emit, is_told=after != SILENT)
+        self._output = Output(note, None if after == SILENT else self._emit)
         self._status = "queued"
         self._end: Finished | None = None
         self._session: str | None = None
@@ -92,8 +91,8 @@ class ResponseWriter:
         self._status, self._length = "in_progress", event.position
         if self.note.fields["store"]:
             self._session = event.session
-        self._emit("response.created", lambda: {"response": self.response()})
-        self._emit("response.in_progress", lambda: {"response": self.response()})
+        self._emit_response("created")
+        self._emit_response("in_progress")
 
     def _finish(self, event: Finished) -> None:
         if event.thought:
@@ -104,12 +103,14 @@ class ResponseWriter:
         self._output.end(status, is_whole=event.grammar_ended)
         self._end, self.is_over = event, True
         # OpenAI's streams have no event of a cancelled response's own.
-        kind = "incomplete" if self._status == "cancelled" else self._status
-        self._emit(f"response.{kind}", lambda: {"response": self.response()})
+        self._emit_response("incomplete" if self._status == "cancelled" else self._status)
 
-    def _emit(self, kind: str, fields: Callable[[], Json]) -> None:
+    def _emit_response(self, kind: str) -> None:
+        self._emit(kind, {"response": self.response()} if self._num > self._after else {})
+
+    def _emit(self, kind: str, fields: Json) -> None:
         if self._num > self._after:
-            event = {"type": kind, **fields(), "sequence_number": self._num}
+            event = {"type": f"response.{kind}", **fields, "sequence_number": self._num}
             self._written.append(orjson.dumps(event))
         self._num += 1
 
