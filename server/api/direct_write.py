@@ -13,6 +13,7 @@ from typing import TypeVar
 from starlette.types import Scope
 
 from server.engine.types import TokenEvent
+from server.runtime.event_queue import EventQueue
 
 #: The name of the extension in a scope.
 EXTENSION = "everstream.write"
@@ -49,7 +50,14 @@ class DirectWriter:
         self._refused: list[bytes] = []
         self._num_refused = 0
 
-    def offer(self, items: Sequence[object]) -> bool:
+    async def take(self, event_queue: EventQueue[T]) -> tuple[list[bytes], list[T]]:
+        """The next items that were not written: the parts that were refused, then the others."""
+        items = await event_queue.take(self._offer)
+        parts, rest = self._refused, items[self._num_refused :]
+        self._refused, self._num_refused = [], 0
+        return parts, rest
+
+    def _offer(self, items: Sequence[object]) -> bool:
         """For `EventQueue.take`: whether all of ``items`` were tokens, and are written."""
         tokens = [item for item in items if isinstance(item, TokenEvent)]
         if len(tokens) < len(items):
@@ -59,9 +67,3 @@ class DirectWriter:
             return True
         self._refused, self._num_refused = parts, len(tokens)
         return False
-
-    def resume(self, items: list[T]) -> tuple[list[bytes], list[T]]:
-        """What was taken: first the parts that were refused, then the items not yet encoded."""
-        parts, rest = self._refused, items[self._num_refused :]
-        self._refused, self._num_refused = [], 0
-        return parts, rest

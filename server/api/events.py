@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
-from server.api.event_stream import EventStream, event_stream, server_sent
-from server.api.middleware.refuse import error_response
+from server.api.direct_write import DirectWriter, writer_of
+from server.api.event_stream import send_stream, server_sent
 from server.api.schemas.frames import FrameWriter, error_frame, resumed_frame
 from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
-from server.api.watched import WatchedAnswer
-from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
+from server.api.watched import ENDS, WatchedAnswer
+from server.engine.types import Event, Finished, TokenEvent
 from server.errors import RequestError, invalid
 from server.models.service import Service
-from server.sessions.resume import Cursor
+from server.sessions.resume import Cursor, Resumed
 
 
 def cursor_of(last_event_id: str | None, query: EventsQuery) -> Cursor:
@@ -45,7 +45,34 @@ class EventsAnswer(WatchedAnswer):
         self._id, self._epoch = f"evt-{secrets.token_hex(16)}", b""
         self._frames = FrameWriter(self._id, None, service.async_engine.epoch_name)
 
-    def encode(self, events: Sequence[Event]) -> list[bytes]:
+    async def _work(self, scope: Scope, send: Send) -> None:
+        resumed = await self._sessions.resume(
+            self._session,
+            self._owner,
+            self._cursor,
+            self._id,
+            self._event_queue,
+            self._take_over,
+        )
+        self._epoch = self._async_engine.epoch_name(resumed.info.epoch).encode()
+        direct = DirectWriter(writer_of(scope), self._encode)
+        await send_stream(send, self._pieces(resumed, direct), self._error)
+
+    async def _pieces(self, resumed: Resumed, direct: DirectWriter) -> AsyncGenerator[bytes, None]:
+        """What was missed, then what comes while the session runs."""
+        epoch_name = self._async_engine.epoch_name
+        yield server_sent(resumed_frame(self._id, resumed, epoch_name))
+        async for missed in self._sessions.missed(self._owner, resumed, self._id):
+            yield b"".join(self._encode(missed))
+        if not resumed.info.busy:
+            return
+        self._async_engine.caught_up(self._id)
+        events: Sequence[Event] = ()
+        while not events or not isinstance(events[-1], ENDS):
+            refused, events = await direct.take(self._event_queue)
+            yield b"".join([*refused, *self._encode(events)])
+
+    def _encode(self, events: Sequence[Event]) -> list[bytes]:
         """Each event as its frame, if it has one; those that count have their place as an id."""
         return [
             server_sent(frame, id=self._place(event))
@@ -58,35 +85,5 @@ class EventsAnswer(WatchedAnswer):
             return None
         return b"%b:%d" % (self._epoch, event.seq)
 
-    def error(self, error: RequestError) -> bytes:
+    def _error(self, error: RequestError) -> bytes:
         return server_sent(error_frame(self._id, error))
-
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            resumed = await self._sessions.resume(
-                self._session,
-                self._owner,
-                self._cursor,
-                self._id,
-                self._event_queue,
-                self._take_over,
-            )
-        except RequestError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        epoch_name = self._async_engine.epoch_name
-        self._epoch = epoch_name(resumed.info.epoch).encode()
-        async with event_stream(scope, send, self) as stream:
-            await stream.write(server_sent(resumed_frame(self._id, resumed, epoch_name)))
-            async for events in self._sessions.missed(self._owner, resumed, self._id):
-                await stream.write_events(events)
-            if resumed.info.busy:
-                self._async_engine.caught_up(self._id)
-                await self._write_live(stream)
-
-    async def _write_live(self, stream: EventStream) -> None:
-        while True:
-            events = await stream.take(self._event_queue)
-            await stream.write_events(events)
-            if isinstance(events[-1], Finished | Migrated | Failed):
-                return

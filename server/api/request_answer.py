@@ -6,9 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
-from server.api.watched import WatchedAnswer
-from server.engine.types import Event, Failed, Finished, Migrated, Request, Started
+from server.api.watched import ENDS, WatchedAnswer
+from server.engine.types import Event, Finished, Request, Started
 from server.errors import RequestError
 from server.models.service import Service
 from server.sessions.idempotency import NO_MORE, KeyInUse
@@ -16,57 +17,57 @@ from server.sessions.resume import Resumed
 from server.store.base import Keyed
 from server.store.errors import HistoryGone
 
-#: The last event of a request is one of these.
-ENDS = Finished | Failed | Migrated
-
 #: Requests of one answer that are in the engine at once; the others follow as these end.
 AT_ONCE = 32
 
 #: What ends as soon as one of the answer's own requests does.
 PASSING = frozenset({"queue_full", "rate_limited", "capacity_exhausted"})
 
+W = TypeVar("W")
 
-class RequestAnswer(WatchedAnswer):
+
+class RequestAnswer(WatchedAnswer, Generic[W]):
     """Submits ``requests``; their work ends, or is detached, when the client leaves.
 
-    One that has a key stands alone.
+    One that has a key stands alone. ``writer`` writes their events, in about ``num_bytes``.
     """
 
-    def __init__(self, service: Service, requests: Request | Sequence[Request]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        requests: Request | Sequence[Request],
+        writer: W,
+        num_bytes: int = 0,
+    ) -> None:
         super().__init__(service)
+        self._large, self._writer, self._num_bytes = service.large_answers, writer, num_bytes
         self._requests = (requests,) if isinstance(requests, Request) else tuple(requests)
         self._request = self._requests[0]
         self._unended = {id for request in self._requests for id in request.ids}
-        self._live: Counter[str] = Counter()
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._live = Counter({self._request.request_id: len(self._request.ids)})
+        self._room = asyncio.Semaphore(AT_ONCE - 1)
 
     async def _submit(self) -> None:
         """Starts the work, or what repeats it where it has been done under the same key."""
         first, *others = self._requests
         if first.key is None:
-            await self._submit_one(first)
+            await self._sessions.submit(first, self._event_queue)
         elif (found := await self._keys.submit_once(first, self._event_queue)) is not None:
             await self._repeat(found)
         if others:
             self._feeding = asyncio.create_task(self._submit_others(others))
 
-    async def _submit_one(self, request: Request) -> None:
-        await self._room.acquire()
-        self._live[request.request_id] = len(request.ids)
-        try:
-            await self._sessions.submit(request, self._event_queue)
-        except RequestError:
-            del self._live[request.request_id]
-            raise
-
     async def _submit_others(self, requests: Sequence[Request]) -> None:
         """As there is room. Where the server or the tenant has none, one at a time fewer."""
         for request in requests:
             while True:
+                await self._room.acquire()
+                self._live[request.request_id] = len(request.ids)
                 try:
-                    await self._submit_one(request)
+                    await self._sessions.submit(request, self._event_queue)
                     break
                 except RequestError as error:
+                    del self._live[request.request_id]
                     if error.code not in PASSING or not self._live:
                         self._event_queue.fail(error)
                         return

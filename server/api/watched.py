@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,10 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.auth.keyring import Caller
 from server.api.errors import InvalidApiKey
-from server.engine.types import Event
-from server.errors import RequestError
+from server.engine.types import Event, Failed, Finished, Migrated
 from server.models.service import Service
 from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue
+
+#: The last event of a request is one of these.
+ENDS = Finished | Failed | Migrated
 
 # How long a reader that was too slow has to read the error that says so.
 GRACE_S = 1.0
@@ -34,15 +35,28 @@ class WatchedAnswer(Response):
         self._feeding: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = self._work(scope, receive, send)
+        """Runs `_work` until it is done or the client has left.
+
+        Once the event queue is broken it gets `GRACE_S`: it may hang in a send to a client that
+        does not read. Raises the `RequestError` that `_work` has raised.
+        """
+        working = asyncio.ensure_future(self._work(scope, send))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        broken = self._event_queue.broken
         try:
             with self._ended_with_its_key(scope):
-                await _while_connected(work, receive, self._event_queue.broken)
+                ends: set[asyncio.Future[Any]] = {working, leaving}
+                await asyncio.wait(ends | {broken}, return_when=asyncio.FIRST_COMPLETED)
+                if not working.done() and not leaving.done():
+                    first = asyncio.FIRST_COMPLETED
+                    await asyncio.wait(ends, timeout=GRACE_S, return_when=first)
         finally:
+            await _cancelled(working, leaving)
             if self._feeding is not None:
-                self._feeding.cancel()
-                await asyncio.gather(self._feeding, return_exceptions=True)
+                await _cancelled(self._feeding)
             self._async_engine.release(self._event_queue)
+        if not working.cancelled():
+            working.result()
 
     def _ended_with_its_key(self, scope: Scope) -> AbstractContextManager[None]:
         caller: Caller | None = scope.get("state", {}).get("caller")
@@ -50,7 +64,8 @@ class WatchedAnswer(Response):
             return nullcontext()
         return caller.watched(lambda: self._event_queue.fail(InvalidApiKey()))
 
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _work(self, scope: Scope, send: Send) -> None:
+        """Writes the answer. Where it raises a `RequestError`, it has sent nothing."""
         raise NotImplementedError
 
     def _on_backpressure(self, is_full: bool) -> None:
@@ -58,29 +73,12 @@ class WatchedAnswer(Response):
         (self._async_engine.hold if is_full else self._async_engine.go_on)(self._event_queue)
 
 
-async def _while_connected(
-    work: Coroutine[Any, Any, None], receive: Receive, broken: asyncio.Future[RequestError]
-) -> None:
-    """Runs ``work`` until it is done or the client has left.
-
-    After ``broken`` it gets `GRACE_S`: it may hang in a send to a client that does not read.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        watched: set[asyncio.Future[Any]] = {working, leaving, broken}
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        if broken.done() and not working.done() and not leaving.done():
-            await asyncio.wait({working, leaving}, timeout=GRACE_S)
-    finally:
-        pending = [task for task in (working, leaving) if not task.done()]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-    if working.done() and not working.cancelled():
-        working.result()
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

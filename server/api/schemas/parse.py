@@ -51,13 +51,7 @@ def parse_body(model: type[Body], body: bytes, max_ids: int = MAX_IDS) -> Body:
     A list of more than ``max_ids``, lists in it included, is refused before anything
     looks at its items.
     """
-    value = _loaded(body)
-    if isinstance(value, dict):
-        _check_sizes(value, max_ids)
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise _first_problem(error, value) from None
+    return _parsed(model.model_validate, body, max_ids)
 
 
 async def body_of(
@@ -68,7 +62,9 @@ async def body_of(
     A large one is parsed in a thread: other requests go on meanwhile.
     """
     body = await request.body() or default
-    return await in_thread_if_large(len(body), lambda: parse_body(model, body, max_ids))
+    if len(body) <= MAX_INLINE_BYTES:
+        return _parsed(model.model_validate, body, max_ids)
+    return await asyncio.to_thread(_parsed, model.model_validate, body, max_ids)
 
 
 async def in_thread_if_large(num_bytes: int, call: Callable[[], T]) -> T:
@@ -78,24 +74,27 @@ async def in_thread_if_large(num_bytes: int, call: Callable[[], T]) -> T:
 
 def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:
     """A client's frame; like `parse_body`."""
-    value = _loaded(text)
+    return _parsed(_MESSAGE.validate_python, text, max_ids)
+
+
+def _parsed(validate: Callable[[Any], T], text: bytes | str, max_ids: int) -> T:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = _loaded(text)
     if isinstance(value, dict):
         _check_sizes(value, max_ids)
     try:
-        return _MESSAGE.validate_python(value)
+        return validate(value)
     except ValidationError as error:
         raise _first_problem(error, value) from None
 
 
 def _loaded(text: bytes | str) -> Any:
-    """The JSON value; where orjson sees none, another parser says what is wrong.
+    """The JSON value of what orjson refuses; raises `InvalidRequest` that says what is wrong.
 
-    That one lets NaN and infinities pass, so that pydantic can name their field.
+    This parser lets NaN and infinities pass, so that pydantic can name their field.
     """
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        pass
     try:
         return pydantic_core.from_json(text)
     except ValueError as error:

@@ -108,7 +108,7 @@ class Socket:
         with contextlib.suppress(OSError, RequestError):
             close: Close | None = None
             while close is None:
-                frames, items = direct.resume(await self.event_queue.take(direct.offer))
+                frames, items = await direct.take(self.event_queue)
                 for item in items:
                     if isinstance(item, Close):
                         close = item

@@ -1,15 +1,15 @@
-"""A stream of server-sent events: its head, the direct write, failures, and its end."""
+"""A stream of server-sent events: its head, failures and end; tokens that are written directly."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
 
-from server.api.direct_write import EXTENSION
-from server.api.event_stream import event_stream, server_sent
+from server.api.direct_write import DirectWriter
+from server.api.event_stream import send_stream, server_sent
 from server.api.large_responses import PART_BYTES
 from server.engine.types import Event, Failed, TokenEvent
 from server.errors import InternalFailure, RequestError
@@ -20,97 +20,94 @@ def token(seq: int) -> TokenEvent:
     return TokenEvent("r", seq=seq, position=seq, token_id=seq, text="a")
 
 
-class Numbers:
-    """Writes the number of each token, which must not come twice."""
+async def sent(*pieces: bytes, failure: Exception | None = None, into: list[Any]) -> None:
+    """Sends a stream ``into`` a list: its head, then the bodies."""
 
-    def __init__(self) -> None:
-        self.encoded: list[int] = []
+    async def all_pieces() -> AsyncGenerator[bytes, None]:
+        for piece in pieces:
+            yield piece
+        if failure is not None:
+            raise failure
 
-    def encode(self, events: Sequence[Event]) -> list[bytes]:
-        seqs = [event.seq for event in events if isinstance(event, TokenEvent)]
-        self.encoded += seqs
-        return [b"%d;" % seq for seq in seqs]
+    async def send(message: Any) -> None:
+        into.append(message.get("body", message))
 
-    def error(self, error: RequestError) -> bytes:
+    def error(error: RequestError) -> bytes:
         return b"error"
 
-
-class Client:
-    """Keeps what is sent, and what takes the direct write, where that is open."""
-
-    def __init__(self, is_open: bool = False) -> None:
-        self.sent: list[Any] = []
-        self.is_open = is_open
-        self.scope = {"type": "http", "extensions": {EXTENSION: self.write}}
-
-    def write(self, parts: Sequence[bytes]) -> bool:
-        if self.is_open:
-            self.sent.append(b"".join(parts))
-        return self.is_open
-
-    async def send(self, message: Any) -> None:
-        self.sent.append(message.get("body", message))
+    await send_stream(send, all_pieces(), error)
 
 
 async def test_stream_has_one_head_and_one_end() -> None:
-    client = Client()
-    async with event_stream(client.scope, client.send, Numbers()) as stream:
-        await stream.write(b"")
-        await stream.write_events([token(1), token(2)])
-    head, *body = client.sent
+    messages: list[Any] = []
+    await sent(b"", b"1;2;", into=messages)
+    head, *body = messages
     assert head["status"] == 200
     assert dict(head["headers"])[b"content-type"] == b"text/event-stream; charset=utf-8"
     assert body == [b"1;2;", b""]
 
 
 async def test_request_error_is_the_last_event() -> None:
-    client = Client()
-    async with event_stream(client.scope, client.send, Numbers()):
-        raise InternalFailure("stopped")
-    assert client.sent[1:] == [b"error", b""]
+    messages: list[Any] = []
+    await sent(b"1;", failure=InternalFailure("stopped"), into=messages)
+    assert messages[1:] == [b"1;", b"error", b""]
 
 
 async def test_any_other_error_leaves_the_body_without_an_end() -> None:
-    client = Client()
+    messages: list[Any] = []
     with pytest.raises(ZeroDivisionError):
-        async with event_stream(client.scope, client.send, Numbers()):
-            raise ZeroDivisionError
-    assert len(client.sent) == 1
-
-
-async def test_tokens_take_the_direct_write_and_wake_nobody() -> None:
-    client = Client(is_open=True)
-    queue: EventQueue[Event] = EventQueue(100)
-    async with event_stream(client.scope, client.send, Numbers()) as stream:
-        taking = asyncio.create_task(stream.take(queue))
-        await asyncio.sleep(0)
-        queue.put([token(1)])
-        queue.put([token(2), token(3)])
-        assert not taking.done()
-        end = Failed("r", InternalFailure("stopped"))
-        queue.put([end])
-        assert await taking == [end]
-    assert client.sent[1:] == [b"1;", b"2;3;", b""]
-
-
-async def test_refused_tokens_are_encoded_once_and_sent_first() -> None:
-    client, numbers = Client(), Numbers()
-    queue: EventQueue[Event] = EventQueue(100)
-    async with event_stream(client.scope, client.send, numbers) as stream:
-        taking = asyncio.create_task(stream.take(queue))
-        await asyncio.sleep(0)
-        queue.put([token(1)])
-        queue.put([token(2)])
-        await stream.write_events(await taking)
-    assert numbers.encoded == [1, 2]
-    assert client.sent[1:] == [b"1;", b"2;", b""]
+        await sent(failure=ZeroDivisionError(), into=messages)
+    assert len(messages) == 1
 
 
 async def test_large_events_are_sent_in_parts() -> None:
-    client = Client()
-    async with event_stream(client.scope, client.send, Numbers()) as stream:
-        await stream.write(b"a" * (PART_BYTES + 1))
-    assert [len(body) for body in client.sent[1:]] == [PART_BYTES, 1, 0]
+    messages: list[Any] = []
+    await sent(b"a" * (PART_BYTES + 1), into=messages)
+    assert [len(body) for body in messages[1:]] == [PART_BYTES, 1, 0]
+
+
+class Written:
+    """What takes the direct write, where that is open. No token may be encoded twice."""
+
+    def __init__(self, is_open: bool) -> None:
+        self.is_open, self.parts, self.encoded = is_open, list[bytes](), list[int]()
+        self.direct = DirectWriter(self._write, self._encode)
+
+    def _encode(self, tokens: Sequence[TokenEvent]) -> list[bytes]:
+        self.encoded += [token.seq for token in tokens]
+        return [b"%d;" % token.seq for token in tokens]
+
+    def _write(self, parts: Sequence[bytes]) -> bool:
+        if self.is_open:
+            self.parts += parts
+        return self.is_open
+
+
+async def test_tokens_take_the_direct_write_and_wake_nobody() -> None:
+    written = Written(is_open=True)
+    queue: EventQueue[Event] = EventQueue(100)
+    taking = asyncio.create_task(written.direct.take(queue))
+    await asyncio.sleep(0)
+    queue.put([token(1)])
+    queue.put([token(2), token(3)])
+    assert not taking.done()
+    rest = [token(4), Failed("r", InternalFailure("stopped"))]
+    queue.put(rest)  # not all of them are tokens
+    assert await taking == ([], rest)
+    assert written.parts == [b"1;", b"2;", b"3;"]
+
+
+async def test_refused_tokens_are_encoded_once_and_come_first() -> None:
+    written = Written(is_open=False)
+    queue: EventQueue[Event] = EventQueue(100)
+    taking = asyncio.create_task(written.direct.take(queue))
+    await asyncio.sleep(0)
+    queue.put([token(1)])
+    queue.put([token(2)])
+    assert await taking == ([b"1;"], [token(2)])
+    queue.put([token(3)])
+    assert await written.direct.take(queue) == ([], [token(3)])
+    assert written.encoded == [1]
 
 
 def test_event_has_its_id_and_kind_before_its_data() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from server.api.direct_write import DirectWriter
 from server.api.websocket.socket import Close, Socket
 from server.engine.types import Event, Migrated, TokenEvent
 from server.errors import InternalFailure, RequestError
@@ -119,37 +118,3 @@ async def test_failure_of_the_reader_is_not_hidden() -> None:
     wire.to_server.put_nowait({"type": "websocket.receive", "text": "a"})
     with pytest.raises(ZeroDivisionError):
         await wire.socket().run(Fails())
-
-
-class Counting:
-    """Encodes each token with the number of those before it."""
-
-    def __init__(self) -> None:
-        self.num = 0
-
-    def __call__(self, tokens: Sequence[TokenEvent]) -> list[bytes]:
-        first, self.num = self.num, self.num + len(tokens)
-        return [b"%d" % number for number in range(first, self.num)]
-
-
-def test_refused_parts_are_kept_and_not_encoded_twice() -> None:
-    written: list[bytes] = []
-    is_open = False
-
-    def write(parts: Sequence[bytes]) -> bool:
-        written.extend(parts if is_open else ())
-        return is_open
-
-    direct = DirectWriter(write, Counting())
-    assert not direct.offer([token(1), token(2)])
-    assert direct.resume([token(1), token(2), token(3)]) == ([b"0", b"1"], [token(3)])
-    is_open = True
-    assert direct.offer([token(3)])
-    assert written == [b"2"]
-    assert direct.resume([token(4)]) == ([], [token(4)])
-
-
-def test_what_is_not_a_token_is_not_written_directly() -> None:
-    direct = DirectWriter(lambda parts: True, Counting())
-    assert not direct.offer([token(1), b"a frame"])
-    assert direct.resume([token(1), b"a frame"]) == ([], [token(1), b"a frame"])

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Sequence
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from server.api.direct_write import DirectWriter, writer_of
 from server.api.errors import SessionMigrated
-from server.api.event_stream import EventStream, event_stream
+from server.api.event_stream import send_stream
 from server.api.large_responses import send_whole
-from server.api.middleware.refuse import error_response
 from server.api.openai.responses.reading import Kept
 from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
-from server.api.watched import WatchedAnswer
+from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import RequestError
 from server.models.service import Service
@@ -24,9 +23,6 @@ from server.runtime.event_queue import EventQueue
 from server.sessions.idempotency import NO_MORE
 from server.sessions.resume import Cursor
 from server.store.errors import HistoryGone
-
-#: The last event of a response is one of these.
-ENDS = Finished | Failed | Migrated
 
 #: So many are not written in the event loop.
 MANY_EVENTS = 64
@@ -40,28 +36,21 @@ class ResponseAnswer(WatchedAnswer):
         self._large, self._owner = service.large_answers, owner
         self._writer, self._streams = writer, streams
 
-    def encode(self, events: Sequence[Event]) -> list[bytes]:
+    def _encode(self, events: Sequence[Event]) -> list[bytes]:
         return [sse(written) for event in events for written in self._writer.write(event)]
 
-    def error(self, error: RequestError) -> bytes:
+    def _error(self, error: RequestError) -> bytes:
         return sse(self._writer.error(error))
 
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ExitStack() as held:
-            try:
-                held.enter_context(self._large.reserve(self._owner, self._writer.note.num_bytes))
-                await self._begin()
-                events = await self._first_events()
-                if not self._streams:
-                    body = await self._whole(events)
-            except RequestError as error:
-                await error_response(error)(scope, receive, send)
-                return
+    async def _work(self, scope: Scope, send: Send) -> None:
+        with self._large.reserve(self._owner, self._writer.note.num_bytes):
+            await self._begin()
+            events = await self._first_events()
             if self._streams:
-                async with event_stream(scope, send, self) as stream:
-                    await self._stream(events, stream)
+                direct = DirectWriter(writer_of(scope), self._encode)
+                await send_stream(send, self._pieces(events, direct), self._error)
             else:
-                await send_whole(send, [body])
+                await send_whole(send, [await self._whole(events)])
 
     async def _begin(self) -> None:
         """Raises the `RequestError` that is still a plain HTTP error."""
@@ -91,18 +80,22 @@ class ResponseAnswer(WatchedAnswer):
                 return await self._large.run(lambda: orjson.dumps(self._writer.response()))
             events = await self._missed() or await self._event_queue.take(self._take_in)
 
-    async def _stream(self, events: list[Event], stream: EventStream) -> None:
-        while True:
-            await stream.write(await self._chunk(events))
-            if isinstance(events[-1], ENDS):
-                return
-            events = await self._missed() or await stream.take(self._event_queue)
+    async def _pieces(
+        self, events: list[Event], direct: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
+        yield await self._chunk(events)
+        while not isinstance(events[-1], ENDS):
+            events = await self._missed()
+            while not events:
+                refused, events = await direct.take(self._event_queue)
+                yield b"".join(refused)
+            yield await self._chunk(events)
 
     async def _chunk(self, events: Sequence[Event]) -> bytes:
         """What is streamed for ``events``; written in a thread where there are many, or an end."""
         if len(events) < MANY_EVENTS and not isinstance(events[-1], Finished):
-            return b"".join(self.encode(events))
-        return await self._large.run(lambda: b"".join(self.encode(events)))
+            return b"".join(self._encode(events))
+        return await self._large.run(lambda: b"".join(self._encode(events)))
 
     def _take_in(self, events: Sequence[Event]) -> bool:
         """Without waking anybody, unless it is an end."""
