@@ -82,6 +82,20 @@ class DiskFiles:
             return file.read()
 
 
+def replace(files: Files, path: Path, chunks: Sequence[Chunk], is_synced: bool) -> None:
+    """A file that is whole or as it was. Its name lasts when its folder has been synced."""
+    new = path.with_suffix(".new")
+    try:
+        files.write(new, chunks)
+        if is_synced:
+            files.sync(new)
+        files.rename(new, path)
+    except BaseException:
+        with suppress(OSError):  # it is found when leftovers are looked for
+            files.unlink(new)
+        raise
+
+
 def create(path: Path) -> int:
     """A descriptor of an empty file that only its owner may read, whatever its folder allows."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -13,7 +13,7 @@ import orjson
 
 from server.store.codec import Malformed, decode_value
 from server.store.errors import StoreError
-from server.store.files import Chunk, Files
+from server.store.files import Chunk, Files, replace
 from server.store.named_state import read_any_identity
 
 logger = logging.getLogger(__name__)
@@ -48,15 +48,7 @@ class NamedFiles:
         """Keeps a state, durably, in the place of one of the same name. Raises `OSError`."""
         digests, place = self.digests(), self._place(name)
         self._dir.mkdir(mode=0o700, exist_ok=True)
-        new = place.with_suffix(".new")
-        try:
-            self._files.write(new, parts)
-            if self._is_full:
-                self._files.sync(new)
-            self._files.rename(new, place)
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
+        replace(self._files, place, parts, self._is_full)
         if self._is_full:
             self._files.sync_dir(self._dir)
             self._files.sync_dir(self._dir.parent)

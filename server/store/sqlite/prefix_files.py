@@ -17,7 +17,7 @@ from typing import NamedTuple
 from server.engine.prefix_cache import Evicted, Hit, keys
 from server.store.base import Identity
 from server.store.errors import StoreError
-from server.store.files import Files
+from server.store.files import Files, replace
 from server.store.state_file import decode_state, encode_state
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,8 @@ class PrefixFiles:
             self._lent.discard(place)
             if place in self._places:
                 continue
-            path = self._path / place.name
-            new = path.with_suffix(".new")
-            self._files.write(new, encode_state(entry.block, self._identity, entry.num_tokens))
-            self._files.rename(new, path)
+            data = encode_state(entry.block, self._identity, entry.num_tokens)
+            replace(self._files, self._path / place.name, data, is_synced=False)
             self._places[place] = None
             while len(self._places) > self._max_files:
                 self._remove(next(iter(self._places)))

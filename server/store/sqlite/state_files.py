@@ -11,7 +11,7 @@ from pathlib import Path
 from server.engine.value import StateBlock
 from server.store.base import Identity
 from server.store.errors import SnapshotBroken, StoreFailed
-from server.store.files import Files
+from server.store.files import Files, replace
 from server.store.state_file import decode_state, encode_state
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class StateFiles:
         files = [f"{folder}/{secrets.token_hex(16)}.safetensors" for _ in states]
         try:
             for file, (state, position) in zip(files, states, strict=True):
-                self._write(self._dir / file, state, position)
+                data = encode_state(state, self._identity, position)
+                replace(self._files, self._dir / file, data, self._is_full)
             if self._is_full and files:
                 self._files.sync_dir(self._dir / folder)
                 self._files.sync_dir(self._dir)
@@ -60,17 +61,6 @@ class StateFiles:
             self.remove(files)
             raise
         return files
-
-    def _write(self, path: Path, state: StateBlock, position: int) -> None:
-        new = path.with_suffix(".new")
-        try:
-            self._files.write(new, encode_state(state, self._identity, position))
-            if self._is_full:
-                self._files.sync(new)
-            self._files.rename(new, path)
-        except BaseException:
-            self._remove(new)
-            raise
 
     def read(self, name: str, position: int) -> StateBlock:
         """See `server.store.snapshots.States`."""
@@ -100,11 +90,7 @@ class StateFiles:
             return
         if (is_new or owner is not None) and has_states(self._dir):
             raise StoreFailed(FOREIGN_STATES, detail=foreign_states(self._dir.parent))
-        new = self._dir / f"{OWNER_NAME}.new"
-        self._files.write(new, [store_id.encode()])
-        if self._is_full:
-            self._files.sync(new)
-        self._files.rename(new, self._dir / OWNER_NAME)
+        replace(self._files, self._dir / OWNER_NAME, [store_id.encode()], self._is_full)
         if self._is_full:
             self._files.sync_dir(self._dir)
 
