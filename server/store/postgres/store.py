@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 import psycopg
@@ -20,6 +21,7 @@ from server.store.base import Events, Found, Keyed, Loaded, Numbered
 from server.store.clock import StoreClock
 from server.store.errors import RecordRefused, StoreError, StoreFull
 from server.store.files import Chunk
+from server.store.heads import Head
 from server.store.postgres import holdings, named_states, reclaiming
 from server.store.postgres.database import ERRORS, REFUSALS, PostgresDatabase, failure
 from server.store.postgres.key_claims import KeyClaims
@@ -136,16 +138,8 @@ class PostgresStore:
     @twice
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
         """See `server.store.base.Store.read`; whoever has the session."""
-        with self._link.connected() as connection:
-            head = holdings.held(connection, session, owner)
-            if head is not None:
-                self._touched.add(head.key)
-                with holdings.holding(connection):
-                    return reading.events(connection, head, after_seq, max_events)
-            with connection.database.reading():
-                holder, head = holdings.away(connection, session, owner)
-                rest = connection.log.entries_away(holder, head)
-                return reading.events(connection, head, after_seq, max_events, rest)
+        with self._seen(session, owner) as (connection, head, rest):
+            return reading.events(connection, head, after_seq, max_events, rest)
 
     @twice
     def discard(self, session: str, owner: str) -> None:
@@ -159,16 +153,8 @@ class PostgresStore:
     @twice
     def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
         """See `server.store.base.Store.entries`; whoever has the session."""
-        with self._link.connected() as connection:
-            head = holdings.held(connection, session, owner)
-            if head is not None:
-                self._touched.add(head.key)
-                with holdings.holding(connection):
-                    return reading.entries(connection, head, place, max_entries)
-            with connection.database.reading():
-                holder, head = holdings.away(connection, session, owner)
-                rest = connection.log.entries_away(holder, head)
-                return reading.entries(connection, head, place, max_entries, rest)
+        with self._seen(session, owner) as (connection, head, rest):
+            return reading.entries(connection, head, place, max_entries, rest)
 
     @twice
     def find_key(self, owner: str, key: str) -> Keyed | None:
@@ -327,6 +313,22 @@ class PostgresStore:
                 (secrets.token_hex(32),),
             )
             return bytes.fromhex(str(database.meta("signing_key")))
+
+    @contextmanager
+    def _seen(
+        self, session: str, owner: str
+    ) -> Iterator[tuple[SharedConnection, Head, Iterable[Entry]]]:
+        """A session, whoever holds it, and its entries after ``head``, all of one moment."""
+        with self._link.connected() as connection:
+            head = holdings.held(connection, session, owner)
+            if head is not None:
+                self._touched.add(head.key)
+                with holdings.holding(connection):
+                    yield connection, head, ()
+                return
+            with connection.database.reading():
+                holder, head = holdings.away(connection, session, owner)
+                yield connection, head, connection.log.entries_away(holder, head)
 
     def _upkeep(self, connection: SharedConnection) -> SharedUpkeep:
         return SharedUpkeep(connection, self._clock, self._limits)
