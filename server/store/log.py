@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewound, Saved
@@ -20,7 +19,7 @@ from server.store.codec import unpack_entry
 from server.store.errors import StoreLost
 from server.store.heads import Head
 from server.store.log_rows import LoggedEntry, StoredState, pack_row, unpack_row
-from server.store.redo import Redo
+from server.store.rows import Database
 from server.store.snapshots import SnapshotRow, Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
@@ -32,15 +31,6 @@ logger = logging.getLogger(__name__)
 SEGMENT_ENTRIES = 256
 #: A tail becomes a segment, however short, when the journal has grown by so many rows.
 MAX_JOURNAL_ROWS = 4096
-
-
-class Transactions(Protocol):
-    """A database that commits all of something or nothing."""
-
-    @property
-    def execute(self) -> Callable[..., Any]: ...
-    def transaction(self, synced: bool = True) -> AbstractContextManager[None]: ...
-    def set_meta(self, name: str, value: object) -> None: ...
 
 
 #: Number, data and keys.
@@ -57,7 +47,7 @@ class Log:
     max_journal_rows = MAX_JOURNAL_ROWS
 
     def __init__(
-        self, database: Transactions, tables: Tables, snapshots: Snapshots, unsaved: Unsaved
+        self, database: Database, tables: Tables, snapshots: Snapshots, unsaved: Unsaved
     ) -> None:
         self._database, self._tables, self._snapshots = database, tables, snapshots
         self._unsaved = unsaved
@@ -67,8 +57,8 @@ class Log:
         self.changed: set[Head] = set()
         self.unused_files: set[str] = set()
         self.next_key = 1
-        #: Of the journal, `recover` reads what belongs to these sessions, or to all, but to none
-        #: of those that are ``skipped``.
+        #: Of the journal, what belongs to these sessions is read, or to all, but to none of
+        #: those that are ``skipped``: see `server.store.redo`.
         self.only: frozenset[int] | None = None
         self.skipped: frozenset[int] = frozenset()
 
@@ -264,27 +254,9 @@ class Log:
 
     # Recovery
 
-    def recover(self, last_row: int | None, held: Iterable[str], now_s: float) -> None:
-        """Reads the journal into the heads, within a transaction of the caller's.
-
-        Rows after ``last_row`` are those of a commit that has failed: they go.
-        ``held`` are the sessions that the engine has.
-        """
-        self.last_row = last_row or 0
-        redo = Redo(self, now_s)
-        for row, data, keys in self._rows_up_to(last_row):
-            self.last_row = row
-            redo.row(row, unpack_row(data, keys))
-        redo.end()
-        for head in self.heads.values():
-            head.is_held = False
-        for id in held:
-            if (held_head := self.head(id)) is not None:
-                held_head.is_held = True
-
     def keys_of_journal(self) -> set[int]:
         """The sessions that have something in the journal, as far as it can be read."""
-        rows = [unpack_row(data, keys) for _, data, keys in self._store_thread()]
+        rows = [unpack_row(data, keys) for _, data, keys in self._rows()]
         return {key for row in rows for key in (row.keys or (line.key for line in row.lines))}
 
     def quarantine(self, key: int, why: str) -> str:
@@ -293,20 +265,20 @@ class Log:
         head = self._tables.head_of_key(key)
         return f"number {key}" if head is None else head.id
 
-    def _rows_up_to(self, last_row: int | None) -> list[JournalRow]:
+    def rows_up_to(self, last_row: int | None) -> list[JournalRow]:
         """What is left of the journal, once later rows are gone."""
         self.next_key = self._tables.last_key() + 1
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE id > ?", (last_row,))
-        return self._store_thread()
+        return self._rows()
 
-    def _store_thread(self) -> list[JournalRow]:
+    def _rows(self) -> list[JournalRow]:
         found: list[JournalRow] = self._execute(
             "SELECT id, data, keys FROM journal ORDER BY id"
         ).fetchall()
         return found
 
-    # What `Redo` asks
+    # What `server.store.redo` asks
 
     def is_skipped(self, key: int) -> bool:
         """Whether entries of this session are not for now."""

@@ -9,39 +9,40 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
 
 from server.engine.value import Deleted, Entry
 from server.store.codec import Malformed, unpack_entry
 from server.store.heads import Head
-from server.store.log_rows import Line, LoggedEntry, LogRow
+from server.store.log import Log
+from server.store.log_rows import Line, LoggedEntry, LogRow, unpack_row
 
 logger = logging.getLogger(__name__)
 
 
-class Redone(Protocol):
-    """The log that the rows belong to."""
+def recover(log: Log, last_row: int | None, held: Iterable[str], now_s: float) -> None:
+    """Reads the journal into the heads of ``log``, within a transaction of the caller's.
 
-    @property
-    def heads(self) -> Mapping[str, Head]: ...
-    def is_skipped(self, key: int) -> bool: ...
-    def head_of_key(self, key: int) -> Head | None: ...
-    def opened_again(
-        self, key: int, packed: Any, row: int, rest: Sequence[Any]
-    ) -> LoggedEntry | None: ...
-    def advance(self, steps: Iterable[LoggedEntry], row: int) -> set[Head] | None: ...
-    def apply(
-        self, steps: Iterable[LoggedEntry], due: Iterable[Head], row: int, now_s: float
-    ) -> None: ...
-    def running_keys(self) -> list[int]: ...
-    def give_up(self, head: Head, why: str, now_s: float) -> None: ...
+    Rows after ``last_row`` are those of a commit that has failed: they go.
+    ``held`` are the sessions that the engine has.
+    """
+    log.last_row = last_row or 0
+    redo = Redo(log, now_s)
+    for row, data, keys in log.rows_up_to(last_row):
+        log.last_row = row
+        redo.row(row, unpack_row(data, keys))
+    redo.end()
+    for head in log.heads.values():
+        head.is_held = False
+    for id in held:
+        if (held_head := log.head(id)) is not None:
+            held_head.is_held = True
 
 
 class Redo:
     """Brings the heads of a log forward, row by row."""
 
-    def __init__(self, log: Redone, now_s: float) -> None:
+    def __init__(self, log: Log, now_s: float) -> None:
         self._log, self._now_s = log, now_s
         self._by_key: dict[int, Head | None] = {}
         self._doubtful: set[Head] = set()

@@ -10,7 +10,8 @@ from typing import Protocol
 from server.store.clock import StoreClock
 from server.store.heads import Head
 from server.store.history import superfluous
-from server.store.log import Log, Transactions
+from server.store.log import Log
+from server.store.rows import Database
 from server.store.snapshots import SnapshotRow, Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Save, Unsaved
@@ -37,7 +38,7 @@ class Connected(Protocol):
     """What is known through a connection."""
 
     @property
-    def database(self) -> Transactions: ...
+    def database(self) -> Database: ...
     @property
     def log(self) -> Log: ...
     @property

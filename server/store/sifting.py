@@ -9,36 +9,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from server.store.errors import brief
 from server.store.log import Log
+from server.store.rows import Database
 
 logger = logging.getLogger(__name__)
 
 L = TypeVar("L", bound=Log)
 
 
-class Savepoints(Protocol):
-    """A database whose transactions have parts."""
-
-    def savepoint(self) -> AbstractContextManager[None]: ...
-
-
 @dataclass(frozen=True)
 class Recovery(Generic[L]):
     """Reads a journal, within a transaction of the caller's.
 
-    ``new_log`` makes a log that knows nothing yet, ``recover`` reads the journal into it.
+    ``new_log`` makes a log that knows nothing yet, ``read`` reads the journal into it.
     ``refusals`` are the errors of the database that lie in the data.
     """
 
-    database: Savepoints
+    database: Database
     refusals: tuple[type[Exception], ...]
     new_log: Callable[[], L]
-    recover: Callable[[L], None]
+    read: Callable[[L], None]
     now_s: float
 
     def run(self, sifts: bool) -> L:
@@ -55,7 +49,7 @@ class Recovery(Generic[L]):
     def _recovered(self, skipped: frozenset[int]) -> L:
         log = self.new_log()
         log.skipped = skipped
-        self.recover(log)
+        self.read(log)
         return log
 
     def _sifted(self, keys: Sequence[int]) -> list[int]:
@@ -77,7 +71,7 @@ class Recovery(Generic[L]):
     def _store(self, keys: Sequence[int]) -> None:
         log = self.new_log()
         log.only = frozenset(keys)
-        self.recover(log)
+        self.read(log)
         log.store_tails([h for h in log.heads.values() if h.tail], log.last_row, self.now_s)
 
     def _quarantine(self, key: int, error: Exception) -> None:

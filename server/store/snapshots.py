@@ -11,6 +11,7 @@ from server.engine.value import SessionValue, StateBlock
 from server.store.base import Identity
 from server.store.codec import Malformed, decode_json, decode_value, encode
 from server.store.errors import SnapshotBroken
+from server.store.rows import Database
 from server.store.state_file import check_identity, labels
 from server.store.sums import is_altered, row_sum
 
@@ -33,13 +34,6 @@ class States(Protocol):
         """Those that no row names any more. Never fails: what is left over is found later."""
 
 
-class Rows(Protocol):
-    """The part of a database that is needed here."""
-
-    @property
-    def execute(self) -> Callable[..., Any]: ...
-
-
 class SnapshotRow(NamedTuple):
     """A snapshot without its value; ``place`` is the number of the entry that it stands before."""
 
@@ -57,7 +51,7 @@ Columns = tuple[int, int, int, str, str | None]
 class Snapshots:
     """Rows of one database, whose ``states`` are elsewhere; transactions are the caller's."""
 
-    def __init__(self, database: Rows, identity: Identity, states: States) -> None:
+    def __init__(self, database: Database, identity: Identity, states: States) -> None:
         self._execute: Callable[..., Any] = database.execute
         self._identity = identity
         self.states = states

@@ -13,7 +13,7 @@ from server.store.codec import Malformed, build, decode_json, encode, pack_entri
 from server.store.errors import SessionBroken
 from server.store.heads import COLUMNS, Head
 from server.store.history import total_tokens
-from server.store.snapshots import Rows
+from server.store.rows import Database
 from server.store.sums import is_altered, row_sum
 
 _HEAD_BY_ID = f"SELECT {COLUMNS} FROM session WHERE id = ?"  # noqa: S608
@@ -66,7 +66,7 @@ class LogSegment(NamedTuple):
 class Tables:
     """Rows of one database; transactions are the caller's."""
 
-    def __init__(self, database: Rows) -> None:
+    def __init__(self, database: Database) -> None:
         self._execute: Callable[..., Any] = database.execute
 
     # Sessions
@@ -178,33 +178,15 @@ class Tables:
 
     def entries(self, head: Head, place: int) -> list[Entry]:
         """The entries from number ``place`` on. Raises `SessionBroken` without all of them."""
-        found: list[Entry] = []
-        for row in self._execute(SEGMENTS + 'AND "end" > ? ORDER BY first', (head.key, place)):
-            segment = LogSegment(*row)
-            if segment.first > place:
-                raise SessionBroken
-            found += segment.entries(head.key)[place - segment.first :]
-            place = segment.end
-        if place < head.num_stored:
+        found = list(self.numbered(head, place))
+        if place < head.num_entries and (not found or found[0][0] != place):
             raise SessionBroken
-        return found + head.tail[place - head.num_stored :]
+        return [entry for _, entry in found]
 
     def entries_after(self, head: Head, seq: int) -> Iterator[Entry]:
-        """The entries that may have an event after ``seq``; read as they are taken.
-
-        Raises `SessionBroken` where some of them are missing.
-        """
-        place: int | None = None
-        query = SEGMENTS + "AND last_seq > ? ORDER BY first"
-        with closing(self._execute(query, (head.key, seq))) as rows:
-            for row in rows:
-                segment = LogSegment(*row)
-                if place not in (None, segment.first):
-                    raise SessionBroken
-                yield from segment.entries(head.key)
-                place = segment.end
-        if place not in (None, head.num_stored):
-            raise SessionBroken
+        """The entries that may have an event after ``seq``. Raises as `numbered`."""
+        for segment in self._segments(head, "last_seq > ?", seq):
+            yield from segment.entries(head.key)
         yield from head.tail
 
     def numbered(self, head: Head, place: int) -> Iterator[tuple[int, Entry]]:
@@ -212,20 +194,25 @@ class Tables:
 
         Raises `SessionBroken` where some of them were altered, or are missing in between.
         """
+        for segment in self._segments(head, '"end" > ?', place):
+            found = enumerate(segment.entries(head.key), segment.first)
+            yield from (each for each in found if each[0] >= place)
+        found = enumerate(head.tail, head.num_stored)
+        yield from (each for each in found if each[0] >= place)
+
+    def _segments(self, head: Head, condition: str, value: int) -> Iterator[LogSegment]:
+        """In their order up to the tail, read as they are taken; raises where one is missing."""
         end: int | None = None
-        query = SEGMENTS + 'AND "end" > ? ORDER BY first'
-        with closing(self._execute(query, (head.key, place))) as rows:
+        query = f"{SEGMENTS} AND {condition} ORDER BY first"
+        with closing(self._execute(query, (head.key, value))) as rows:
             for row in rows:
                 segment = LogSegment(*row)
                 if end not in (None, segment.first):
                     raise SessionBroken
-                found = enumerate(segment.entries(head.key), segment.first)
-                yield from (each for each in found if each[0] >= place)
+                yield segment
                 end = segment.end
         if end not in (None, head.num_stored):
             raise SessionBroken
-        found = enumerate(head.tail, head.num_stored)
-        yield from (each for each in found if each[0] >= place)
 
     def log_tokens(self, keys: Iterable[int]) -> list[int]:
         """Tokens in the segments of each session, all in one round trip."""

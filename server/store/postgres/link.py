@@ -25,6 +25,7 @@ from server.store.postgres.log import SharedLog
 from server.store.postgres.migrations import migrate
 from server.store.postgres.presence import Presence
 from server.store.postgres.states import SharedStates
+from server.store.redo import recover
 from server.store.sifting import Recovery
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
@@ -236,16 +237,16 @@ class Link:
         last_row, now_s = self._last_row, self._clock.now_s
         held = self._held if last_row is not None else ()
 
-        def recover(log: SharedLog) -> None:
-            log.recover(last_row, held, now_s)
+        def read(log: SharedLog) -> None:
+            recover(log, last_row, held, now_s)
 
         if not self._sifts:
             with suppress(*REFUSALS), database.transaction():
                 log = new_log()
-                recover(log)
+                read(log)
                 return log
         with database.transaction(pipelined=False):  # it has parts that fail
-            return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=True)
+            return Recovery(database, REFUSALS, new_log, read, now_s).run(sifts=True)
 
     def _begin_anew(self, store_id: str) -> None:
         """Another store, or the first: nothing that was known of an earlier one is true of it."""

@@ -109,7 +109,7 @@ class SharedLog(Log):
     # What differs from a log that has the store for itself
 
     def append(self, records: Sequence[Record]) -> list[LoggedEntry]:
-        """See `Log.append`. What came of it where this fails is found out by `recover`."""
+        """See `Log.append`. What came of it where this fails is found out by a recovery."""
         next_key = self.next_key
         try:
             return super().append(records)
@@ -162,7 +162,7 @@ class SharedLog(Log):
     def _drop_rows_before(self, row: int) -> None:
         self._execute("DELETE FROM journal WHERE replica = ? AND id < ?", (self._me, row))
 
-    def _rows_up_to(self, last_row: int | None) -> list[JournalRow]:
+    def rows_up_to(self, last_row: int | None) -> list[JournalRow]:
         if last_row is not None:
             self._undo_opened()
         for row in self._execute(_HELD, (self._me,)).fetchall():
@@ -173,12 +173,12 @@ class SharedLog(Log):
             self.heads[head.id] = self._held_keys[head.key] = head
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE replica = ? AND id > ?", (self._me, last_row))
-        found = self._store_thread()
+        found = self._rows()
         if last_row and (not found or found[-1][0] != last_row):
             raise Fenced(LOST)
         return found
 
-    def _store_thread(self) -> list[JournalRow]:
+    def _rows(self) -> list[JournalRow]:
         query = "SELECT id, data, keys FROM journal WHERE replica = ? ORDER BY id"
         found: list[JournalRow] = self._execute(query, (self._me,)).fetchall()
         return found

@@ -7,6 +7,7 @@ import logging
 from server.store.postgres.database import REFUSALS, failure
 from server.store.postgres.link import SharedConnection
 from server.store.postgres.log import SharedLog
+from server.store.redo import recover
 from server.store.sifting import Recovery
 from server.store.unsaved import Unsaved
 
@@ -62,15 +63,15 @@ def _recovered(connection: SharedConnection, key: int, now_s: float, sifts: bool
     def new_log() -> SharedLog:
         return SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
 
-    def recover(log: SharedLog) -> None:
-        log.recover(None, (), now_s)
+    def read(log: SharedLog) -> None:
+        recover(log, None, (), now_s)
         tails = [h for h in log.heads.values() if h.tail]
         for start in range(0, len(tails), STORED_AT_ONCE):
             log.store_tails(tails[start : start + STORED_AT_ONCE], log.last_row, now_s)
             database.execute("SELECT 1").fetchall()  # a pipeline must not take too long
 
     if sifts:
-        return Recovery(database, REFUSALS, new_log, recover, now_s).run(sifts=True)
+        return Recovery(database, REFUSALS, new_log, read, now_s).run(sifts=True)
     log = new_log()
-    recover(log)
+    read(log)
     return log

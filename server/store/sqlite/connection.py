@@ -13,6 +13,7 @@ from server.store.clock import StoreClock
 from server.store.errors import Fenced, StoreFailed
 from server.store.files import Files
 from server.store.log import Log
+from server.store.redo import recover
 from server.store.sifting import Recovery
 from server.store.snapshots import Snapshots
 from server.store.sqlite.database import FILE_NAME, REFUSALS, SqliteDatabase
@@ -123,12 +124,12 @@ class Connection:
         def new_log() -> Log:
             return Log(self.database, self.tables, self.snapshots, self.unsaved)
 
-        def recover(log: Log) -> None:
-            log.recover(last_row, held, now_s)
+        def read(log: Log) -> None:
+            recover(log, last_row, held, now_s)
 
         if sifts:
             self.unsaved.clear()  # one of them may be at fault; sessions go on by a replay
-        return Recovery(self.database, REFUSALS, new_log, recover, now_s).run(sifts)
+        return Recovery(self.database, REFUSALS, new_log, read, now_s).run(sifts)
 
 
 def refuse_lost_database(path: Path) -> None:
