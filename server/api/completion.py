@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import orjson
 
@@ -16,19 +15,8 @@ from server.errors import InternalFailure
 DONE = b"data: [DONE]\n\n"
 
 
-class JsonWriter(Protocol):
-    """Makes a whole answer of the events of its requests.
-
-    ``whole`` raises the `RequestError` that one of the requests ended by. Each of its parts
-    takes a few milliseconds; those that are empty are where others may have their turn.
-    """
-
-    def add(self, event: Event, /) -> None: ...
-    def whole(self) -> Iterator[bytes]: ...
-
-
 class Ends:
-    """A `JsonWriter` of the last event of each request, by its id."""
+    """Writes JSON of the last event of each request, by its id."""
 
     def __init__(self, write: Callable[[Mapping[str, Event]], Iterator[bytes]]) -> None:
         self._write = write

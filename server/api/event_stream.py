@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from starlette.types import Send
 
-from server.api.large_responses import PART_BYTES, send_piece
+from server.api.json_response import PART_BYTES, send_piece
 from server.errors import RequestError
 
 HEADERS = [

@@ -1,15 +1,22 @@
-"""An answer that submits requests to the engine; how it is written is its subclass's."""
+"""Answers that submit requests to the engine: one body of JSON, or server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from starlette.types import Scope, Send
+
+from server.api.completion import DONE, ended, sse
+from server.api.direct_write import DirectWriter, writer_of
+from server.api.errors import error_object
+from server.api.event_stream import send_stream
+from server.api.json_response import send_whole
 from server.api.watched import ENDS, WatchedAnswer
-from server.engine.types import Event, Finished, Request, Started
+from server.engine.types import Event, Failed, Finished, Migrated, Request, Started
 from server.errors import RequestError
 from server.models.service import Service
 from server.sessions.idempotency import NO_MORE, KeyInUse
@@ -24,6 +31,28 @@ AT_ONCE = 32
 PASSING = frozenset({"queue_full", "rate_limited", "capacity_exhausted"})
 
 W = TypeVar("W")
+
+
+class JsonWriter(Protocol):
+    """Makes a whole answer of the events of its requests.
+
+    ``whole`` raises the `RequestError` that one of the requests ended by. Each of its parts
+    takes a few milliseconds; those that are empty are where others may have their turn.
+    """
+
+    def add(self, event: Event, /) -> None: ...
+    def whole(self) -> Iterator[bytes]: ...
+
+
+class SseWriter(Protocol):
+    """Writes the server-sent events for events of the engine, and what comes after the last.
+
+    ``parts`` are those for an event that may make large ones, None for any other.
+    """
+
+    def chunks(self, event: Event, /) -> bytes: ...
+    def parts(self, event: Event, /) -> Iterator[bytes] | None: ...
+    def end(self) -> bytes: ...
 
 
 class RequestAnswer(WatchedAnswer, Generic[W]):
@@ -117,3 +146,87 @@ class RequestAnswer(WatchedAnswer, Generic[W]):
         if self._live[request_id] <= 0:
             del self._live[request_id]
             self._room.release()
+
+
+class JsonAnswer(RequestAnswer[JsonWriter]):
+    """The whole answer in one body, by ``writer``; it may have ``num_bytes``."""
+
+    async def _work(self, scope: Scope, send: Send) -> None:
+        with self._large.reserve(self._request.owner, self._num_bytes):
+            await self._submit()
+            await self._collect()
+            whole = self._large.parts(self._writer.whole(), self._num_bytes)
+            await send_whole(send, [part async for part in whole])
+
+    async def _collect(self) -> None:
+        """Gives all events to the writer; wakes up for those that are an end."""
+
+        def collect(events: Sequence[Event]) -> bool:
+            if isinstance(events[-1], ENDS):
+                return False
+            self._add(events)
+            return True
+
+        while not self._add(await self._event_queue.take(collect)):
+            pass
+
+    def _add(self, events: Sequence[Event]) -> bool:
+        for event in events:
+            self._writer.add(event)
+        return self._is_end(events)
+
+
+class SseAnswer(RequestAnswer[SseWriter]):
+    """Chunks as they come, by ``writer``; those of one event may have ``num_bytes``.
+
+    Until the first event a failure is a plain HTTP error.
+    """
+
+    async def _work(self, scope: Scope, send: Send) -> None:
+        with self._large.reserve(self._request.owner, self._num_bytes):
+            await self._submit()
+            events = await self._event_queue.take()
+            _raise_if_failed(events)
+            direct = DirectWriter(writer_of(scope), self._encode)
+            await send_stream(send, self._pieces(events, direct), _error)
+
+    def _encode(self, events: Sequence[Event]) -> list[bytes]:
+        return [self._writer.chunks(event) for event in events]
+
+    async def _pieces(
+        self, events: Sequence[Event], direct: DirectWriter
+    ) -> AsyncGenerator[bytes, None]:
+        """Those of ``events``, then of the event queue's until all requests have ended."""
+        while True:
+            made: list[bytes] = []
+            for event in events:
+                if (parts := self._writer.parts(event)) is None:
+                    made += self._encode([event])
+                    continue
+                yield b"".join(made)
+                made.clear()
+                async for part in self._large.parts(parts, self._num_bytes):
+                    yield part
+            if self._is_end(events):
+                yield b"".join([*made, self._writer.end()])
+                return
+            yield b"".join(made)
+            refused, events = await direct.take(self._event_queue)
+            yield b"".join(refused)
+
+
+def _error(error: RequestError) -> bytes:
+    return sse({"error": error_object(error)}) + DONE
+
+
+def _raise_if_failed(events: list[Event]) -> None:
+    """Raises where a request failed before its first token."""
+    for event in events:
+        if isinstance(event, Failed | Migrated):
+            ended([event])
+        if (
+            isinstance(event, Finished)
+            and event.finish_reason == "error"
+            and event.usage.completion_tokens == 0
+        ):
+            ended([event])

@@ -17,9 +17,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from server.api.completion import Ends, ended
-from server.api.json_answer import JsonAnswer
 from server.api.openai.bodies import EmbeddingsBody, prompts_in
 from server.api.openai.writer import written_list
+from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema

@@ -16,10 +16,10 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from server.api.completion import Ends, ended, total_usage
-from server.api.json_answer import JsonAnswer
 from server.api.openai.bodies import ScoreBody
 from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
 from server.api.openai.writer import written_list
+from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema

@@ -9,11 +9,11 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from model.tokenizer import Tokenizer
+from server.api.json_response import json_response
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
 from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import reasoning_of
 from server.api.openai.logprobs import JsonList, TokenNames
-from server.api.routes.health import json_answer
 from server.api.routes.lookup import service_for, service_of
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
@@ -106,7 +106,7 @@ async def detokenize(request: Request) -> Response:
     service = service_for(request, body.model)
     Translator(service).check_ids(body.tokens, "tokens")
     text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
-    return json_answer({"prompt": text})
+    return json_response({"prompt": text})
 
 
 def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -124,7 +124,7 @@ async def tokenizer_info(request: Request) -> Response:
     service = service_of(request)
     model, special = service.model, service.tokenizer.special_ids
     names = {id: name for name, id in special.items()}
-    return json_answer(
+    return json_response(
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "vocab_size": service.tokenizer.vocab_size,

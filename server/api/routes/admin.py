@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from server.api.auth.keyring import Keyring
 from server.api.auth.keys_file import Limits
 from server.api.auth.tenants import Tenant
+from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
 from server.api.schemas.describe import ERRORS, body_schema
 from server.api.schemas.wire import Wire
@@ -43,7 +43,7 @@ async def tenants(request: Request) -> Response:
     keyring: Keyring = request.app.state.keyring
     data = [_usage(tenant) for _, tenant in sorted(keyring.tenants.items())]
     answer = {"object": "list", "data": data}
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return json_response(answer)
 
 
 class RebalanceBody(Wire):
@@ -71,7 +71,7 @@ async def rebalance(request: Request) -> Response:
     """
     body = await body_of(RebalanceBody, request)
     moved = await models_of(request).rebalance(body.sessions)
-    return Response(orjson.dumps({"moved": moved}), media_type="application/json")
+    return json_response({"moved": moved})
 
 
 def _usage(tenant: Tenant) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
+from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
 from server.api.routes.models import model_object
 from server.api.schemas import responses as answers
@@ -74,7 +74,7 @@ async def versions(request: Request) -> Response:
     models = models_of(request)
     serving = [await _version(each, "serving") for each in list(models.current.values())]
     retiring = [await _version(each, "retiring") for each in list(models.retiring)]
-    return _json({"object": "list", "data": serving + retiring})
+    return json_response({"object": "list", "data": serving + retiring})
 
 
 @router.post(
@@ -87,7 +87,7 @@ async def load(request: Request) -> Response:
     """Serve one more model. It answers when the model takes work."""
     body = await body_of(LoadModelBody, request)
     version = await _changes(request).load(body.name, body.path)
-    return _json(model_object(version.service.model))
+    return json_response(model_object(version.service.model))
 
 
 @router.post(
@@ -101,14 +101,14 @@ async def reload(request: Request, name: str) -> Response:
     body = await body_of(ReloadModelBody, request, b"{}")
     reloaded = await _changes(request).reload(name, body.path)
     model = model_object(reloaded.version.service.model)
-    return _json({"model": model, "changed": reloaded.changed})
+    return json_response({"model": model, "changed": reloaded.changed})
 
 
 @router.delete("/{name}", response_model=ModelDeleted, responses=ERRORS)
 async def unload(request: Request, name: str) -> Response:
     """Take a model out; what it runs ends first."""
     _changes(request).unload(name)
-    return _json({"id": name, "object": "model", "deleted": True})
+    return json_response({"id": name, "object": "model", "deleted": True})
 
 
 def _changes(request: Request) -> ModelChanges:
@@ -128,7 +128,3 @@ async def _version(version: Version, status: str) -> dict[str, Any]:
         "num_waiting": stats.num_waiting,
         "num_sessions": stats.num_sessions,
     }
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 
+from server.api.json_response import json_response
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas.describe import ERRORS, answer_content, body_content
 from server.api.schemas.names import ModelName, StateName
@@ -73,7 +73,7 @@ async def list_states(request: Request) -> Response:
         for name, version in models_of(request).current.items()
         for info in await version.service.states.listed()
     ]
-    return _json({"object": "list", "data": data})
+    return json_response({"object": "list", "data": data})
 
 
 @router.post(
@@ -86,7 +86,7 @@ async def put_state(request: Request, query: Annotated[PutStateQuery, Query()]) 
     """Keep a state from a file: one of ours, a session's export, or a tuned one."""
     service = service_for(request, query.model)
     state: NamedState = await service.states.put(query.name, await request.body())
-    return _json(
+    return json_response(
         {
             "name": query.name,
             "model": service.model.name,
@@ -115,8 +115,4 @@ async def delete_state(
 ) -> Response:
     """Delete a state; sessions that have begun with it go on."""
     await service_for(request, query.model).states.delete(name)
-    return _json({"name": name, "deleted": True})
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return json_response({"name": name, "deleted": True})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
+from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import KEY_ERRORS, OPEN_ERRORS, Responses, answer_content
@@ -28,7 +28,7 @@ _OPEN: dict[str, Any] = {"security": []}
 async def health(request: Request) -> Response:
     """Whether every engine is alive."""
     healthy = models_of(request).healthy
-    return json_answer({"status": "ok" if healthy else "failed"}, 200 if healthy else 503)
+    return json_response({"status": "ok" if healthy else "failed"}, 200 if healthy else 503)
 
 
 @router.get(
@@ -40,7 +40,9 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Whether every model takes new work."""
     accepting = models_of(request).ready
-    return json_answer({"status": "ready" if accepting else "not ready"}, 200 if accepting else 503)
+    return json_response(
+        {"status": "ready" if accepting else "not ready"}, 200 if accepting else 503
+    )
 
 
 @router.get(
@@ -53,8 +55,3 @@ async def prometheus(request: Request) -> Response:
     sockets: Sockets = request.app.state.sockets
     body = metrics.render(await models_of(request).scrapes(), len(sockets))
     return Response(body, headers={"content-type": metrics.CONTENT_TYPE})
-
-
-def json_answer(value: object, status: int = 200) -> Response:
-    """``value`` as the body of an answer."""
-    return Response(orjson.dumps(value), status, media_type="application/json")

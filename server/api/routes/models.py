@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
+from server.api.json_response import json_response
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import KEY_ERRORS, NOT_FOUND
@@ -21,7 +21,7 @@ router = APIRouter()
 async def models(request: Request) -> Response:
     """The models and their capacity, the default one first."""
     data = [model_object(each.service.model) for each in models_of(request).current.values()]
-    return _json({"object": "list", "data": data})
+    return json_response({"object": "list", "data": data})
 
 
 @router.get(
@@ -29,7 +29,7 @@ async def models(request: Request) -> Response:
 )
 async def model(request: Request, model: str) -> Response:
     """One model and its capacity."""
-    return _json(model_object(service_for(request, model).model))
+    return json_response(model_object(service_for(request, model).model))
 
 
 def model_object(info: ModelInfo) -> dict[str, Any]:
@@ -40,7 +40,3 @@ def model_object(info: ModelInfo) -> dict[str, Any]:
     del details["hidden_size"]  # an embedding shows it
     about = {"id": name, "object": "model", "created": created_s, "owned_by": "everstream"}
     return {**about, "everstream": {**details, "sampling": published()}}
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -11,8 +11,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.api.completion import Ends, appended_body
 from server.api.events import EventsAnswer, cursor_of
-from server.api.json_answer import JsonAnswer
-from server.api.routes.health import json_answer
+from server.api.json_response import json_response
+from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import models_of, service_for, service_with
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import (
@@ -54,7 +54,7 @@ async def create_session(request: Request) -> Response:
     body = await body_of(CreateSessionBody, request, b"{}")
     service = service_for(request, body.model)
     info = await service.sessions.create(request.state.owner, body.state)
-    return json_answer(_created(service, info))
+    return json_response(_created(service, info))
 
 
 @router.get("", response_model=answers.SessionList, responses=ERRORS)
@@ -68,7 +68,7 @@ async def list_sessions(request: Request, query: Annotated[ListQuery, Query()]) 
     ]
     found.sort(key=lambda pair: pair[0].id)
     data = [_listed(service, one) for one, service in found[:limit]]
-    return json_answer({"object": "list", "data": data, "has_more": len(found) > limit})
+    return json_response({"object": "list", "data": data, "has_more": len(found) > limit})
 
 
 @router.get("/{session}", response_model=answers.SessionAnswer, responses=ERRORS)
@@ -76,7 +76,7 @@ async def session_info(request: Request, session: str) -> Response:
     """Position, idle seconds and bytes of a session."""
     service = await service_with(request, session)
     info = await service.sessions.info(session, request.state.owner)
-    return json_answer(session_object(service, info))
+    return json_response(session_object(service, info))
 
 
 @router.delete("/{session}", response_model=answers.SessionDeleted, responses=ERRORS)
@@ -84,7 +84,7 @@ async def delete_session(request: Request, session: str) -> Response:
     """Forget a session; what it runs is cancelled."""
     service = await service_with(request, session)
     await service.sessions.delete(session, request.state.owner)
-    return json_answer({"session": session, "deleted": True})
+    return json_response({"session": session, "deleted": True})
 
 
 @router.post(
@@ -113,7 +113,7 @@ async def fork(request: Request, session: str) -> Response:
     service = await service_with(request, session)
     body = await body_of(ForkBody, request, b"{}")
     forks = await service.sessions.fork(session, request.state.owner, body.n or 1, body.at)
-    return json_answer(
+    return json_response(
         {
             "session": session,
             "sessions": [one.session for one in forks],
@@ -134,7 +134,7 @@ async def rewind(request: Request, session: str) -> Response:
     service = await service_with(request, session)
     body = await body_of(RewindBody, request)
     info = await service.sessions.rewind(session, request.state.owner, body.at)
-    return json_answer(session_object(service, info))
+    return json_response(session_object(service, info))
 
 
 @router.post("/{session}/cancel", response_model=answers.SessionAnswer, responses=ERRORS)
@@ -142,7 +142,7 @@ async def cancel(request: Request, session: str) -> Response:
     """End what a session runs, also where nobody reads it."""
     service, owner = await service_with(request, session), request.state.owner
     await service.sessions.cancel(session, owner)
-    return json_answer(session_object(service, await service.sessions.info(session, owner)))
+    return json_response(session_object(service, await service.sessions.info(session, owner)))
 
 
 @router.get("/{session}/events", response_class=Response, responses=ERRORS | EVENT_STREAM)
@@ -175,7 +175,7 @@ async def text(request: Request, session: str, query: Annotated[TextQuery, Query
         "position": info.position,
         "parts": [asdict(part) for part in parts],
     }
-    return json_answer(answer)
+    return json_response(answer)
 
 
 @router.get(
@@ -209,7 +209,7 @@ async def import_session(request: Request) -> Response:
         except (SnapshotMismatch, ImportRefused) as error:  # perhaps it is another model's
             refusal = refusal if isinstance(refusal, SnapshotMismatch) else error
         else:
-            return json_answer(_created(service, info))
+            return json_response(_created(service, info))
     assert refusal is not None, "there is no model"
     raise refusal
 

@@ -10,7 +10,7 @@ import pytest
 
 from server.api.direct_write import DirectWriter
 from server.api.event_stream import send_stream, server_sent
-from server.api.large_responses import PART_BYTES
+from server.api.json_response import PART_BYTES
 from server.engine.types import Event, Failed, TokenEvent
 from server.errors import InternalFailure, RequestError
 from server.runtime.event_queue import EventQueue

@@ -7,7 +7,6 @@ import time
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.json_answer import JsonAnswer
 from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import (
@@ -21,10 +20,10 @@ from server.api.openai.chat.schemas import ChatBody, ChatCompletion
 from server.api.openai.chat.tools import ToolUse, tool_use
 from server.api.openai.chat.writer import ChatWriter, Wanted
 from server.api.openai.logprobs import TokenNames
+from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.requests import Continuation, Sampling
-from server.api.sse import SseAnswer
 from server.api.translate import Translator, body_of, renamed
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.json_answer import JsonAnswer
 from server.api.openai.bodies import CompletionBody, prompts_in
 from server.api.openai.completions.parts import Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.openai.logprobs import TokenNames
+from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_with
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.requests import Continuation, Sampling
-from server.api.sse import SseAnswer
 from server.api.translate import Translator, body_of, drawn_seed
 from server.engine.types import Request as Work
 from server.errors import invalid

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from server.api.direct_write import DirectWriter, writer_of
 from server.api.errors import SessionMigrated
 from server.api.event_stream import send_stream
-from server.api.large_responses import send_whole
+from server.api.json_response import send_whole
 from server.api.openai.responses.reading import Kept
 from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from server.api.large_responses import LargeResponse
+from server.api.json_response import LargeResponse
 from server.api.openai.responses import answers_schema as answers
 from server.api.openai.responses.answers import KeptResponse, NewResponse, in_background
 from server.api.openai.responses.note import Json
