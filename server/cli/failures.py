@@ -10,15 +10,16 @@ import typer
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
-    """A model that cannot be loaded is a message and exit code 2, not a traceback."""
+    """A model that cannot be loaded, or a wrong request, is a message and exit code 2."""
     from model.checkpoint import CheckpointError
     from model.config import ConfigError
     from model.tokenizer import TokenizerError
+    from server.errors import RequestError
     from server.models.backend import BackendError
 
     try:
         yield
-    except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
+    except (BackendError, CheckpointError, ConfigError, RequestError, TokenizerError) as error:
         raise fail(error) from error
 
 

@@ -40,7 +40,6 @@ def generate(
     """Generate in the terminal, without a server."""
     from server.cli.terminal import generate as run
     from server.engine.sampling_defaults import with_defaults
-    from server.errors import RequestError
     from server.models.backend import open_backend
     from server.models.factory import load_model
 
@@ -61,12 +60,10 @@ def generate(
     try:
         with clear_errors():
             opened = open_backend(load_model(model, tokenizer), backend, dtype, threads)
-        summary = run(opened, _prompt(prompt), sampling, write)
+            summary = run(opened, _prompt(prompt), sampling, write)
     except KeyboardInterrupt:
         typer.echo()
         raise
-    except RequestError as error:
-        raise fail(error) from error
     typer.echo(f"\n\n{summary}", err=True)
 
 

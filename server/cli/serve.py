@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ def serve(
             " [everstream-stories]."
         ),
     ] = None,
-    config_file: Annotated[
+    config: Annotated[
         Path | None,
         typer.Option("--config", help="TOML file of settings, named as variables are."),
     ] = None,
@@ -63,31 +63,41 @@ def serve(
         str | None, typer.Option(help="Size of the pool instead, such as 2GiB [512MiB].")
     ] = None,
     max_waiting: Annotated[int | None, typer.Option(help="Requests that may wait [256].")] = None,
-    session_ttl: Annotated[
-        float | None, typer.Option(help="Seconds until an idle session expires [900].")
+    session_ttl_s: Annotated[
+        float | None,
+        typer.Option("--session-ttl", help="Seconds until an idle session expires [900]."),
     ] = None,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="Key that clients must send; repeat for more.")
+    api_keys: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", help="Key that clients must send; repeat for more."),
     ] = None,
-    admin_key: Annotated[
-        list[str] | None, typer.Option(help="Key that may also administer; repeat for more.")
+    admin_keys: Annotated[
+        list[str] | None,
+        typer.Option("--admin-key", help="Key that may also administer; repeat for more."),
     ] = None,
     keys_file: Annotated[
         Path | None, typer.Option(help="TOML file of keys with names, scopes and limits.")
     ] = None,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(help="Foreign page that may call in; repeat for more.")
-    ] = None,
-    allow_host: Annotated[
+    allowed_origins: Annotated[
         list[str] | None,
-        typer.Option(help="Name by which clients reach it, where it has no keys; repeat for more."),
+        typer.Option("--allow-origin", help="Foreign page that may call in; repeat for more."),
     ] = None,
-    drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running requests get at the end [10].")
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            help="Name by which clients reach it, where it has no keys; repeat for more.",
+        ),
     ] = None,
-    retire_timeout: Annotated[
+    drain_timeout_s: Annotated[
         float | None,
-        typer.Option(help="Seconds that streams of a replaced model get [3600]."),
+        typer.Option("--drain-timeout", help="Seconds that running requests get at the end [10]."),
+    ] = None,
+    retire_timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--retire-timeout", help="Seconds that streams of a replaced model get [3600]."
+        ),
     ] = None,
     store: Annotated[
         str | None,
@@ -99,8 +109,9 @@ def serve(
         str | None, typer.Option(help="full: survives a power cut; relaxed: a kill [full].")
     ] = None,
     store_size: Annotated[str | None, typer.Option(help="Most that the store may hold.")] = None,
-    retention: Annotated[
-        float | None, typer.Option(help="Seconds until an unused session is deleted [30 days].")
+    retention_s: Annotated[
+        float | None,
+        typer.Option("--retention", help="Seconds until an unused session is deleted [30 days]."),
     ] = None,
     sleep_memory: Annotated[
         str | None, typer.Option(help="For sessions that have lost their slot [256MiB].")
@@ -143,6 +154,12 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
+    flags = {name: tuple(v) if isinstance(v, list) else v for name, v in locals().items()}
+    _serve({name: value for name, value in flags.items() if value not in (None, ())})
+
+
+def _serve(flags: dict[str, Any]) -> None:
+    """Serves by ``flags``, which are named as the settings are. Raises `typer.Exit`."""
     gc.disable()  # what imports and loading make stays
     from server.config.errors import ConfigError
     from server.config.settings import ServerConfig
@@ -153,48 +170,7 @@ def serve(
     from server.observability.tracer import TracingError, open_tracer
 
     try:
-        config = ServerConfig.load(
-            model=tuple(model) if model else None,
-            config=config_file,
-            served_model_name=served_model_name,
-            tokenizer=tokenizer,
-            model_dir=model_dir,
-            state=tuple(state) if state else None,
-            host=host,
-            port=port,
-            backend=backend,
-            threads=threads,
-            dtype=dtype,
-            reasoning=reasoning,
-            max_sessions=max_sessions,
-            state_memory=state_memory,
-            max_waiting=max_waiting,
-            session_ttl_s=session_ttl,
-            api_keys=tuple(api_key) if api_key else None,
-            admin_keys=tuple(admin_key) if admin_key else None,
-            keys_file=keys_file,
-            allowed_origins=tuple(allow_origin) if allow_origin else None,
-            allowed_hosts=tuple(allow_host) if allow_host else None,
-            drain_timeout_s=drain_timeout,
-            retire_timeout_s=retire_timeout,
-            ray=ray,
-            ray_address=ray_address,
-            replicas=replicas,
-            store=store,
-            durability=durability,
-            store_size=store_size,
-            retention_s=retention,
-            sleep_memory=sleep_memory,
-            prefix_cache=prefix_cache,
-            prefix_disk=prefix_disk,
-            max_detached_tokens=max_detached_tokens,
-            continue_on_start=continue_on_start,
-            trust_unsigned_state=trust_unsigned_state,
-            log_format=log_format,
-            log_level=log_level,
-            access_log=access_log,
-            otel_endpoint=otel_endpoint,
-        )
+        config = ServerConfig.load(**flags)
         configure_logs(
             config.log_format, config.log_level.upper(), keys=(*config.api_keys, *config.admin_keys)
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from model.foreign.tuned_states import describe_tuned_state
 from model.weights import CheckpointError
+from server.cli.failures import clear_errors, fail
 from server.cli.inspection import format_bytes
+from server.cli.options import BackendName, Dtype, Model, TokenizerFile
 from server.errors import RequestError
 from server.store.named_state import NamedState, about_of, read_any_identity
 
@@ -19,16 +21,8 @@ MAX_SHOWN = 200
 
 def make_command(
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Checkpoint folder, .pth file, bundled model or hub id [everstream-stories].",
-            show_default=False,
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer's file, where the model's is elsewhere.")
-    ] = None,
+    model: Model = None,
+    tokenizer: TokenizerFile = None,
     prompt: Annotated[str | None, typer.Option(help="The text that the state has read.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="A UTF-8 file with that text, which is read as it is.")
@@ -36,24 +30,18 @@ def make_command(
     tuned: Annotated[
         Path | None, typer.Option(help="A tuned state to begin with, alone or before the text.")
     ] = None,
-    backend: Annotated[
-        Literal["auto", "native", "torch"], typer.Option(help="What runs the model.")
-    ] = "auto",
+    backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
     threads: Annotated[
         int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].", min=1)
     ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"], typer.Option(help="Of weights.")
-    ] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
 ) -> None:
     """Read a prompt once and write the state after it.
 
     ``everstream serve --state`` takes it, on the same backend and with the same dtype.
     """
-    from model.config import ConfigError
-    from model.tokenizer import TokenizerError
     from server.cli.state_making import read_prompt, write_state
-    from server.models.backend import BackendError, open_backend
+    from server.models.backend import open_backend
     from server.models.factory import load_model
     from server.models.state_files import read_state
     from server.models.storage import identity_of
@@ -63,19 +51,15 @@ def make_command(
     text = _text(prompt, prompt_file)
     if text is None and tuned is None:
         raise typer.BadParameter("give --prompt, --prompt-file or --tuned")
-    try:
+    state = None
+    with clear_errors():
         checkpoint = load_model(model, tokenizer)
         opened = open_backend(checkpoint, backend, dtype, threads)
         identity = identity_of(checkpoint, opened)
-        state = None
         if tuned is not None:
             state = read_state(tuned, identity, checkpoint.config)
         if text is not None:
             state = read_prompt(opened, text, state)
-    except (BackendError, CheckpointError, ConfigError, TokenizerError) as error:
-        raise _fail(str(error)) from error
-    except RequestError as error:
-        raise _fail(error.message) from error
     assert state is not None
     write_state(out, state, identity)
     typer.echo(
@@ -92,9 +76,9 @@ def inspect_command(
     try:
         rows = describe_tuned_state(file) if about_of(data) is None else _rows(data)
     except CheckpointError as error:
-        raise _fail(str(error)) from error
+        raise fail(error) from error
     except RequestError as error:
-        raise _fail(f"{file}: {error.message}") from error
+        raise fail(f"{file}: {error.message}") from error
     width = max(map(len, rows))
     for name, value in rows.items():
         typer.echo(f"{name:<{width}}  {value}")
@@ -132,8 +116,3 @@ def _text(prompt: str | None, file: Path | None) -> str | None:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8", param_hint="--prompt-file") from error
-
-
-def _fail(message: str) -> typer.Exit:
-    typer.echo(f"everstream: {message}", err=True)
-    return typer.Exit(2)

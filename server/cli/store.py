@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import apsw
 import typer
 
+from server.cli.failures import clear_errors, fail
 from server.store.base import Identity, Loaded
 from server.store.errors import StoreError
 from server.store.portable import export_session
@@ -56,11 +57,11 @@ def salvage_command(
     It says what was lost. The damaged store does not change; its server must not run.
     """
     if not (path / FILE_NAME).is_file():
-        raise _fail(f"{path} has no {FILE_NAME}: without it nothing is known of any session")
+        raise fail(f"{path} has no {FILE_NAME}: without it nothing is known of any session")
     if (process := owner_of_lock(path)) is not None:
-        raise _fail(f"process {process} has the store {path}: stop it first")
+        raise fail(f"process {process} has the store {path}: stop it first")
     if new.exists():
-        raise _fail(f"{new} exists: name a folder that does not")
+        raise fail(f"{new} exists: name a folder that does not")
     num_lost = 0
     try:
         for line in salvage(path, new):
@@ -71,7 +72,7 @@ def salvage_command(
         connection.close(True)
     except (apsw.Error, OSError, StoreError) as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise _fail(f"nothing can be read of {path / FILE_NAME}: {error}") from error
+        raise fail(f"nothing can be read of {path / FILE_NAME}: {error}") from error
     typer.echo(f"{new}: {num_kept} sessions; start the server with --store {new}")
     raise typer.Exit(1 if num_lost else 0)
 
@@ -94,7 +95,7 @@ def compact_command(
     try:
         store.compact()
     except StoreError as error:
-        raise _fail(str(error)) from error
+        raise fail(error) from error
     finally:
         store.close()
     typer.echo(f"{path}: {before} bytes before, {_num_bytes(path)} now")
@@ -113,13 +114,13 @@ def export_command(
     _must_exist(path)
     with_owner = _owner_and_identity(path, session)
     if with_owner is None:
-        raise _fail(f"{path} has no session {session}")
+        raise fail(f"{path} has no session {session}")
     owner, identity = with_owner
     store = _opened(path, identity, StoreLimits())
     try:
         value = _present(store.load(session, owner), model)
     except StoreError as error:
-        raise _fail(str(error)) from error
+        raise fail(error) from error
     finally:
         store.close()
     output.write_bytes(export_session(value, identity, signing_key(path)))
@@ -133,21 +134,17 @@ def _present(loaded: Loaded, model: str | None) -> SessionValue:
     if model is None:
         from model.bundled_models import bundled_models
 
-        raise _fail(
+        raise fail(
             "the session has continued since it was saved: name its model, --model FOLDER "
             f"(bundled: {', '.join(bundled_models())})"
         )
-    from model.checkpoint import CheckpointError, load_tokenizer
-    from model.config import ConfigError
-    from model.tokenizer import TokenizerError
+    from model.checkpoint import load_tokenizer
     from server.engine.detokenizer import Detokenizer
     from server.engine.replay import replay
     from server.engine.session import Session
 
-    try:
+    with clear_errors():
         tokenizer = load_tokenizer(model)
-    except (CheckpointError, ConfigError, TokenizerError) as error:
-        raise _fail(str(error)) from error
     session = Session.of(loaded.value, Detokenizer(tokenizer), 0.0)
     replay(session, loaded.value.progress, loaded.entries)
     return session.value(loaded.value.state)
@@ -157,7 +154,7 @@ def _opened(path: Path, identity: Identity, limits: StoreLimits) -> SqliteStore:
     try:
         return open_store(path, identity, limits=limits, waiting=Waiting())
     except StoreError as error:
-        raise _fail(str(error)) from error
+        raise fail(error) from error
 
 
 def _newest_identity(path: Path) -> Identity:
@@ -185,22 +182,17 @@ def _ask(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
         finally:
             connection.close(True)
     except apsw.Error as error:
-        raise _fail(failure(error).message) from error
+        raise fail(failure(error).message) from error
 
 
 def _must_exist(path: Path) -> None:
     if str(path).startswith(("postgresql:", "postgres:")):
-        raise _fail("this command is for the store of one machine, a folder; see docs/scale.md")
+        raise fail("this command is for the store of one machine, a folder; see docs/scale.md")
     if path.is_file():
-        raise _fail(f"{path} is a file: give the folder that it lies in")
+        raise fail(f"{path} is a file: give the folder that it lies in")
     if not (path / FILE_NAME).is_file():
-        raise _fail(f"{path} has no store: there is no {FILE_NAME}")
+        raise fail(f"{path} has no store: there is no {FILE_NAME}")
 
 
 def _num_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def _fail(message: str) -> typer.Exit:
-    typer.echo(f"everstream: {message}", err=True)
-    return typer.Exit(2)

@@ -146,16 +146,28 @@ class _Page(Collector):
 
 
 _Count = Callable[[EngineStats], int]
-_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
-def _one(count: _Count) -> dict[str, _Count]:
-    return {"": count}
+class _Family(NamedTuple):
+    """A family of an engine's counts: one for each value of its label next to the model's."""
+
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    help_text: str
+    label: str
+    counts: dict[str, _Count]
 
 
-#: Kind, name and help text of an engine's families, the label next to the model's and its values.
-_ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
-    (
+def _counter(name: str, help_text: str, count: _Count) -> _Family:
+    return _Family(CounterMetricFamily, f"everstream_{name}", help_text, "", {"": count})
+
+
+def _gauge(name: str, help_text: str, count: _Count) -> _Family:
+    return _Family(GaugeMetricFamily, f"everstream_{name}", help_text, "", {"": count})
+
+
+_ENGINE = (
+    _Family(
         CounterMetricFamily,
         "everstream_tokens",
         "Tokens computed",
@@ -165,14 +177,14 @@ _ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
             "completion": lambda stats: stats.completion_tokens_total,
         },
     ),
-    (
+    _Family(
         GaugeMetricFamily,
         "everstream_slots",
         "Slots of the state pool",
         "state",
         {"held": lambda stats: stats.held_slots, "total": lambda stats: stats.max_sessions},
     ),
-    (
+    _Family(
         GaugeMetricFamily,
         "everstream_state_bytes",
         "Bytes of state",
@@ -182,49 +194,23 @@ _ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
             "total": lambda stats: stats.max_sessions * stats.state_bytes_per_session,
         },
     ),
-    (
-        GaugeMetricFamily,
-        "everstream_sessions",
-        "Sessions in memory, in a slot or hibernated",
-        "",
-        _one(lambda stats: stats.num_sessions),
+    _gauge("sessions", "Sessions in memory, in a slot or hibernated", lambda s: s.num_sessions),
+    _gauge("asleep_sessions", "Sessions in memory without a slot", lambda s: s.num_asleep),
+    _gauge(
+        "parked_requests", "Requests that are paused until a client reads", lambda s: s.num_parked
     ),
-    (
-        GaugeMetricFamily,
-        "everstream_asleep_sessions",
-        "Sessions in memory without a slot",
-        "",
-        _one(lambda stats: stats.num_asleep),
-    ),
-    (
-        GaugeMetricFamily,
-        "everstream_parked_requests",
-        "Requests that are paused until a client reads",
-        "",
-        _one(lambda stats: stats.num_parked),
-    ),
-    (
-        CounterMetricFamily,
-        "everstream_evicted_sessions",
+    _counter(
+        "evicted_sessions",
         "Sessions that left memory for the store",
-        "",
-        _one(lambda stats: stats.evicted_sessions_total),
+        lambda s: s.evicted_sessions_total,
     ),
-    (
-        CounterMetricFamily,
-        "everstream_preemptions",
+    _counter(
+        "preemptions",
         "Times that a request made room for one that waited",
-        "",
-        _one(lambda stats: stats.preemptions_total),
+        lambda s: s.preemptions_total,
     ),
-    (
-        GaugeMetricFamily,
-        "everstream_prefix_entries",
-        "States of prompts that are kept",
-        "",
-        _one(lambda stats: stats.prefix_entries),
-    ),
-    (
+    _gauge("prefix_entries", "States of prompts that are kept", lambda s: s.prefix_entries),
+    _Family(
         CounterMetricFamily,
         "everstream_prefix_lookups",
         "Prompts looked for among them",
@@ -234,32 +220,14 @@ _ENGINE: tuple[tuple[_Kind, str, str, str, dict[str, _Count]], ...] = (
             "miss": lambda stats: stats.prefix_misses_total,
         },
     ),
-    (
-        CounterMetricFamily,
-        "everstream_prefix_saved_tokens",
+    _counter(
+        "prefix_saved_tokens",
         "Prompt tokens whose state came from the prefix cache",
-        "",
-        _one(lambda stats: stats.prefix_saved_tokens_total),
+        lambda s: s.prefix_saved_tokens_total,
     ),
-    (
-        GaugeMetricFamily,
-        "everstream_queue_requests",
-        "Requests that wait for the engine",
-        "",
-        _one(lambda stats: stats.num_waiting),
-    ),
-    (
-        GaugeMetricFamily,
-        "everstream_running_requests",
-        "Requests that compute",
-        "",
-        _one(lambda stats: stats.num_running),
-    ),
-    (
-        CounterMetricFamily,
-        "everstream_expired_sessions",
-        "Sessions whose idle time was over",
-        "",
-        _one(lambda stats: stats.expired_sessions_total),
+    _gauge("queue_requests", "Requests that wait for the engine", lambda s: s.num_waiting),
+    _gauge("running_requests", "Requests that compute", lambda s: s.num_running),
+    _counter(
+        "expired_sessions", "Sessions whose idle time was over", lambda s: s.expired_sessions_total
     ),
 )
