@@ -129,10 +129,10 @@ class PrefixCache:
 
     def __init__(self, max_entries: int, max_evicted: int = 0) -> None:
         assert max_entries > 0, max_entries
-        self.max_entries = max_entries
+        self._max_entries = max_entries
         self.num_entries = 0
         self.num_hits = self.num_misses = 0
-        self.saved_tokens_total = self.evicted_total = 0
+        self.saved_tokens_total = 0
         self._owners: dict[str, _Owned] = {}
         self._evicted: deque[Evicted] = deque(maxlen=max_evicted)
         self._inserted: deque[Evicted] = deque(maxlen=max_evicted)
@@ -167,7 +167,7 @@ class PrefixCache:
         (key,) = keys(owner, tokens, (len(tokens),), origin)
         if owner in self._owners and key in self._owners[owner].entries:
             return
-        if self.num_entries == self.max_entries:
+        if self.num_entries == self._max_entries:
             self._evict()
         priority = self._clock + len(tokens)
         entry = _Entry(owner, key, len(tokens), block, priority, self._next_age())
@@ -175,18 +175,6 @@ class PrefixCache:
         heapq.heappush(self._queue, (entry.priority, entry.age, entry))
         self.num_entries += 1
         self._inserted.append(Evicted(owner, key, len(tokens), block, kept=True))
-
-    def forget(self, owner: str) -> None:
-        """Drops all that is the owner's, also what waits for `take_evicted`."""
-        for waiting in (self._evicted, self._inserted):
-            others = [entry for entry in waiting if entry.owner != owner]
-            waiting.clear()
-            waiting.extend(others)
-        owned = self._owners.pop(owner, None)
-        if owned is not None:
-            self._queue = [item for item in self._queue if item[2].owner != owner]
-            heapq.heapify(self._queue)
-            self.num_entries -= len(owned.entries)
 
     def take_evicted(self) -> list[Evicted]:
         """What is new since the last call and what was evicted, each oldest first.
@@ -223,7 +211,6 @@ class PrefixCache:
         if not owned.entries:
             del self._owners[entry.owner]
         self.num_entries -= 1
-        self.evicted_total += 1
         self._evicted.append(Evicted(entry.owner, entry.key, entry.num_tokens, entry.block))
 
     def _next_age(self) -> int:

@@ -10,7 +10,7 @@ from server.engine.engine import Engine
 from tests import tiny
 from tests.server.engine.conftest import needs_native
 from tests.server.engine.ledger import Ledger
-from tests.tiny import drain, finished, request, solo, started, state_of, tiny_runtime, tokens_of
+from tests.tiny import finished, request, solo, started, state_of, tiny_runtime, tokens_of
 
 MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(1, 150))  # with the start token two chunks of the grid and a rest
@@ -98,11 +98,3 @@ def test_prefix_hit_gives_the_cold_bits(make: MakeEngine) -> None:
     assert states[0] == states[1]
     assert warm.stats().prefix_hits_total == 1
     assert started(ends[1]).position == 0
-
-
-def test_state_is_the_same_however_many_run_with_it(engine: Engine) -> None:
-    alone = state_of(engine, str(finished(solo(engine, request("me", PROMPT, keep=True))).session))
-    for i in range(20):
-        engine.submit(request(f"other-{i}", PROMPT[i:], max_tokens=30), 0.0)
-    engine.submit(request("me", PROMPT, keep=True), 0.0)
-    assert state_of(engine, str(finished(drain(engine)["me"]).session)) == alone

@@ -10,7 +10,7 @@ import pytest
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.types import Event, Failed, Request, Usage
-from server.errors import CapacityExhausted, InternalFailure, InvalidRequest
+from server.errors import CapacityExhausted, InternalFailure
 from tests.fakes import FakeRuntime
 from tests.tiny import (
     drain,
@@ -116,15 +116,6 @@ def test_stop_string_ends_each_choice_for_itself(engine: Engine) -> None:
     engine.submit(choices(3, max_tokens=60, stop=(stop,)), 0.0)
     cut = {name: text_of(events) for name, events in drain(engine).items()}
     assert cut == {name: text.partition(stop)[0] for name, text in whole.items()}
-
-
-@pytest.mark.parametrize("where", ["kept", "session"])
-def test_choices_of_a_kept_session_are_refused(engine: Engine, where: str) -> None:
-    session = engine.create_session("me", 0.0).session if where == "session" else None
-    req = replace(choices(2), keep=where == "kept", session=session)
-    with pytest.raises(InvalidRequest) as caught:
-        engine.submit(req, 0.0)
-    assert caught.value.param == "n"
 
 
 def test_store_that_fails_does_not_touch_choices(engine: Engine) -> None:

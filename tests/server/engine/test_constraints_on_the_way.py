@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,43 +46,44 @@ def whole(make: MakeEngine) -> list[int]:
     return tokens_of(events)
 
 
-def run(engine: Engine, num_steps: int) -> list[int]:
-    return tokens_of(event for _ in range(num_steps) for event in engine.step(0.0))
+def begun(engine: Engine, place: int) -> list[int]:
+    """The first tokens of the request ``r`` on a kept session."""
+    engine.submit(replace(constrained(), keep=True), 0.0)
+    seen: list[int] = []
+    while len(seen) < place:
+        seen += tokens_of(engine.step(0.0))
+    return seen
+
+
+def ended(engine: Engine, **options: object) -> str:
+    """A kept session, at the end of a request under the grammar."""
+    session = finished(solo(engine, replace(constrained(**options), keep=True))).session
+    assert session is not None
+    return session
+
+
+def rest_of(engine: Engine, session: str, **options: Any) -> list[int]:
+    """What the grammar makes of a session that goes on without a new text."""
+    rest = request("s", (), session, max_tokens=60, seed=SEED, **options)
+    return tokens_of(solo(engine, rest))
 
 
 PLACES = [1, 2, 15, 28, 29]
 
 
-def parked(engine: Engine, session: str) -> str:
+@pytest.mark.parametrize("place", PLACES)
+def test_rest_is_the_same_after_a_pause(
+    make: MakeEngine, matchers: FakeMatchers, whole: list[int], place: int
+) -> None:
+    engine = make(max_sessions=1, max_asleep=2)
+    seen = begun(engine, place)
+    before = matchers.num_made
     engine.park("r")
     for index in range(2):  # each needs the slot
         solo(engine, request(f"other{index}", (5, 6)))
     engine.unpark("r")
-    return session
-
-
-def left_alone(engine: Engine, session: str) -> str:
-    return session
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("away", [parked, left_alone])
-def test_rest_is_the_same_after_a_pause(
-    make: MakeEngine,
-    matchers: FakeMatchers,
-    whole: list[int],
-    place: int,
-    away: Callable[[Engine, str], str],
-) -> None:
-    engine = make(max_sessions=1, max_asleep=2)
-    engine.submit(replace(constrained(), keep=True), 0.0)
-    seen: list[int] = []
-    while len(seen) < place:
-        seen += run(engine, 1)
-    before = matchers.num_made
-    away(engine, "")
     assert seen + tokens_of(drain(engine)["r"]) == whole
-    assert matchers.num_made == before + (away is parked)  # it went with the slot
+    assert matchers.num_made == before + 1  # it went with the slot
 
 
 @pytest.mark.parametrize("grammar", ["700", "400"])
@@ -107,10 +109,7 @@ def test_rest_is_the_same_after_a_crash(
 ) -> None:
     """From the log alone, and from a value and the end of the log."""
     ledger, engine = Ledger(), make(save_interval=save_interval)
-    engine.submit(replace(constrained(), keep=True), 0.0)
-    seen: list[int] = []
-    while len(seen) < place:
-        seen += run(engine, 1)
+    seen = begun(engine, place)
     ledger.take(engine.take_records())
     (session,) = ledger.entries
     for past in ledger.pasts(session):
@@ -130,10 +129,7 @@ def test_rest_is_the_same_after_a_stay_in_the_store(
 ) -> None:
     """What runs is retired, and another engine goes on with it."""
     ledger, engine, heir = Ledger(), make(can_evict=True), make()
-    engine.submit(replace(constrained(), keep=True), 0.0)
-    seen: list[int] = []
-    while len(seen) < place:
-        seen += run(engine, 1)
+    seen = begun(engine, place)
     engine.retire(1)
     drain(engine)
     ledger.take(engine.take_records())
@@ -148,13 +144,12 @@ def test_idle_session_comes_back_from_the_store_under_its_grammar(
     make: MakeEngine, whole: list[int], place: int
 ) -> None:
     ledger, engine = Ledger(), make(max_sessions=2, can_evict=True)
-    session = finished(solo(engine, replace(constrained(max_tokens=place), keep=True))).session
-    assert session is not None
+    session = ended(engine, max_tokens=place)
     for _ in range(2):
         engine.create_session("me", 1.0)
     ledger.take(engine.take_records())
     assert engine.restore(ledger.past(session), 2.0).position == 1 + len(PROMPT) + place
-    rest = tokens_of(solo(engine, request("s", (), session, max_tokens=60, seed=SEED), 2.0))
+    rest = rest_of(engine, session)
     assert whole[:place] + rest == whole
 
 
@@ -164,8 +159,7 @@ def test_rest_is_the_same_from_any_token_of_the_past(
     make: MakeEngine, whole: list[int], way: str, save_interval: int
 ) -> None:
     ledger, engine = Ledger(), make(save_interval=save_interval)
-    session = finished(solo(engine, replace(constrained(), keep=True))).session
-    assert session is not None
+    session = ended(engine)
     ledger.take(engine.take_records())
     start = 1 + len(PROMPT)
     for place in range(LENGTH - 1, 0, -1):
@@ -177,21 +171,20 @@ def test_rest_is_the_same_from_any_token_of_the_past(
         ledger.take(engine.take_records())
         assert constraint(engine, name) == Constraint(GRAMMAR, tuple(whole[:place]))
         if way == "fork":
-            rest = tokens_of(solo(engine, request("s", (), name, max_tokens=60, seed=SEED)))
+            rest = rest_of(engine, name)
             assert whole[:place] + rest == whole
             engine.delete_session(name, "me")
     if way == "rewind":
         heir = make()
         heir.restore(ledger.past(session), 0.0)
         for one in (engine, heir):
-            rest = tokens_of(solo(one, request("s", (), session, max_tokens=60, seed=SEED)))
+            rest = rest_of(one, session)
             assert whole[:1] + rest == whole
 
 
 def test_whole_text_of_the_past_is_free(make: MakeEngine) -> None:
     ledger, engine = Ledger(), make()
-    session = finished(solo(engine, replace(constrained(), keep=True))).session
-    assert session is not None
+    session = ended(engine)
     solo(engine, request("s", (5, 6), session))
     ledger.take(engine.take_records())
     past = ledger.past(session, 1 + len(PROMPT) + LENGTH)
@@ -202,10 +195,7 @@ def test_whole_text_of_the_past_is_free(make: MakeEngine) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_fork_of_what_runs_goes_on_like_it(make: MakeEngine, whole: list[int], place: int) -> None:
     engine = make()
-    engine.submit(replace(constrained(), keep=True), 0.0)
-    seen: list[int] = []
-    while len(seen) < place:
-        seen += run(engine, 1)
+    seen = begun(engine, place)
     (session,) = (id for id, _ in engine.take_records()[:1])
     (copy,) = engine.fork(session, "me", 1, 0.0)
     engine.submit(request("s", (), copy.session, max_tokens=60, seed=SEED), 0.0)
@@ -215,19 +205,16 @@ def test_fork_of_what_runs_goes_on_like_it(make: MakeEngine, whole: list[int], p
 
 def test_session_goes_on_elsewhere_under_its_grammar(make: MakeEngine, whole: list[int]) -> None:
     engine, other = make(), make()
-    session = finished(solo(engine, replace(constrained(max_tokens=9), keep=True))).session
-    assert session is not None
+    session = ended(engine, max_tokens=9)
     adopted = other.adopt(engine.value(session, "me"), "you", 0.0).session
-    again = request("s", (), adopted, owner="you", max_tokens=60, seed=SEED)
-    assert whole[:9] + tokens_of(solo(other, again)) == whole
+    assert whole[:9] + rest_of(other, adopted, owner="you") == whole
 
 
 def test_session_under_a_grammar_that_nobody_here_reads_fails_alone(
     make: MakeEngine, make_engine: MakeEngine
 ) -> None:
     engine, other = make(), make_engine()
-    session = finished(solo(engine, replace(constrained(max_tokens=9), keep=True))).session
-    assert session is not None
+    session = ended(engine, max_tokens=9)
     adopted = other.adopt(engine.value(session, "me"), "me", 0.0).session
     other.submit(request("s", (), adopted), 0.0)
     other.submit(request("peer"), 0.0)
@@ -239,8 +226,7 @@ def test_session_under_a_grammar_that_nobody_here_reads_fails_alone(
 def test_present_of_a_rewound_session_is_that_of_its_rewinding(make: MakeEngine) -> None:
     """Also where a later request without text began at the same place, and was saved there."""
     ledger, engine = Ledger(), make(max_sessions=1, can_evict=True)
-    session = finished(solo(engine, replace(constrained(max_tokens=9), keep=True))).session
-    assert session is not None
+    session = ended(engine, max_tokens=9)
     before = constraint(engine, session)
     engine.submit(constrained((), session, grammar="3"), 0.0)
     engine.cancel("r")
@@ -262,8 +248,7 @@ def test_present_of_a_rewound_session_is_that_of_its_rewinding(make: MakeEngine)
 
 def test_within_its_prompt_a_session_of_the_past_was_under_no_grammar(make: MakeEngine) -> None:
     ledger, engine = Ledger(), make()
-    session = finished(solo(engine, replace(constrained(), keep=True))).session
-    assert session is not None
+    session = ended(engine)
     ledger.take(engine.take_records())
     for at, wanted in ((2, None), (1 + len(PROMPT), Constraint(GRAMMAR))):
         (copy,) = engine.fork(session, "me", 1, 0.0, ledger.past(session, at))

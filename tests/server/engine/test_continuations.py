@@ -9,8 +9,8 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.types import Failed, Request, SamplingParams, Usage
-from server.errors import CapacityExhausted, InvalidRequest
+from server.engine.types import Failed, Request, Usage
+from server.errors import CapacityExhausted
 from tests.tiny import drain, finished, request, solo
 
 MakeEngine = Callable[..., Engine]
@@ -110,24 +110,3 @@ def test_all_end_where_the_prompt_is_cancelled(engine: Engine) -> None:
     for name in ("r", "r/1", "r/2"):
         assert finished(events[name]).finish_reason == "cancelled"
         assert finished(events[name]).logprobs is None
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"keep": True},
-        {"sampling": SamplingParams()},
-        {"score": True},
-        {"num_choices": 2},
-    ],
-)
-def test_it_goes_with_nothing_else(engine: Engine, changes: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequest):
-        engine.submit(replace(compared(), **changes), 0.0)  # type: ignore[arg-type]
-    assert engine.stats().num_sessions == 0
-
-
-def test_token_that_does_not_exist_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        engine.submit(compared(PROMPT, ((1, 10**6),)), 0.0)
-    assert caught.value.param == "continuations"

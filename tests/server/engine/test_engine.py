@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ import torch
 from model.checkpoint import Checkpoint
 from model.lm import LanguageModel
 from server.engine.engine import Engine, EngineConfig
-from server.engine.types import Finished, Started, TokenEvent
-from server.engine.value import Accepted
+from server.engine.types import Finished, SamplingParams, Started, TokenEvent
+from server.engine.value import Accepted, Past
 from server.errors import (
     CapacityExhausted,
     InvalidRequest,
@@ -110,10 +111,15 @@ def test_kept_session_is_listed_and_deleted(engine: Engine) -> None:
 
 def test_another_owner_sees_no_session(engine: Engine) -> None:
     session = engine.create_session("me", 0.0).session
+    past = Past(engine.value(session, "me"))
     for verb in (
         lambda: engine.session_info(session, "you", 0.0),
+        lambda: engine.value(session, "you"),
         lambda: engine.delete_session(session, "you"),
         lambda: engine.submit(request(session=session, owner="you"), 0.0),
+        lambda: engine.attach(session, "you", "r", take_over=True),
+        lambda: engine.fork(session, "you", 1, 0.0),
+        lambda: engine.rewind(session, "you", past, 0.0),
     ):
         with pytest.raises(SessionNotFound):
             verb()
@@ -267,9 +273,42 @@ def test_one_token_appended_to_an_empty_session(engine: Engine) -> None:
     assert tokens_of(solo(engine, request(tokens=(), session=session))) == wanted
 
 
-def test_nothing_to_feed_is_refused_without_generating(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest):
-        engine.submit(request(tokens=(), generate=False), 0.0)
+ENDS = ((5,), (6,))
+PARAMS = SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("prompt", {"tokens": ()}),
+        ("prompt", {"tokens": (300,)}),
+        ("prompt", {"tokens": (-1,)}),
+        ("prompt", {"tokens": (1, 2, 10**12)}),
+        ("prompt", {"embed": True, "tokens": ()}),
+        ("num_top", {"num_top": -1}),
+        ("num_top", {"num_top": 21}),
+        ("n", {"num_choices": 2, "keep": True}),
+        ("n", {"num_choices": 2, "session": "one"}),
+        ("grammar", {"sampling": SamplingParams(grammar="30")}),
+        ("embed", {"embed": True, "keep": True}),
+        ("embed", {"embed": True, "sampling": PARAMS}),
+        ("embed", {"embed": True, "score": True}),
+        ("embed", {"embed": True, "continuations": ENDS}),
+        ("continuations", {"continuations": ENDS, "keep": True}),
+        ("continuations", {"continuations": ENDS, "sampling": PARAMS}),
+        ("continuations", {"continuations": ENDS, "score": True}),
+        ("continuations", {"continuations": ENDS, "num_choices": 2}),
+        ("continuations", {"continuations": ((1, 10**6),)}),
+    ],
+)
+def test_what_does_not_go_together_is_named_and_costs_nothing(
+    engine: Engine, field: str, changes: dict[str, Any]
+) -> None:
+    asked = dataclasses.replace(request(generate=False), **changes)
+    with pytest.raises(InvalidRequest) as caught:
+        engine.submit(asked, 0.0)
+    assert caught.value.param == field
+    assert engine.stats().num_sessions == 0
 
 
 def test_repetition_penalty_sees_across_requests() -> None:
@@ -316,13 +355,6 @@ def test_bad_parameter_is_named_and_costs_nothing(
     assert caught.value.param == field
     assert engine.stats().held_slots == 0
     assert not engine.has_work()
-
-
-def test_token_ids_out_of_range_are_refused(engine: Engine) -> None:
-    for tokens in ((300,), (-1,), (1, 2, 10**12)):
-        with pytest.raises(InvalidRequest) as caught:
-            engine.submit(request(tokens=tokens), 0.0)
-        assert caught.value.param == "prompt"
 
 
 def test_live_request_ids_are_unique(engine: Engine) -> None:

@@ -126,8 +126,3 @@ def test_forks_that_do_not_all_fit_are_none(make_engine: MakeEngine) -> None:
     ledger.take(engine.take_records())
     assert ledger.entries.keys() == {session}
     assert len(fork(engine, session, 2)) == 2
-
-
-def test_another_owner_can_not_fork(engine: Engine, session: str) -> None:
-    with pytest.raises(SessionNotFound):
-        engine.fork(session, "you", 1, 0.0)

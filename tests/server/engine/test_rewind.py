@@ -7,7 +7,7 @@ import pytest
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.value import Past
-from server.errors import InvalidRequest, SessionBusy, SessionNotFound
+from server.errors import InvalidRequest, SessionBusy
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
 
@@ -112,9 +112,3 @@ def test_length_beyond_the_text_is_refused_and_changes_nothing(
     assert caught.value.param == "at"
     assert engine.session_info(session, "me", 0.0) == before
     assert engine.take_records() == []
-
-
-def test_another_owner_can_not_rewind(engine: Engine, ledger: Ledger, session: str) -> None:
-    ledger.take(engine.take_records())
-    with pytest.raises(SessionNotFound):
-        engine.rewind(session, "you", ledger.past(session, 10), 0.0)

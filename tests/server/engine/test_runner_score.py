@@ -14,7 +14,7 @@ from torch import Tensor
 from model.architectures.network import model_of
 from server.engine.runner import Feed, Runner
 from server.engine.types import SamplingParams
-from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner, needs_native
+from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner
 from tests.tiny import tiny_checkpoint
 
 NAMES = ["delta", "elu", "gated", "performer", "retnet", "vq"]
@@ -63,16 +63,6 @@ def test_scores_equal_those_of_the_parallel_form(backend: str, name: str) -> Non
     found = score(make_runner(backend, make_pool(name), name), 2)
     bound = 2 * TOLERANCE * float(logits.abs().max())
     assert largest_error(found, picked(logits).tolist()) <= bound
-
-
-@needs_native
-@pytest.mark.parametrize("name", NAMES)
-def test_native_equals_torch(name: str) -> None:
-    native, by_torch = (
-        score(make_runner(backend, make_pool(name), name), 0) for backend in ("native", "torch")
-    )
-    bound = 4 * TOLERANCE * float(logits_of(name).abs().max())
-    assert largest_error(native, by_torch) <= bound
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,6 @@ import torch
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.types import Request
-from server.errors import InvalidRequest
 from tests.tiny import (
     drain,
     finished,
@@ -124,13 +123,6 @@ def test_most_probable_tokens_stand_beside_the_scores(engine: Engine, session: s
         assert [id for id, _ in top] == found
         assert [value for _, value in top] == pytest.approx(values, abs=1e-4)
         assert dict(top).get(token, logprob) == logprob
-
-
-@pytest.mark.parametrize("num_top", [-1, 21])
-def test_more_of_them_than_there_may_be_are_refused(engine: Engine, num_top: int) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        engine.submit(replace(score(PROMPT, None), num_top=num_top), 0.0)
-    assert caught.value.param == "num_top"
 
 
 def test_scored_prompts_are_read_whole(make_engine: MakeEngine) -> None:
