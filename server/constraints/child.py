@@ -55,11 +55,6 @@ class Child:
             setup_request(vocabulary, limits.max_memory_bytes, limits.max_cpu_s),
         )
 
-    @property
-    def pid(self) -> int | None:
-        """Of the process, while there is one."""
-        return self._worker.pid
-
     async def grammar(self, format: Mapping[str, Any]) -> str:
         """Its grammar text. Raises `FormatRefused`."""
         try:

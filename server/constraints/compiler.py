@@ -62,11 +62,6 @@ class FormatCompiler:
         self._beginnings: OrderedDict[str, GrammarMatcher] = OrderedDict()
         self._beginnings_lock = threading.Lock()
 
-    @property
-    def child_pid(self) -> int | None:
-        """Of the process that formats are tried in, while there is one."""
-        return self._child.pid
-
     async def grammar(self, format: Format | None, owner: str = "") -> str | None:
         """The grammar text of ``format``, which ``owner`` asks for; None where any text will do.
 

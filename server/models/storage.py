@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -76,23 +76,11 @@ class Home:
 
     def owner_elsewhere(self, session: str) -> str | None:
         """Whose ``session`` is in the store of another version. Blocks."""
-        for path in self._others():
-            try:
-                connection = open_for_reading(path)
-                try:
-                    query = "SELECT owner FROM session WHERE id = ?"
-                    for (owner,) in connection.execute(query, (session,)):
-                        return str(owner)
-                finally:
-                    connection.close(True)
-            except apsw.Error:  # it is no store, or of another format: nothing can be said of it
-                continue
-        return None
-
-    def _others(self) -> Iterator[Path]:
         for path in (self.base, *sorted(self.base.glob(f"{VERSIONS}/*"))):
-            if path != self.path and (path / FILE_NAME).is_file():
-                yield path
+            if path != self.path:
+                for (owner,) in _rows(path, "SELECT owner FROM session WHERE id = ?", session):
+                    return str(owner)
+        return None
 
 
 def home_of(
@@ -182,17 +170,20 @@ def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
 
 def _digest_in(path: Path) -> str | None:
     """The model whose states the store at ``path`` has got last; None where it has none."""
+    for (fields,) in _rows(path, "SELECT fields FROM identity ORDER BY key DESC LIMIT 1"):
+        return identity_in(str(fields)).model
+    return None
+
+
+def _rows(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
+    """What the store at ``path`` says; nothing where there is none, or of another format."""
     if not (path / FILE_NAME).is_file():
-        return None
+        return []
     try:
         connection = open_for_reading(path)
         try:
-            for (fields,) in connection.execute(
-                "SELECT fields FROM identity ORDER BY key DESC LIMIT 1"
-            ):
-                return identity_in(str(fields)).model
+            return list(connection.execute(query, values))
         finally:
             connection.close(True)
     except apsw.Error:
-        pass
-    return None
+        return []

@@ -9,8 +9,7 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.types import Event, Failed, Request, Usage
-from server.errors import CapacityExhausted, InternalFailure
+from server.engine.types import Request, Usage
 from tests.fakes import FakeRuntime
 from tests.tiny import (
     drain,
@@ -77,16 +76,6 @@ def test_seeds_count_on_from_the_last_to_the_first(engine: Engine) -> None:
     assert tokens_of(events["r/1"]) == tokens_of(solo(engine, request("s", PROMPT, seed=0)))
 
 
-def test_choice_without_room_fails_and_the_others_go_on(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_sessions=2)
-    engine.submit(choices(3), 0.0)
-    events = drain(engine)
-    (failed,) = events["r/2"]
-    assert isinstance(failed, Failed)
-    assert isinstance(failed.error, CapacityExhausted)
-    assert len(tokens_of(events["r"])) == len(tokens_of(events["r/1"])) == 8
-
-
 def test_cancel_of_one_choice_leaves_the_others(engine: Engine) -> None:
     engine.submit(choices(3, (1, 2, 3), max_tokens=30), 0.0)
     for _ in range(10):
@@ -116,11 +105,3 @@ def test_stop_string_ends_each_choice_for_itself(engine: Engine) -> None:
     engine.submit(choices(3, max_tokens=60, stop=(stop,)), 0.0)
     cut = {name: text_of(events) for name, events in drain(engine).items()}
     assert cut == {name: text.partition(stop)[0] for name, text in whole.items()}
-
-
-def test_store_that_fails_does_not_touch_choices(engine: Engine) -> None:
-    engine.submit(choices(2), 0.0)
-    engine.step(0.0)
-    engine.discard_kept(InternalFailure("the store failed"))
-    events: dict[str, list[Event]] = drain(engine)
-    assert all(finished(found).finish_reason == "length" for found in events.values())

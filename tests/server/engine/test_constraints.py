@@ -124,25 +124,6 @@ def test_text_that_is_cut_short_goes_on_under_its_grammar(
     assert finished(rest).finish_reason == "stop"
 
 
-@pytest.mark.parametrize("generate", [True, False])
-def test_new_text_ends_it(engine: Engine, generate: bool) -> None:
-    session = finished(solo(engine, replace(constrained(max_tokens=5), keep=True))).session
-    assert session is not None
-    text = [*PROMPT, *tokens_of(solo(engine, constrained(max_tokens=5))), 7, 8]
-    events = solo(engine, request("s", (7, 8), session, generate=generate))
-    assert constraint(engine, session) is None
-    events += solo(engine, request("t", (), session))
-    assert tokens_of(events) == tokens_of(
-        solo(engine, request("u", text, max_tokens=16 if generate else 8))
-    )
-
-
-def test_another_grammar_begins_anew(engine: Engine) -> None:
-    session = finished(solo(engine, replace(constrained(max_tokens=5), keep=True))).session
-    found = tokens_of(solo(engine, constrained((), session, grammar="3", seed=2)))
-    assert follow(found, "3").is_over() or found[-1] == EOS
-
-
 def test_stop_string_leaves_it_open(engine: Engine, whole: list[int]) -> None:
     stop = text_of(solo(engine, constrained(max_tokens=12)))[-2:]
     last = finished(solo(engine, replace(constrained(stop=(stop,)), keep=True)))
@@ -151,15 +132,6 @@ def test_stop_string_leaves_it_open(engine: Engine, whole: list[int]) -> None:
     seen = last.usage.completion_tokens
     rest = tokens_of(solo(engine, request("s", (), last.session, max_tokens=60, seed=SEED)))
     assert whole[:seen] + rest == whole
-
-
-def test_choices_follow_it_each_for_itself(engine: Engine) -> None:
-    engine.submit(replace(constrained(), num_choices=3), 0.0)
-    events = drain(engine)
-    for index, name in enumerate(("r", "r/1", "r/2")):
-        alone = solo(engine, constrained(seed=SEED + index))
-        assert tokens_of(events[name]) == tokens_of(alone)
-        assert finished(events[name]).finish_reason == "stop"
 
 
 @pytest.mark.parametrize("fault", ["start", "allowed", "accept"])
@@ -175,16 +147,6 @@ def test_error_of_a_matcher_ends_that_request_alone(engine: Engine, fault: str) 
     assert tokens_of(events["peer"]) == alone
     assert finished(events["other"]).finish_reason == "stop"
     assert engine.stats().num_sessions == 0  # a store goes on from what it has
-
-
-def test_others_are_what_they_would_be_without_it(engine: Engine, whole: list[int]) -> None:
-    alone = {n: tokens_of(solo(engine, request("p", (n, n), max_tokens=50))) for n in range(3)}
-    for n in range(3):
-        engine.submit(request(f"{n}", (n, n), max_tokens=50), 0.0)
-    engine.submit(constrained(), 0.0)
-    events = drain(engine)
-    assert tokens_of(events["r"]) == whole
-    assert {n: tokens_of(events[f"{n}"]) for n in range(3)} == alone
 
 
 def test_only_sessions_with_a_grammar_have_matchers(engine: Engine, matchers: FakeMatchers) -> None:

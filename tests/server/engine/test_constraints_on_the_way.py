@@ -192,17 +192,6 @@ def test_whole_text_of_the_past_is_free(make: MakeEngine) -> None:
     assert constraint(engine, copy.session) is None
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_fork_of_what_runs_goes_on_like_it(make: MakeEngine, whole: list[int], place: int) -> None:
-    engine = make()
-    seen = begun(engine, place)
-    (session,) = (id for id, _ in engine.take_records()[:1])
-    (copy,) = engine.fork(session, "me", 1, 0.0)
-    engine.submit(request("s", (), copy.session, max_tokens=60, seed=SEED), 0.0)
-    events = drain(engine)
-    assert seen + tokens_of(events["r"]) == seen + tokens_of(events["s"]) == whole
-
-
 def test_session_goes_on_elsewhere_under_its_grammar(make: MakeEngine, whole: list[int]) -> None:
     engine, other = make(), make()
     session = ended(engine, max_tokens=9)

@@ -9,8 +9,7 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.types import Failed, Request, Usage
-from server.errors import CapacityExhausted
+from server.engine.types import Request, Usage
 from tests.tiny import drain, finished, request, solo
 
 MakeEngine = Callable[..., Engine]
@@ -70,16 +69,6 @@ def test_known_beginning_of_the_prompt_is_not_read_again(make_engine: MakeEngine
     assert engine.stats().prefix_hits_total == 1
 
 
-def test_one_continuation_and_an_empty_one(engine: Engine) -> None:
-    last = finished(solo(engine, compared(PROMPT, (ENDS[1],))))
-    assert (last.logprobs, last.tops) == in_turn(engine, PROMPT, ENDS[1])
-    engine.submit(compared(PROMPT, ((), (5,))), 0.0)
-    events = drain(engine)
-    assert finished(events["r"]).logprobs == ()
-    last = finished(events["r/1"])
-    assert (last.logprobs, last.tops) == in_turn(engine, PROMPT, (5,))
-
-
 def test_company_does_not_change_them(engine: Engine) -> None:
     engine.submit(compared(), 0.0)
     alone = [finished(events).logprobs for events in drain(engine).values()]
@@ -89,16 +78,6 @@ def test_company_does_not_change_them(engine: Engine) -> None:
     engine.submit(compared(), 0.0)
     events = drain(engine)
     assert [finished(events[name]).logprobs for name in ("r", "r/1", "r/2")] == alone
-
-
-def test_continuation_without_room_fails_and_the_others_go_on(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_sessions=2)
-    engine.submit(compared(), 0.0)
-    events = drain(engine)
-    (failed,) = events["r/2"]
-    assert isinstance(failed, Failed)
-    assert isinstance(failed.error, CapacityExhausted)
-    assert all(finished(events[name]).logprobs for name in ("r", "r/1"))
 
 
 def test_all_end_where_the_prompt_is_cancelled(engine: Engine) -> None:

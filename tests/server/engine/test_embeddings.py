@@ -13,7 +13,7 @@ from server.engine.engine import Engine
 from server.engine.runner import Feed
 from server.engine.types import Request, Usage
 from tests.server.engine.runners import make_pool, make_runner
-from tests.tiny import drain, finished, request, solo, tokens_of
+from tests.tiny import drain, finished, request, solo
 
 MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(1, 170))
@@ -63,23 +63,6 @@ def test_company_does_not_change_a_bit_of_it(engine: Engine) -> None:
     events = drain(engine)
     assert finished(events["e"]).embedding == alone
     assert finished(events["f"]).embedding == embedding(engine, PROMPT[5:])
-
-
-def test_others_are_what_they_would_be_without_it(engine: Engine) -> None:
-    alone = tokens_of(solo(engine, request("r", PROMPT, max_tokens=20)))
-    engine.submit(embed(), 0.0)
-    engine.submit(request("r", PROMPT, max_tokens=20), 0.0)
-    events = drain(engine)
-    assert tokens_of(events["r"]) == alone
-    assert finished(events["r"]).embedding is None
-
-
-def test_text_is_read_whole(make_engine: MakeEngine) -> None:
-    """A prefix that is known has no hidden states."""
-    engine = make_engine(max_prefixes=4)
-    solo(engine, request("r", PROMPT))
-    assert embedding(engine, PROMPT) == embedding(engine, PROMPT)
-    assert engine.stats().prefix_hits_total == 0
 
 
 def test_cancelled_one_is_none(engine: Engine) -> None:

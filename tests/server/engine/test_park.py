@@ -46,17 +46,6 @@ def test_parked_request_rests_until_it_is_wanted_again(engine: Engine, whole: li
     assert seen + tokens_of(drain(engine)["r"]) == whole
 
 
-def test_parked_request_loses_its_slot_and_nothing_else(
-    make_engine: MakeEngine, whole: list[int]
-) -> None:
-    engine = make_engine(max_sessions=1, max_asleep=1)
-    seen = begun(engine)
-    engine.park("r")
-    solo(engine, request("other", (5, 6, 7)))
-    engine.unpark("r")
-    assert seen + tokens_of(drain(engine)["r"]) == whole
-
-
 def test_parking_and_unparking_twice_or_too_late_does_nothing(
     engine: Engine, whole: list[int]
 ) -> None:

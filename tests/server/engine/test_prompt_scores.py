@@ -9,7 +9,7 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent
+from server.engine.types import Event, Request, Scored
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, tokens_of
 
@@ -48,18 +48,6 @@ def test_it_has_a_score_for_every_token_but_the_first(
     assert finished(events).logprobs is None
 
 
-def test_it_comes_after_the_start_and_before_the_first_token(engine: Engine) -> None:
-    kinds = [type(event) for event in solo(engine, asked(PROMPT, max_tokens=2))]
-    assert kinds == [Started, Scored, TokenEvent, TokenEvent, Finished]
-
-
-def test_tokens_are_those_that_come_without_it(engine: Engine) -> None:
-    plain = request("r", PROMPT, max_tokens=30, repetition_penalty=1.2)
-    assert tokens_of(solo(engine, asked(PROMPT, max_tokens=30, repetition_penalty=1.2))) == (
-        tokens_of(solo(engine, plain))
-    )
-
-
 def test_later_prompt_of_a_session_is_scored_whole(engine: Engine) -> None:
     session = engine.create_session("me", 0.0).session
     text = (0, *PROMPT, *tokens_of(solo(engine, request("a", PROMPT, session))), 5, 6, 7)
@@ -67,23 +55,6 @@ def test_later_prompt_of_a_session_is_scored_whole(engine: Engine) -> None:
     whole = scored(solo(engine, asked(text, start=False)))
     assert found.token_ids == (5, 6, 7)
     assert found.logprobs == pytest.approx(whole.logprobs[-3:], abs=1e-4)
-
-
-def test_text_that_only_goes_on_has_no_scores(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
-    solo(engine, request("a", PROMPT, session))
-    found = scored(solo(engine, asked((), session)))
-    assert (found.token_ids, found.logprobs, found.tops) == ((), (), ())
-
-
-def test_choices_share_the_scores_of_their_prompt(engine: Engine) -> None:
-    engine.submit(replace(asked(PROMPT, seed=3), num_choices=3), 0.0)
-    events = drain(engine)
-    for index, name in enumerate(("r", "r/1", "r/2")):
-        alone = solo(engine, request("alone", PROMPT, seed=3 + index))
-        assert tokens_of(events[name]) == tokens_of(alone)
-    assert scored(events["r"]).token_ids == (0, *PROMPT)
-    assert not any(isinstance(event, Scored) for event in events["r/1"] + events["r/2"])
 
 
 def test_cancelled_prompt_has_none(engine: Engine) -> None:

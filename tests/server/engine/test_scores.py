@@ -56,13 +56,6 @@ def test_scores_are_the_model_s(engine: Engine, session: str) -> None:
     assert scores(engine, PROMPT, session) == pytest.approx(by_the_model((0, *PROMPT)), abs=1e-4)
 
 
-def test_first_token_of_a_text_has_no_score(engine: Engine, session: str) -> None:
-    found = finished(solo(engine, score(PROMPT, session, start=False))).logprobs
-    assert found == pytest.approx(by_the_model(PROMPT), abs=1e-4)
-    lonely = engine.create_session("me", 0.0).session
-    assert finished(solo(engine, score((7,), lonely, start=False))).logprobs == ()
-
-
 def test_prompt_in_pieces_has_the_scores_of_the_whole(engine: Engine, session: str) -> None:
     found: tuple[float, ...] = ()
     for start, end in ((0, 1), (1, 2), (2, 70), (70, 169)):
@@ -107,10 +100,6 @@ def test_cancelled_scoring_gives_the_scores_so_far(engine: Engine, session: str)
     assert last.logprobs == pytest.approx(by_the_model((0, *PROMPT))[: last.position - 1], abs=1e-4)
 
 
-def test_others_have_no_scores(engine: Engine) -> None:
-    assert finished(solo(engine, request())).logprobs is None
-
-
 def test_most_probable_tokens_stand_beside_the_scores(engine: Engine, session: str) -> None:
     last = finished(solo(engine, replace(score(PROMPT, session), num_top=3)))
     assert last.logprobs is not None
@@ -123,13 +112,3 @@ def test_most_probable_tokens_stand_beside_the_scores(engine: Engine, session: s
         assert [id for id, _ in top] == found
         assert [value for _, value in top] == pytest.approx(values, abs=1e-4)
         assert dict(top).get(token, logprob) == logprob
-
-
-def test_scored_prompts_are_read_whole(make_engine: MakeEngine) -> None:
-    """A prefix that is known has no scores."""
-    engine = make_engine(max_prefixes=4)
-    found = []
-    for _ in range(2):
-        name = engine.create_session("me", 0.0).session
-        found.append(scores(engine, PROMPT, name))
-    assert found[0] == found[1]

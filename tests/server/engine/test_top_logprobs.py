@@ -55,24 +55,6 @@ def test_they_are_those_of_the_text_as_a_prompt(engine: Engine) -> None:
     ]
 
 
-def test_tokens_are_those_that_come_without_them(engine: Engine) -> None:
-    plain = tokens(solo(engine, request("r", PROMPT, max_tokens=30)))
-    asked = tokens(solo(engine, request("r", PROMPT, max_tokens=30, top_logprobs=4)))
-    assert [event[:5] for event in asked] == [event[:5] for event in plain]
-    assert all((event.logprob, event.top) == (None, ()) for event in plain)
-
-
-def test_only_who_asked_has_them(engine: Engine) -> None:
-    alone = tokens(solo(engine, request("r", PROMPT, top_logprobs=2, max_tokens=30)))
-    for n in range(3):
-        engine.submit(request(f"{n}", PROMPT[n:], max_tokens=30, logprob=n == 1), 0.0)
-    engine.submit(request("r", PROMPT, top_logprobs=2, max_tokens=30), 0.0)
-    events = drain(engine)
-    assert tokens(events["r"]) == alone
-    assert all(event.logprob is None for n in range(3) for event in tokens(events[f"{n}"]))
-    assert finished(events["1"]).logprob_sum is not None
-
-
 def test_log_has_them(make_engine: MakeEngine) -> None:
     """So that who reads on after a crash gets the very same events."""
     ledger, first, second = Ledger(), make_engine(), make_engine()

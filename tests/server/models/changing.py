@@ -43,4 +43,4 @@ async def statuses(server: Served) -> list[tuple[str, str]]:
 def engines() -> list[str]:
     """The threads of engines and stores. Those of the loop's own pool come as they like."""
     names = sorted(thread.name for thread in threading.enumerate())
-    return [name for name in names if name in ("engine", "journal")]
+    return [name for name in names if name in ("engine", "store")]
