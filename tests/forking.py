@@ -8,6 +8,8 @@ Only ``/proc/PID/cmdline`` tells the difference.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import json
 import os
@@ -42,22 +44,31 @@ IMPORTED = (
     "uvicorn.lifespan.on",
 )
 
+CLONE_NEWNET = 0x40000000
 #: Longer than any request of ours.
 MOST_BYTES = 1 << 20
 
 
 class Forked:
-    """``python -m MODULE ARGUMENTS`` in the root of the repository."""
+    """``python -m MODULE ARGUMENTS`` in the root of the repository.
+
+    With ``network`` it runs in that network namespace.
+    """
 
     def __init__(
-        self, module: str, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        stderr: IO[bytes],
+        network: str | None = None,
     ) -> None:
         self.command = [module, *arguments]
         sys.audit("subprocess.Popen", sys.executable, self.command, ROOT, env)
+        started = {"command": self.command, "env": dict(env), "network": network}
         read, written = os.pipe()
         self.stdout = open(read, "rb")  # noqa: SIM115 - whoever starts it closes it, as with Popen
         try:
-            started = {"command": self.command, "env": dict(env)}
             self.pid: int = _forker().ask(started, written, stderr.fileno())
         finally:
             os.close(written)
@@ -125,7 +136,9 @@ class Forker:
 
 @cache
 def _forker() -> Forker:
-    return Forker()
+    forker = Forker()
+    atexit.register(forker.close)
+    return forker
 
 
 def main() -> None:
@@ -146,23 +159,34 @@ def main() -> None:
             answer = os.fork()
             if answer == 0:
                 control.close()
-                become(request["command"], request["env"], descriptors)
+                become(*descriptors, **request)
                 return
         for descriptor in descriptors:
             os.close(descriptor)
         control.send(str(answer).encode())
 
 
-def become(command: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int]) -> None:
+def become(
+    stdout: int, stderr: int, *, command: Sequence[str], env: Mapping[str, str], network: str | None
+) -> None:
     """Runs ``command``: a module and its arguments."""
-    for target, descriptor in enumerate(descriptors, 1):
+    for target, descriptor in ((1, stdout), (2, stderr)):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    if network is not None:
+        enter(Path("/run/netns") / network)
     os.environ.clear()
     os.environ.update(env)
     gc.enable()
     sys.argv[1:] = command[1:]
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+def enter(network: Path) -> None:
+    """From here on this process, of one thread, is in that network namespace."""
+    with network.open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns: {network}")
 
 
 if __name__ == "__main__":

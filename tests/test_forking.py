@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.network import can_have_namespaces
 from tests.forking import ROOT, Forked, Forker
 from tests.needs import Guard
 from tests.test_needs import item
@@ -23,10 +24,10 @@ pytestmark = pytest.mark.process
 
 
 @contextmanager
-def forked(*words: str) -> Iterator[tuple[Forked, dict[str, Any], Any]]:
+def forked(*words: str, network: str | None = None) -> Iterator[tuple[Forked, dict[str, Any], Any]]:
     """This file as a program, what it says of itself, and its stderr."""
     with tempfile.TemporaryFile() as stderr:
-        process = Forked("tests.test_forking", words, {"EVERSTREAM_A": "1"}, stderr)
+        process = Forked("tests.test_forking", words, {"EVERSTREAM_A": "1"}, stderr, network)
         try:
             yield process, json.loads(process.stdout.readline()), stderr
         finally:
@@ -44,6 +45,7 @@ def main() -> None:
         "words": sys.argv,
         "name": __name__,
         "descriptors": [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.exists()],
+        "network": os.readlink("/proc/self/ns/net"),
         "threads": len(os.listdir("/proc/self/task")),
     }
     print(json.dumps(told), flush=True)
@@ -60,6 +62,18 @@ def test_is_a_process_of_its_own_as_python_would_start_it() -> None:
         assert told["words"] == [__file__]
         assert told["name"] == "__main__"
         assert told["threads"] == 1
+
+
+def test_runs_in_another_network() -> None:
+    if not can_have_namespaces():
+        pytest.skip("this user may not make a network")
+    name = f"everstream-forked-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        with forked(network=name) as (_, told, _):
+            assert told["network"] != os.readlink("/proc/self/ns/net")
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 def test_has_no_descriptors_but_the_first_three() -> None:

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from tests.postgres import USER, Postgres
 from tests.reliability.proxy import FaultProxy, proxied
-from tests.reliability.servers import LOCAL
+from tests.reliability.servers import IN_NETWORK, LOCAL
 
 Wire = Literal["clients", "store"]
 Wires = Literal["namespaces", "proxies", "direct"]
@@ -121,7 +121,7 @@ class Namespaces:
         return self._links[replica]["clients"].far_address
 
     def within(self, replica: int) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", self._names[replica])
+        return (*IN_NETWORK, self._names[replica])
 
     def store_url(self, replica: int, database: str) -> str:
         near = self._links[replica]["store"].near_address

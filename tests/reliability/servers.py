@@ -30,6 +30,10 @@ STOP_TIMEOUT_S = 30.0
 
 EVERSTREAM = ("server.cli.main", "serve", "--host", LOCAL)
 FAKE = ("tests.fake_server",)
+#: Programs that are servers; another one may run a server as it likes.
+FORKED = (*EVERSTREAM[:1], *FAKE, "tests.reliability.faulty_server")
+#: Runs a command in the network namespace whose name follows.
+IN_NETWORK = ("ip", "netns", "exec")
 
 
 class ServerProcess:
@@ -57,10 +61,11 @@ class ServerProcess:
             self._flags += ["--host", host]
         self._program = program
         self._environment = {**os.environ, **(environment or {})}
-        # What is read while a module is imported must be there before.
+        self._network = within[-1] if within[:-1] == IN_NETWORK else None
+        # Other variables may be read while modules are imported.
         self._forks = (
-            not within
-            and program in (EVERSTREAM, FAKE)
+            (not within or self._network is not None)
+            and program[0] in FORKED
             and "--ray" not in self._flags
             and all(name.startswith("EVERSTREAM_") for name in environment or {})
         )
@@ -100,7 +105,7 @@ class ServerProcess:
         assert self._process is None, "already runs"
         module, *words = [*self._program, "--port", str(self.port), *self._flags]
         if self._forks:
-            self._process = Forked(module, words, self._environment, self._log)
+            self._process = Forked(module, words, self._environment, self._log, self._network)
             return
         command = [*self._within, sys.executable, "-m", module, *words]
         self._process = subprocess.Popen(
