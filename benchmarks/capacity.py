@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import available_bytes, machine, resident_bytes
+from benchmarks.pages.speed import capacity_table
 from benchmarks.report import Figures, print_result
 from benchmarks.serve.models import text_checkpoint
-from benchmarks.speed_report.tables import capacity_table
 from model.state import StateLayout, kv_cache_bytes_per_token
 from server.cli.inspection import format_bytes
 from server.engine.engine import Engine, EngineConfig

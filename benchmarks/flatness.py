@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.decode.softmax import Peer, peers
 from benchmarks.machine import machine, resident_bytes
+from benchmarks.pages.speed import flatness_table
 from benchmarks.report import Figures, print_result, show, table
-from benchmarks.speed_report.tables import flatness_table
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspection import format_bytes

@@ -102,8 +102,3 @@ def with_tables(page: str, tables: Mapping[str, str]) -> str:
         text = f"{begin}\n{table}\n\n{end}"
         page = found.sub(text.replace("\\", r"\\"), page)
     return page
-
-
-def write_tables(page: Path, tables: Mapping[str, str]) -> None:
-    """Puts the tables into a page of docs/."""
-    page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")

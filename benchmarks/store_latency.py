@@ -5,8 +5,6 @@ proxy that holds every byte back for half of the round trip. All other work wait
 these calls, so that the longest is the pause that every kept stream may have.
 
     python -m benchmarks.store_latency --output benchmarks/results/store_latency.json
-
-The table of `docs/scale.md` is what `table` makes of that file.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from benchmarks.report import Figures, markdown, write_result
+from benchmarks.report import Figures, write_result
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.engine.value import Accepted, Opened, Record, Saved, SessionValue, StateBlock
 from server.store.base import Identity
@@ -154,27 +152,6 @@ def _figures(times_s: list[float]) -> Figures:
     ordered = sorted(times_s)
     median, longest = 1000 * ordered[len(ordered) // 2], 1000 * ordered[-1]
     return {"median_ms": round(median, 1), "max_ms": round(longest, 1)}
-
-
-CALLS = {
-    "token": "a token of each",
-    "begin": "a request with a key begins in each",
-    "finish": "the request of each ends",
-    "open": "they are made",
-    "maintain": "what is done once a second",
-    "load": "one of them is loaded",
-    "move": "one of them is released",
-    "join": "a replica joins",
-}
-
-
-def table(found: Figures) -> str:
-    """Markdown: a row for each call, a column for each round trip."""
-    rows = []
-    for name, words in CALLS.items():
-        own = [figures[name] for figures in found.values()]
-        rows.append([words, *(f"{at['median_ms']:.0f} / {at['max_ms']:.0f}" for at in own)])
-    return markdown(["16 sessions", *(f"{ms} ms" for ms in found)], rows, align="---") + "\n"
 
 
 def main() -> None:

@@ -14,18 +14,19 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from benchmarks.checkpoints.report import PEERS, RESULT, figures_of, tables
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.peers import Point, Unavailable
 from benchmarks.decode.report import Turns
 from benchmarks.decode.roofline import Rates, bandwidth
 from benchmarks.decode.worker import Worker
 from benchmarks.machine import machine
+from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, print_result, write_result
 
@@ -61,6 +62,27 @@ def measure(
             turns[name].bandwidths.append(bandwidth(cost.num_bytes, point.threads))
             turns[name].rounds.append(workers[name].run(options.seconds))
     return turns, skipped
+
+
+def figures_of(point: Point, turns: Mapping[str, Turns], skipped: Mapping[str, str]) -> Figures:
+    """A row: tokens/s of each, how they spread, and how many times as fast Everstream is."""
+    contenders = {
+        name: {
+            "tokens_per_s": round(found.tokens_per_s, 2),
+            "spread": round(found.spread, 4),
+            "variant": found.opened.variant,
+            "step_bytes": found.opened.cost.num_bytes,
+            "gb_per_s": round(max(found.bandwidths) / 1e9, 2),
+            "bound": found.limit.bound,
+            "of_roofline": round(found.fraction, 4),
+        }
+        for name, found in turns.items()
+    }
+    ours = turns[OURS].tokens_per_s
+    ratios = {
+        name: round(ours / found.tokens_per_s, 3) for name, found in turns.items() if name != OURS
+    }
+    return {**asdict(point), "contenders": contenders, "ratios": ratios, "skipped": dict(skipped)}
 
 
 def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
@@ -107,7 +129,7 @@ def main(command: Sequence[str] | None = None) -> None:
         for row in measure_all(options, options.models or Path(folder)):
             figures["rows"].append(row)
             write_result(options.out, {"machine": on, **figures})
-    print(tables(figures["rows"]))
+    print(speed_tables(figures["rows"]))
     print_result("checkpoints", on, figures)
 
 

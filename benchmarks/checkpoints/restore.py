@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.checkpoints.report import RESTORE
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.machine import machine
+from benchmarks.pages.models import RESTORE
 from benchmarks.process import LOCAL, ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, print_result, write_result
 from benchmarks.serve.processes import PeerProcess

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.checkpoints.report import SIZES
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.machine import machine, peak_bytes, resident_bytes
+from benchmarks.pages.models import SIZES
 from benchmarks.process import ROOT, ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, print_result, write_result
 from benchmarks.sessions.server import first_token_s

@@ -13,9 +13,9 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.checkpoints.report import SOCKETS
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.machine import machine
+from benchmarks.pages.models import SOCKETS
 from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, print_result, write_result
 from benchmarks.serve.__main__ import measure, medians, ratios

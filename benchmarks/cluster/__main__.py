@@ -3,8 +3,7 @@
 Real `everstream serve` processes of one thread, and a PostgreSQL that syncs every commit, next to
 the load generator on one machine: they share its cores, so CPU time is told apart by process.
 Ways and numbers take turns for several rounds; figures are medians, ratios those within a round.
-From them follows, on paper, what more machines ask of the database (`paper`). Each part
-can be run by itself (``--part takeover``); the last line is JSON.
+Each part can be run by itself (``--part takeover``); the last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 
 from benchmarks.cluster import commits as store_commits
 from benchmarks.cluster import cost, idle, takeover
-from benchmarks.cluster.paper import Assumptions, inputs_of, model
 from benchmarks.cluster.place import place
 from benchmarks.cluster.takeover import KINDS
 from benchmarks.machine import machine
@@ -41,7 +38,6 @@ QUICK: Figures = {
     "commits": 20,
     "idle_seconds": 1.5,
     "turns": 2,
-    "machines": [10, 1000],
 }
 
 
@@ -67,8 +63,6 @@ TITLES = {
     "replicas": "the same streams on more replicas",
     "idle": "idle, for each replica",
 }
-#: What the model on paper needs.
-OF_THE_PAPER = ("cost", "commits", "idle")
 
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
@@ -89,28 +83,12 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--commits", type=int, default=500)
     parser.add_argument("--idle-seconds", type=float, default=15.0)
     parser.add_argument("--turns", type=int, default=16, help="of a session that sleeps")
-    parser.add_argument("--machines", type=int, nargs="+", default=[10, 1000], help="on paper")
     parser.add_argument("--quick", action="store_true", help="a short form, not worth quoting")
     parser.add_argument("--output", type=Path, help="file for the line of JSON")
-    assumed = parser.add_argument_group("assumptions of the model on paper")
-    for field in fields(Assumptions):
-        flag = f"--{field.name.replace('_', '-')}"
-        assumed.add_argument(flag, type=float, default=field.default)
     options = parser.parse_args(command)
     if options.quick:
         vars(options).update(QUICK)
     return options
-
-
-def paper(parts: Figures, options: argparse.Namespace) -> Figures:
-    """Inputs, assumptions, and what follows for so many machines."""
-    given = Assumptions(**{f.name: getattr(options, f.name) for f in fields(Assumptions)})
-    inputs = inputs_of(parts, max(options.streams))
-    return {
-        "inputs": asdict(inputs),
-        "assumed": asdict(given),
-        "machines": [model(inputs, given, num) for num in options.machines],
-    }
 
 
 @contextmanager
@@ -142,10 +120,6 @@ def main(command: Sequence[str] | None = None) -> None:
         "load_at_end": machine()["load_at_start"],
         "parts": parts,
     }
-    if all(part in parts for part in OF_THE_PAPER):
-        figures["paper"] = paper(parts, options)
-        for machines in figures["paper"]["machines"]:
-            show(figure_table(f"on paper, {machines['machines']:,} machines", machines))
     print_result("cluster", on, figures, options.output)
 
 

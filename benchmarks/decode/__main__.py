@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.decode.peers import CONTENDERS, NATIVE_PEERS, OURS, Point, Unavailable
-from benchmarks.decode.report import Row, Turns, figures_of, rate_tables
+from benchmarks.decode.report import Row, Turns, figures_of, gather, rate_tables
 from benchmarks.decode.roofline import ITEM_BYTES, Rates, bandwidth
 from benchmarks.decode.shapes import SIZES
 from benchmarks.decode.worker import Worker
@@ -116,8 +116,11 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.25, help="of each turn")
     parser.add_argument("--quick", action="store_true", help="a short form: S1, one thread")
     parser.add_argument("--models", type=Path, help="folder that keeps the models between runs")
+    parser.add_argument("--gather", type=Path, nargs="+", help="earlier outputs, to make one of")
     parser.add_argument("--output", type=Path, help="file for the line of JSON")
     options = parser.parse_args(command)
+    if options.gather and not options.output:
+        parser.error("--gather needs --output")
     if options.quick:
         options.size, options.dtype, options.threads = ["S1"], [FAR_DTYPE], [1]
         options.streams, options.contexts = [1, 8], [0, 2048]
@@ -129,6 +132,10 @@ def main(command: Sequence[str] | None = None) -> None:
     """Measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
     options = arguments(command)
+    if options.gather:
+        result = {"benchmark": "decode", **gather(options.gather)}
+        write_result(options.output, result, indent=None)
+        return
     on, rows = machine(), []
     with tempfile.TemporaryDirectory() as folder:
         for row in measure_all(options, options.models or Path(folder)):

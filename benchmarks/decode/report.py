@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.decode.peers import OURS, TITLES, Measured, Opened, Point
 from benchmarks.decode.roofline import Limit
-from benchmarks.report import Figures, markdown
+from benchmarks.report import Figures, markdown, read_result
 
 MISSING = "-"
+#: Raw figures of every turn, which a gathered result leaves out.
+RAW = ("rounds", "bandwidths")
 SHORT = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}
 
 
@@ -90,6 +93,25 @@ def figures_of(row: Row) -> Figures:
         if peer not in OURS and (ratio := row.ratio(peer)) is not None
     }
     return {**asdict(row.point), "contenders": contenders, "ratios": ratios, "skipped": row.skipped}
+
+
+def gather(paths: Iterable[Path]) -> Figures:
+    """Several runs as one result, without their raw rounds."""
+    runs = [read_result(path) for path in paths]
+    rows = [row for run in runs for row in run["rows"]]
+    for contender in (figures for row in rows for figures in row["contenders"].values()):
+        contender["bytes_per_s"] = max(contender["bandwidths"])
+        for name in RAW:
+            del contender[name]
+    kept = ("machine", "rounds", "seconds")
+    settings = [
+        {
+            "sizes": sorted({row["size"] for row in run["rows"]}),
+            **{name: run[name] for name in kept},
+        }
+        for run in runs
+    ]
+    return {"runs": settings, "rows": rows}
 
 
 def where(rows: Iterable[Figures], **point: object) -> list[Figures]:

@@ -16,9 +16,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import machine
-from benchmarks.mechanisms import language, recall, report, speed
-from benchmarks.mechanisms.folder import Folder, RunError, origin
+from benchmarks.mechanisms import language, recall, speed
+from benchmarks.mechanisms.folder import Folder, RunError, origin, read_results
+from benchmarks.mechanisms.gather import competitors
+from benchmarks.mechanisms.plots import plot
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
+from benchmarks.report import write_result
 from model.config import ConfigError
 from model.memory import keep_freed_memory
 
@@ -61,9 +64,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--dtype", choices=("bfloat16", "float32"), help="of decoding; the server's if left out"
     )
 
-    reports = _command(commands, "report", "results.json, tables and plots from all runs")
-    reports.add_argument("--json", type=Path, help="where to write all results in one file")
-    reports.add_argument("--table", type=Path, help="where to write the tables (also printed)")
+    reports = _command(commands, "report", "one file of results, and plots, from all runs")
+    reports.add_argument("--output", type=Path, help="where to write all results in one file")
     reports.add_argument("--plot", type=Path, help="folder for the two plots")
     return parser.parse_args(words)
 
@@ -97,7 +99,7 @@ def main() -> None:
     folder = Folder(options.runs)
     try:
         if options.command == "report":
-            report.write(folder, options.json, options.table, options.plot)
+            run_report(folder, options)
             return
         specs = [Spec.parse(text) for text in options.mechanisms] or all_specs()
         commands = {"train": run_train, "recall": run_recall, "speed": run_speed}
@@ -160,6 +162,17 @@ def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) ->
         for spec, figures in speed.measure(folder, size, specs, recipe, wanted).items():
             folder.write(f"speed-{size}-{spec.slug}", {**origin(on), **figures})
     return True
+
+
+def run_report(folder: Folder, options: argparse.Namespace) -> None:
+    """All runs in one file, and the plots."""
+    runs = read_results(folder.path)
+    if options.output:
+        write_result(options.output, {"runs": runs})
+    if options.plot:
+        plot(competitors(runs), options.plot)
+    for failed in sorted(folder.path.glob("*.failed")):
+        print(f"{failed.stem} has no result: {failed.read_text(encoding='utf-8').strip()}")
 
 
 if __name__ == "__main__":

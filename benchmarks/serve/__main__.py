@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import cpu_seconds, machine, resident_bytes
+from benchmarks.pages.speed import serve_table
 from benchmarks.process import ROOT, exit_on_sigterm
 from benchmarks.report import Figures, print_result
 from benchmarks.serve.processes import (
@@ -34,7 +35,6 @@ from benchmarks.serve.processes import (
     start_ours,
     start_peer,
 )
-from benchmarks.speed_report.tables import serve_table
 
 WARM_UP_TOKENS = 16
 #: Above this part of a core the load generator may be what is measured.

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from benchmarks.machine import machine, thread_seconds
+from benchmarks.pages.speed import server_cost_table
 from benchmarks.process import LOCAL, ROOT, exit_on_sigterm, wait_ready
 from benchmarks.report import Figures, print_result
-from benchmarks.speed_report.tables import server_cost_table
 from benchmarks.wire import HANDSHAKE, masked
 
 WARM_UP_S = 1.0

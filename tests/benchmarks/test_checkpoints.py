@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from benchmarks.checkpoints.report import figures_of, table
+from benchmarks.checkpoints.__main__ import figures_of
 from benchmarks.checkpoints.shapes import CONFIGS, random_weights
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import Measured, Opened, Point
 from benchmarks.decode.report import Turns
 from benchmarks.decode.roofline import Cost
+from benchmarks.pages.models import table
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.state import StateLayout
 from model.weights import num_parameters

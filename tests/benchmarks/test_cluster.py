@@ -9,38 +9,14 @@ from typing import Any
 import pytest
 
 from benchmarks.cluster import __main__ as cluster
-from benchmarks.cluster import page as cluster_page
 from benchmarks.cluster.cost import ratio
-from benchmarks.cluster.paper import REMEDIES, Assumptions, Inputs, inputs_of, model
 from benchmarks.cluster.reader import Times
 from benchmarks.cluster.takeover import PARTS, Strike, figures
+from benchmarks.pages.scale import RESULT
+from benchmarks.report import read_result
 from benchmarks.wire import Wire, masked
-from tests.docs.pages import page
 
-COMMITTED = cluster_page.read()
-
-INPUTS = Inputs(
-    tokens_per_s=3000.0,
-    streams=64,
-    commits_per_s=45.0,
-    wal_bytes_per_token=1000.0,
-    database_us_per_token=20.0,
-    state_bytes=1 << 20,
-    stored_bytes=1 << 21,
-    notice_p50_ms=1.0,
-    connections=3.0,
-    idle_transactions_per_s=10.0,
-    idle_database_cpu=0.01,
-)
-GIVEN = Assumptions(
-    state_memory_gib=1.0,
-    database_cores=10.0,
-    database_connections=300,
-    database_wal_mib_s=1000.0,
-    database_disk_tib=1.0,
-    turn_tokens=300,
-    moved_turns=0.1,
-)
+COMMITTED = read_result(RESULT)
 
 
 def test_ratio_is_that_of_each_round_and_counts_the_database() -> None:
@@ -49,26 +25,6 @@ def test_ratio_is_that_of_each_round_and_counts_the_database() -> None:
 
     found = ratio(runs(100, 10, 50, database_us_per_token=20.0), runs(200, 10, 100))
     assert found == {"tokens_per_s": 0.5, "cpu_per_token": 1.1}
-
-
-def test_what_machines_ask_for_grows_and_what_there_is_does_not() -> None:
-    ten, thousand = model(INPUTS, GIVEN, 10), model(INPUTS, GIVEN, 1000)
-    assert (ten["streams"], ten["commits_per_s"], ten["connections"]) == (640, 450, 30)
-    assert ten["busy_cores"] == 0.6
-    assert ten["sessions_in_memory"] == 10 * 1024
-    assert ten["sessions_asleep"] == thousand["sessions_asleep"] == 1 << 19
-    assert ten["notices_per_s"] == 20  # 10 of 100 turns move, with a question and an answer
-    assert ten["shares"] == {"cores": 0.07, "log": 0.0286, "notices": 0.02, "connections": 0.1}
-    assert (ten["first"], ten["machines_at_most"]) == ("connections", 100)
-    for name, share in ten["shares"].items():
-        assert thousand["shares"][name] == pytest.approx(100 * share, rel=0.01)
-
-
-def test_another_resource_is_first_where_it_is_scarce() -> None:
-    given = Assumptions(database_cores=0.1, database_connections=10**6)
-    found = model(INPUTS, given, 10)
-    assert found["first"] == "cores"
-    assert found["then"] == REMEDIES["cores"]
 
 
 def test_wait_is_from_the_last_old_token_to_the_first_new_one() -> None:
@@ -114,7 +70,7 @@ def test_every_part_runs_and_the_committed_results_have_its_figures(
     result = json.loads(last)
     parts = result["parts"]
     assert parts.keys() == cluster.PARTS.keys()
-    for name in ("cost of the store", "take-over", "idle", "on paper"):
+    for name in ("cost of the store", "take-over", "idle"):
         assert any(line.startswith(name) for line in shown), name
 
     shared = parts["cost"]["shared"]["2"]
@@ -125,25 +81,9 @@ def test_every_part_runs_and_the_committed_results_have_its_figures(
             assert found["num"] >= int(streams), kind
             assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["worst_ms"]
     assert parts["takeover"]["kill"]["1"]["parts_p50_ms"].keys() == set(PARTS)
-    given = Assumptions(**result["paper"]["assumed"])
-    inputs = inputs_of(parts, 2)
-    assert result["paper"]["machines"] == [model(inputs, given, num) for num in (10, 1000)]
 
     assert not COMMITTED["settings"]["quick"]
-    assert shape(COMMITTED) == shape(result)
-
-
-def test_committed_paper_follows_from_the_committed_measurements() -> None:
-    paper, settings = COMMITTED["paper"], COMMITTED["settings"]
-    inputs = inputs_of(COMMITTED["parts"], max(settings["streams"]))
-    given = Assumptions(**paper["assumed"])
-    assert paper["machines"] == [model(inputs, given, num) for num in settings["machines"]]
-    assert {one["machines"] for one in paper["machines"]} >= {10, 1000}
-
-
-@pytest.mark.parametrize("table", cluster_page.tables(COMMITTED))
-def test_table_of_the_page_is_the_one_that_the_results_give(table: str) -> None:
-    assert table in page("scale.md")
+    assert shape(COMMITTED["parts"]) == shape(parts)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])

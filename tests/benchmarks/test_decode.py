@@ -113,6 +113,17 @@ def test_contender_that_dies_is_an_error_with_its_log(tmp_path: Path) -> None:
         worker.open(POINT)
 
 
+def test_gathered_runs_keep_the_best_bandwidth_and_no_rounds(tmp_path: Path) -> None:
+    run, output = tmp_path / "run.json", tmp_path / "decode.json"
+    contender = {"tokens_per_s": 5, "rounds": [1], "bandwidths": [2, 3]}
+    rows = [{"size": "S1", "contenders": {"gated": contender}}]
+    run.write_text(json.dumps({"machine": {}, "rounds": 1, "seconds": 1, "rows": rows}))
+    decode.main(f"--gather {run} {run} --output {output}".split())
+    (row, again) = json.loads(output.read_text(encoding="utf-8"))["rows"]
+    assert row == again
+    assert row["contenders"]["gated"] == {"tokens_per_s": 5, "bytes_per_s": 3}
+
+
 def test_torch_decodes_and_prefills(tmp_path: Path) -> None:
     contender = make("eager", tmp_path)
     opened = contender.open(Point("tiny", "float32", 2, 0, 1))

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from benchmarks.decode.softmax import own_parameters
-from benchmarks.mechanisms import language, quality, recall, report, speed
+from benchmarks.mechanisms import __main__ as mechanisms
+from benchmarks.mechanisms import language, quality, recall, speed
 from benchmarks.mechanisms.folder import Folder, RunError, read_results
 from benchmarks.mechanisms.gather import competitors, difference, leaderboard, recall_rows
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs, state_bytes
+from benchmarks.pages import comparison
+from benchmarks.report import read_result
 from model.attention import MECHANISMS
 from model.config import ConfigError
 from model.training.evaluate import Mode, evaluate
@@ -162,7 +165,6 @@ def test_failure_is_told_and_tried_again(tmp_path: Path) -> None:
 
     assert not folder.run_once("a", fail)
     assert "nan" in (tmp_path / "a.failed").read_text(encoding="utf-8")
-    assert "Runs without a result: a." in report.tables([], ["a"])
     assert folder.run_once("a", lambda: {"kind": "none"})
     assert not (tmp_path / "a.failed").exists()
 
@@ -202,38 +204,23 @@ def test_tables_and_plots_of_two_runs(tmp_path: Path) -> None:
     runs.mkdir()
     for name, run in fake_runs().items():
         (runs / f"{name}.json").write_text(json.dumps(run), encoding="utf-8")
-    out, table = tmp_path / "results.json", tmp_path / "table.md"
-    report.write(Folder(runs), out, table, tmp_path / "plots")
-    lines = table.read_text(encoding="utf-8").splitlines()
+    out, plots = tmp_path / "results.json", tmp_path / "plots"
+    command = ["report", "--runs", str(runs), "--output", str(out), "--plot", str(plots)]
+    mechanisms.run_report(Folder(runs), mechanisms.arguments(command))
+    found = comparison.tables_of(read_result(out)["runs"])
+    lines = "\n".join(found.values()).splitlines()
     # elu: 1.9 and 2.1 in two seeds; the baseline 1.8; elu is 0.2 above it on either window.
-    assert (
-        "| `softmax` | 1 | 1.8000 | - | 1.7000* | 1.8000 | 1.7000* |"
-        in lines[4] + lines[5] + lines[6]
-    )
+    (softmax,) = [line for line in lines if line.startswith("| `softmax` | 1 |")]
+    assert "| 1.8000 | - | 1.7000* | 1.8000 | 1.7000* |" in softmax
     (elu,) = [line for line in lines if line.startswith("| `elu` | 2 | 2.0000 ± 0.1000 ")]
     assert "| +0.2000 ± 0.0000 | 1.9000 ± 0.1000 |" in elu and elu.endswith("| 4,096 |")
     assert "| `elu` | 2.0000 | 1.5000 (-0.2500) |" in lines
     assert "| `softmax` | 1.8000 | - |" in lines
     assert "| `elu` | 1,000 | 200 | 2,000 | 4,096 |" in lines
-    # The speed was measured on another machine than the rest.
-    assert f"Measured on {PLACE}." in lines
     assert "| `elu` | 1 | 100.0% | 62.5% |" in lines
-    merged = json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert len(merged) == 5
+    assert len(read_result(out)["runs"]) == 5
     for name in ("quality-bytes.png", "quality-speed.png"):
-        assert (tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_speed_of_a_cache_says_what_its_step_copies() -> None:
-    runs = fake_runs()
-    rates = {"training": 900.0, "decode_1_at_512": 90.0, "decode_1_at_4096": 40.0}
-    of_cache = {**runs["speed-small-elu"], "mechanism": "softmax", "tokens_per_s": rates}
-    assert report.CACHE_NOTE not in report.tables(named(runs))
-    told = report.tables(named({**runs, "speed-small-softmax": of_cache}))
-    assert f"Measured on {PLACE}. {report.CACHE_NOTE}" in told
-    of_cache["recipe"] = {"dtype": "float32"}
-    told = report.tables(named({**runs, "speed-small-softmax": of_cache}))
-    assert f"Measured on {PLACE.replace('bfloat16', 'float32')}; {PLACE}." in told
+        assert (plots / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_difference_has_the_standard_error_of_the_text() -> None:
@@ -268,9 +255,10 @@ def test_recall_runs_of_different_recipes_are_not_compared() -> None:
         changed = {**other, "recipe": {**other["recipe"], **recipe}}
         (name,) = recipe
         with pytest.raises(ValueError, match=f"softmax-0 and recall-joined-elu-0 differ in {name}"):
-            report.tables(named({**runs, "recall-joined-softmax-0": changed}))
+            comparison.tables_of(named({**runs, "recall-joined-softmax-0": changed}))
     apart = {**other, "recipe": {"form": "apart", "num_steps": 7}}
-    assert "pairs apart" in report.tables(named({**runs, "recall-apart-softmax-0": apart}))
+    found = comparison.tables_of(named({**runs, "recall-apart-softmax-0": apart}))
+    assert {"recall, joined", "recall, apart"} <= found.keys()
 
 
 def test_recall_run_from_before_a_field_was_removed_is_compared() -> None:
@@ -287,9 +275,6 @@ def test_another_learning_rate_is_a_row_of_its_own() -> None:
     names = [entry.name for entry in competitors(named(runs))]
     assert names == ["elu", "elu, rate 0.003", "softmax"]
 
-
-#: Where the fake speeds were measured.
-PLACE = "a quiet one, 2 threads, torch 2, decoding in bfloat16"
 
 #: Of two windows, which stand for 500 bytes each.
 NATS = (0.9 * math.log(2), 0.9 * math.log(2))

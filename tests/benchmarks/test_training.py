@@ -1,4 +1,4 @@
-"""The training benchmark: its parts of a step, and its page."""
+"""The training benchmark: its parts of a step, and its result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.training import ATTENTIONS, PRECISIONS, part_of
-from benchmarks.training_report import PAGE, read, rendered
+from benchmarks.report import read_result
+from benchmarks.training import ATTENTIONS, PRECISIONS, RESULT, part_of
 
 
 def event(name: str, parent: SimpleNamespace | None = None) -> SimpleNamespace:
@@ -36,11 +36,6 @@ def test_what_the_optimizer_calls_is_its_own() -> None:
     assert part_of(event("aten::mm", event("aten::matmul", step))) == "optimizer"
 
 
-def test_page_has_the_committed_result() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert rendered(page, read()) == page
-
-
 def test_result_has_every_mechanism_in_both_precisions() -> None:
-    measured = {(row["attention"], row["precision"]) for row in read()["speed"]}
+    measured = {(row["attention"], row["precision"]) for row in read_result(RESULT)["speed"]}
     assert {(name, precision) for name in ATTENTIONS for precision in PRECISIONS} <= measured

@@ -1,18 +1,22 @@
-"""The tables of docs/speed.md and of the README, from results of the benchmarks.
+"""The tables and the plot of docs/speed.md, and the README's tables of speed.
 
 "Up to two threads" is the better one of a run on one thread and a run on two, for us as for peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.decode.peers import NATIVE_PEERS, OURS, TITLES
 from benchmarks.decode.report import MISSING, SHORT, points_of, rate_tables, where
-from benchmarks.report import Figures, markdown
-from benchmarks.speed_report.results import PEERS, Best, best
-from benchmarks.speed_report.targets import targets_table
+from benchmarks.process import ROOT
+from benchmarks.report import RESULTS, Figures, markdown, read_result
+
+PLOT = ROOT / "docs" / "speed.png"
+#: "PyTorch, eager" and "PyTorch, compiled" run our own model and are no peers.
+PEERS = (*NATIVE_PEERS, "generate")
 
 SERVER = "everstream"
 SERVERS = {
@@ -21,6 +25,39 @@ SERVERS = {
     "transformers": "FastAPI + transformers",
 }
 README_MODELS = ("gated", "softmax, transformers' Llama, static cache")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest of some contenders at a point, and on which threads and type of weights."""
+
+    name: str
+    row: Figures
+
+    @property
+    def figures(self) -> Figures:
+        found: Figures = self.row["contenders"][self.name]
+        return found
+
+    @property
+    def rate(self) -> float:
+        return float(self.figures["tokens_per_s"])
+
+
+def read(name: str) -> Figures:
+    """A committed result."""
+    return read_result(RESULTS / f"{name}.json")
+
+
+def best(rows: Iterable[Figures], names: Sequence[str], threads: int) -> Best | None:
+    """The fastest of the contenders called ``names``, on up to so many threads."""
+    found = [
+        Best(name, row)
+        for row in rows
+        for name in names
+        if name in row["contenders"] and row["threads"] <= threads
+    ]
+    return max(found, key=lambda one: one.rate, default=None)
 
 
 def best_table(rows: Sequence[Figures], mode: str) -> str:
@@ -185,27 +222,28 @@ def flatness_table(flatness: Figures, names: Sequence[str] = ()) -> str:
     return markdown(["model", "position", "ms/token", "ratio", "state or cache, MiB"], body)
 
 
-def tables(results: dict[str, Figures]) -> list[str]:
-    """Everything as markdown, in the order of the page."""
-    rows = results["decode"]["rows"]
-    return [
-        targets_table(results),
-        best_table(rows, "decode"),
-        *(context_table(rows, threads, ("S1", "S2")) for threads in (1, 2)),
-        best_table(rows, "prefill"),
-        roofline_table(rows),
-        serve_table(results["serve"]),
-        server_cost_table(results["server_cost"]),
-        capacity_table(results["capacity"]),
-        flatness_table(results["flatness_native"]),
-        *rate_tables(rows),
-    ]
+def tables() -> dict[str, str]:
+    """Those of docs/speed.md."""
+    rows = read("decode")["rows"]
+    return {
+        "decoding": best_table(rows, "decode"),
+        "contexts": context_table(rows, 1, ("S1", "S2")),
+        "contexts on two threads": context_table(rows, 2, ("S1", "S2")),
+        "prefill": best_table(rows, "prefill"),
+        "roofline": roofline_table(rows),
+        "serve": serve_table(read("serve")),
+        "server_cost": server_cost_table(read("server_cost")),
+        "capacity": capacity_table(read("capacity")),
+        "flatness": flatness_table(read("flatness_native")),
+        "rates": "\n\n".join(rate_tables(rows)),
+    }
 
 
-def comparison_cells(rows: Sequence[Figures]) -> list[str]:
+def comparison_cells() -> list[str]:
     """The README's comparison of one stream with llama.cpp, on one thread with bfloat16 weights."""
 
     def rate(name: str, context: int) -> str:
+        rows = read("decode")["rows"]
         here = where(rows, size="S1", threads=1, mode="decode", dtype="bfloat16", streams=1)
         (row,) = where(here, context=context)
         return f"{row['contenders'][name]['tokens_per_s']:,.0f}"
@@ -219,13 +257,41 @@ def comparison_cells(rows: Sequence[Figures]) -> list[str]:
     ]
 
 
-def readme_tables(results: dict[str, Figures]) -> list[str]:
+def readme_tables() -> dict[str, str]:
     """Those of the README."""
-    return [
-        flatness_table(results["flatness_native"], README_MODELS),
-        context_table(results["decode"]["rows"], 1, ("S1",)),
-        serve_summary(results["serve"]),
-    ]
+    return {
+        "flatness": flatness_table(read("flatness_native"), README_MODELS),
+        "contexts": context_table(read("decode")["rows"], 1, ("S1",)),
+        "serve": serve_summary(read("serve")),
+    }
+
+
+def plot() -> None:
+    """Tokens/s by context, for one stream and for 64: S1, bfloat16, one thread."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    panels: Any = figure.subplots(1, 2)
+    rows = read("decode")["rows"]
+    of_size = where(rows, size="S1", threads=1, mode="decode", dtype="bfloat16")
+    for axes, streams in zip(panels, (1, 64), strict=True):
+        here = where(of_size, streams=streams)
+        contexts = [row["context"] for row in here]
+        axes.set(title=f"{streams} stream{'s' if streams > 1 else ''}", yscale="log")
+        axes.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
+        for name in (OURS[0], *PEERS):
+            points = [
+                (i, row["contenders"][name])
+                for i, row in enumerate(here)
+                if name in row["contenders"]
+            ]
+            heights = [figures["tokens_per_s"] for _, figures in points]
+            axes.plot([i for i, _ in points], heights, "o-", label=TITLES[name])
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("tokens/s, all streams")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.supxlabel("tokens of context", fontsize=10)
+    figure.savefig(PLOT, dpi=110)
 
 
 def _best_cell(found: Best | None, threads: int) -> str:

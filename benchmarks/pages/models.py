@@ -1,19 +1,11 @@
-"""The tables of docs/models.md, from what the benchmarks of this package found.
-
-``python -m benchmarks.checkpoints.report`` writes them into the page; a test compares them.
-"""
+"""The tables of docs/models.md, from what `benchmarks.checkpoints` found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 
-from benchmarks.decode.peers import Point
-from benchmarks.decode.report import Turns
-from benchmarks.process import ROOT
-from benchmarks.report import RESULTS, Figures, markdown, read_result, with_tables
+from benchmarks.report import RESULTS, Figures, markdown, read_result
 
-PAGE = ROOT / "docs" / "models.md"
 RESULT = RESULTS / "checkpoints.json"
 SIZES = RESULTS / "checkpoint_sizes.json"
 SOCKETS = RESULTS / "checkpoint_sockets.json"
@@ -21,28 +13,7 @@ RESTORE = RESULTS / "checkpoint_restore.json"
 OURS, PEERS = "everstream", ("llama.cpp", "rwkv")
 
 
-def figures_of(point: Point, turns: Mapping[str, Turns], skipped: Mapping[str, str]) -> Figures:
-    """A row: tokens/s of each, how they spread, and how many times as fast Everstream is."""
-    contenders = {
-        name: {
-            "tokens_per_s": round(found.tokens_per_s, 2),
-            "spread": round(found.spread, 4),
-            "variant": found.opened.variant,
-            "step_bytes": found.opened.cost.num_bytes,
-            "gb_per_s": round(max(found.bandwidths) / 1e9, 2),
-            "bound": found.limit.bound,
-            "of_roofline": round(found.fraction, 4),
-        }
-        for name, found in turns.items()
-    }
-    ours = turns[OURS].tokens_per_s
-    ratios = {
-        name: round(ours / found.tokens_per_s, 3) for name, found in turns.items() if name != OURS
-    }
-    return {**asdict(point), "contenders": contenders, "ratios": ratios, "skipped": dict(skipped)}
-
-
-def tables(rows: Sequence[Figures]) -> str:
+def speed_tables(rows: Sequence[Figures]) -> str:
     """A table for each size."""
     sizes = dict.fromkeys(row["size"] for row in rows)
     return "\n\n".join(
@@ -153,25 +124,15 @@ def conditions(result: Figures) -> str:
     )
 
 
-def rendered(page: str) -> str:
-    """``page`` with its tables made from the committed results."""
+def tables() -> dict[str, str]:
+    """Those of docs/models.md."""
     speed, sizes = read_result(RESULT), read_result(SIZES)["sizes"]
-    tables_of_page = {
+    return {
         "conditions": conditions(speed),
-        "speed": tables(speed["rows"]),
+        "speed": speed_tables(speed["rows"]),
         "states": state_table(sizes),
         "loading": loading_table(sizes),
         "many": many_table(sizes),
         "sockets": socket_table(read_result(SOCKETS)["files"]),
         "restore": restore_table(read_result(RESTORE)["lengths"]),
     }
-    return with_tables(page, tables_of_page)
-
-
-def main() -> None:
-    """Replaces the tables in the page."""
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

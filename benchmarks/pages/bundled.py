@@ -1,8 +1,4 @@
-"""Figures of the default model in the README and the docs, from its files and its results.
-
-``python -m benchmarks.model_card.pages`` puts them into their places after the model has changed;
-a test compares them.
-"""
+"""Figures within sentences of the README and the docs: of the default model, and of speed."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.model_card.facts import read
-from benchmarks.process import ROOT
+from benchmarks.pages.speed import comparison_cells
 from benchmarks.report import Figures
 from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME
 from model.checkpoint import load_checkpoint
@@ -24,7 +20,6 @@ from server.engine.sampling_defaults import published
 from server.models.factory import DEFAULT_STATE_MEMORY_BYTES
 from server.models.info import state_tensors
 
-PAGES = ("README.md", "docs/operations.md", "docs/protocol.md")
 #: The tokens of the README's comparison of a state with a KV cache.
 COMPARED_TOKENS = 100_000
 
@@ -38,13 +33,6 @@ class Place(NamedTuple):
     page: str
     pattern: str
     value: str
-
-
-def main() -> None:
-    """Writes every page."""
-    for page in PAGES:
-        path = ROOT / page
-        path.write_text(filled(page, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def filled(page: str, text: str) -> str:
@@ -76,6 +64,8 @@ def places() -> Iterator[Place]:
     yield Place(readme, r"`everstream-stories` writes at (\S+) bits", _bits("valid.txt"))
     stories = _bits("simple_stories_valid.txt")
     yield Place(readme, r"never trained on, and at (\S+) on", stories)
+    cells = r"\| tokens/s, one stream[^|]*\| ([^|]* \| [^|]*) \|"
+    yield Place(readme, cells, " | ".join(comparison_cells()))
     counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
     capacity = (
         f"{num_bytes:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions,"
@@ -120,7 +110,3 @@ def _bits(text: str) -> str:
     wanted = {"data": text, "half": "second", "mode": "stream", "computed": "float32"}
     (row,) = [each for each in quality if wanted.items() <= each.items()]
     return f"{row['bits_per_byte']:.3f}"
-
-
-if __name__ == "__main__":
-    main()

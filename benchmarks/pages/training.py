@@ -1,40 +1,25 @@
-"""The tables of docs/training.md, from ``benchmarks/results/training.json``.
-
-``python -m benchmarks.training_report`` writes them into the page; a test compares the two.
-"""
+"""The tables of docs/training.md, from what `benchmarks.training` found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
 
-from benchmarks.process import ROOT
-from benchmarks.report import Figures, markdown, read_result, with_tables
+from benchmarks.report import Figures, markdown, read_result
 from benchmarks.training import PARTS, RESULT
 
-PAGE = ROOT / "docs" / "training.md"
 ALL_PARTS = (*(part for part, _ in PARTS), "optimizer", "autograd and rest")
 
 
-def main() -> None:
-    """Replaces the tables in the page."""
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), read()), encoding="utf-8")
-
-
-def read() -> Figures:
-    """The committed result."""
-    return read_result(RESULT)
-
-
-def rendered(page: str, result: Figures) -> str:
-    """``page`` with its tables made from ``result``."""
-    tables = {
+def tables() -> dict[str, str]:
+    """Those of docs/training.md."""
+    result = read_result(RESULT)
+    return {
         "conditions": conditions(result),
         "speed": speed_table(result["speed"], result["peak_gflops"]),
         "profile": profile_table(result["profile"]),
         "curves": curve_table(result["curves"]),
     }
-    return with_tables(page, tables)
 
 
 def speed_table(rows: Sequence[Figures], peaks: Figures) -> str:
@@ -96,7 +81,3 @@ def curve_table(curves: Sequence[Figures]) -> str:
             body.append([curve["precision"], name, *cells, f"{last:.4f}"])
     head = ["precision", "form", *(f"step {step}" for step in steps)]
     return markdown([*head, "mean of the last quarter"], body)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,42 @@
+"""Writes the figures of the committed results into the pages.
+
+``python -m benchmarks.pages`` puts each table between its marks, each figure into its sentence,
+and draws the plot of docs/speed.md; a test compares the pages with the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.pages import bundled, comparison, models, scale, speed, training
+from benchmarks.process import ROOT
+from benchmarks.report import with_tables
+
+#: What makes the tables of a page; a page without any has figures in sentences.
+PAGES: dict[str, Callable[[], dict[str, str]]] = {
+    "README.md": speed.readme_tables,
+    "docs/comparison.md": comparison.tables,
+    "docs/models.md": models.tables,
+    "docs/operations.md": dict,
+    "docs/protocol.md": dict,
+    "docs/scale.md": scale.tables,
+    "docs/speed.md": speed.tables,
+    "docs/training.md": training.tables,
+}
+
+
+def rendered(page: str) -> str:
+    """The text of ``page`` with the figures of now."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return bundled.filled(page, with_tables(text, PAGES[page]()))
+
+
+def main() -> None:
+    """Writes every page, and the plot."""
+    for page in PAGES:
+        (ROOT / page).write_text(rendered(page), encoding="utf-8")
+    speed.plot()
+
+
+if __name__ == "__main__":
+    main()

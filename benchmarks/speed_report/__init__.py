@@ -1,1 +1,0 @@
-"""The tables and the plot of docs/speed.md."""
