@@ -66,7 +66,7 @@ class EventsAnswer(WatchedAnswer):
             yield b"".join(self._encode(missed))
         if not resumed.info.busy:
             return
-        self._async_engine.caught_up(self._id)
+        self._async_engine.requests.caught_up(self._id)
         events: Sequence[Event] = ()
         while not events or not isinstance(events[-1], ENDS):
             refused, events = await direct.take(self._event_queue)

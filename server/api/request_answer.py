@@ -127,7 +127,7 @@ class RequestAnswer(WatchedAnswer, Generic[W]):
                     return
             if not resumed.info.busy:
                 raise HistoryGone(NO_MORE)
-            self._async_engine.caught_up(request.request_id)
+            self._async_engine.requests.caught_up(request.request_id)
         except RequestError as error:
             event_queue.fail(error)
 

@@ -54,7 +54,7 @@ class WatchedAnswer(Response):
             await _cancelled(working, leaving)
             if self._feeding is not None:
                 await _cancelled(self._feeding)
-            self._async_engine.release(self._event_queue)
+            self._async_engine.requests.release(self._event_queue)
         if not working.cancelled():
             working.result()
 
@@ -70,7 +70,8 @@ class WatchedAnswer(Response):
 
     def _on_backpressure(self, is_full: bool) -> None:
         """Parks the requests of a client that does not keep up, until it has."""
-        (self._async_engine.hold if is_full else self._async_engine.go_on)(self._event_queue)
+        requests = self._async_engine.requests
+        (requests.hold if is_full else requests.go_on)(self._event_queue)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -17,8 +17,8 @@ import orjson
 
 from server.engine.types import SessionInfo
 from server.errors import RequestError
-from server.runtime.arrival import Absent
 from server.runtime.async_engine import AsyncEngine
+from server.runtime.commands import Absent
 from server.sessions.ownership import AttachedElsewhere, Handover, Owned
 from server.store.errors import OwnedElsewhere
 from server.store.postgres.store import PostgresStore

@@ -225,7 +225,7 @@ class ModelChanges:
             logger.warning("model %s: what still runs on an old version ends now", version.name)
         if async_engine.durable:
             await _within(SAVE_TIMEOUT_S, async_engine.retire())
-        async_engine.cancel_all()
+        async_engine.requests.cancel_all()
         await _within(CANCEL_TIMEOUT_S, async_engine.drained())
         stats = await async_engine.stats()
         if not await self._models.stop_version(version):

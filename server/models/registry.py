@@ -233,4 +233,4 @@ class Models:
 
     def cancel_all(self) -> None:
         for version in self.versions:
-            version.async_engine.cancel_all()
+            version.async_engine.requests.cancel_all()

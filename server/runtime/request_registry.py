@@ -1,17 +1,25 @@
-"""The live requests of a server: who reads the events of each, and how long its tokens took."""
+"""The live requests of a server: who reads the events of each, and how long its tokens took.
+
+What a reader does reaches the engine by a command that is never refused. The engine waits
+for no reader: what one does not take parks, and one that leaves a kept session is detached.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
-from server.errors import RequestError
+from server.engine.types import Event, Failed, Finished, Migrated, Request, TokenEvent
+from server.errors import InvalidRequest, RequestError
 from server.observability.metrics import Metrics
-from server.observability.tracing import NO_SPAN, GenerationSpan
+from server.observability.tracing import NO_SPAN, OFF, GenerationSpan, Tracer
+from server.runtime import commands
+from server.runtime.command_queue import CommandQueue
+from server.runtime.commands import Command
 
 
 class Sink(Protocol):
@@ -39,60 +47,63 @@ class _Live:
 class RequestRegistry:
     """Belongs to the event loop. ``idle`` is set while no request is live."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        command_queue: CommandQueue[Command],
+        tracer: Tracer = OFF,
+    ) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
-        self._metrics = metrics
+        self._metrics, self._clock, self._tracer = metrics, clock, tracer
+        self._command_queue = command_queue
         self._live: dict[str, _Live] = {}
+        #: The parked requests of readers that do not keep up.
+        self._held: dict[Sink, set[str]] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
+
+    # What the server does
+
+    @contextlib.contextmanager
+    def accepting(self, request: Request, sink: Sink) -> Iterator[None]:
+        """Makes ``sink`` the reader of a request, unless the submission in the body is refused.
+
+        The caller calls `release` with the sink when it has no reader any more.
+        """
+        if any(id in self for id in request.ids):
+            raise InvalidRequest("request_id: is in use by a live request", "request_id")
+        for id in request.ids:
+            self.add(id, sink, self._tracer.generation(request, id))
+        try:
+            yield
+        except RequestError as error:
+            for id in request.ids:
+                self.refuse(id, error)
+            raise
 
     def add(
         self,
         request_id: str,
         sink: Sink,
-        now: float,
         generation: GenerationSpan = NO_SPAN,
         behind: bool = False,
     ) -> None:
         """With ``behind``, events are held back until `caught_up`."""
-        self._live[request_id] = _Live(sink, now, generation, [] if behind else None)
+        self._live[request_id] = _Live(sink, self._clock(), generation, [] if behind else None)
         self.idle.clear()
-
-    def caught_up(self, request_id: str) -> tuple[Sink, list[Event]] | None:
-        """The reader has all that came before; returns it, and what was held back."""
-        live = self._live.get(request_id)
-        if live is None or live.held_back is None:
-            return None
-        events, live.held_back = live.held_back, None
-        return live.sink, events
 
     def refuse(self, request_id: str, error: RequestError) -> None:
         """Takes a request out that was not accepted."""
         if (live := self._live.get(request_id)) is not None:
             live.generation.failed(error)
-            self.forget(request_id)
-
-    def leave(self, request_id: str) -> None:
-        """Takes a request out whose reader goes away; its later events are dropped."""
-        if (live := self._live.get(request_id)) is not None:
-            live.generation.left("detached")
-            self.forget(request_id)
-
-    def forget(self, request_id: str) -> None:
-        """Takes a request out."""
-        self._live.pop(request_id, None)
-        if not self._live:
-            self.idle.set()
+            self._forget(request_id)
 
     def requests(self, sink: Sink | None = None) -> list[str]:
         """The ids of the live requests that ``sink`` reads, or of all."""
         return [id for id, live in self._live.items() if sink is None or live.sink is sink]
-
-    def keeping_up(self, sink: Sink) -> list[str]:
-        """Those of `requests` whose reader is not behind."""
-        return [id for id in self.requests(sink) if self._live[id].held_back is None]
 
     def fail_all(self, error: RequestError) -> None:
         """Lets every reader see ``error``; no request is live after it."""
@@ -122,15 +133,73 @@ class RequestRegistry:
             elif type(event) is Finished:
                 self._metrics.request_finished(event)
                 live.generation.finished(event, live.ttft_s)
-                self.forget(event.request_id)
+                self._forget(event.request_id)
             elif type(event) is Failed:
                 self.refuse(event.request_id, event.error)
             elif type(event) is Migrated:
                 live.generation.left("migrated")
-                self.forget(event.request_id)
+                self._forget(event.request_id)
             if (batch := batches.get(live.sink)) is None:
                 batches[live.sink] = [event]
             else:
                 batch.append(event)
         for gap, count in gaps.items():
             self._metrics.inter_token.observe(gap, count)
+
+    # What readers do
+
+    def cancel(self, request_id: str) -> None:
+        """Asks for the end of a request; its `Finished` event comes to its reader."""
+        self._command_queue.post(commands.cancel(request_id), urgent=True)
+
+    def cancel_all(self) -> None:
+        for request_id in self.requests():
+            self.cancel(request_id)
+
+    def release(self, sink: Sink) -> None:
+        """The reader of ``sink`` is gone: its requests end, but those of kept sessions go on."""
+        self._held.pop(sink, None)
+        for request_id in self.requests(sink):
+            self.detach(request_id)
+
+    def detach(self, request_id: str) -> None:
+        """The request has no reader any more; its later events are dropped."""
+        if (live := self._live.get(request_id)) is not None:
+            live.generation.left("detached")
+            self._forget(request_id)
+        for held in self._held.values():
+            held.discard(request_id)
+        self._command_queue.post(commands.detach(request_id), urgent=True)
+
+    def hold(self, sink: Sink) -> None:
+        """Parks the requests of a reader that does not keep up, until `go_on`."""
+        held = self._held.setdefault(sink, set())
+        for request_id in self.requests(sink):
+            if request_id not in held and self._live[request_id].held_back is None:
+                held.add(request_id)
+                self._command_queue.post(commands.park(request_id), urgent=True)
+
+    def go_on(self, sink: Sink) -> None:
+        """The reader has caught up."""
+        for request_id in self._held.pop(sink, ()):
+            self._command_queue.post(commands.unpark(request_id), urgent=True)
+
+    def caught_up(self, request_id: str) -> None:
+        """The reader of an attached request has all that it had missed: the request goes on."""
+        live = self._live.get(request_id)
+        if live is None or live.held_back is None:
+            return
+        sink, events, live.held_back = live.sink, live.held_back, None
+        batches: dict[Sink, list[Event]] = {}
+        self.sort(events, self._clock(), batches)
+        if events and not sink.put(batches[sink]):
+            self.release(sink)
+        if sink in self._held:
+            self._held[sink].add(request_id)
+        else:
+            self._command_queue.post(commands.unpark(request_id), urgent=True)
+
+    def _forget(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+        if not self._live:
+            self.idle.set()

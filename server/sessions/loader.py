@@ -8,22 +8,26 @@ the engine restores the session and runs the command in one turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar, get_args
 
 from server.engine.session_lifecycle import SessionEvent, Stage, next_stage
 from server.engine.value import Past
 from server.errors import RequestError, SessionNotFound
-from server.runtime.arrival import Absent, Arrival
 from server.runtime.async_engine import AsyncEngine
+from server.runtime.commands import Absent, Arrival, Call, on_session
 from server.sessions.ownership import Handover, Ownership
-from server.sessions.resume import Page, read_page
-from server.store.base import Loaded, Store
+from server.sessions.questions import load_session
+from server.sessions.resume import Page
 from server.store.errors import OwnedElsewhere, SnapshotMismatch, StoreFailed
 
 #: A session that many replicas want may have gone on before this one gets it.
 MAX_MOVES = 3
+
+#: A command of which only the restoring matters.
+_BRING: Call[None] = lambda engine, now: None  # noqa: E731
 
 R = TypeVar("R")
 
@@ -47,10 +51,6 @@ class LoadedSession(Arrival):
     """``page``: events of its log, where these were asked for; see `SessionLoader.use`."""
 
     page: Page | None = None
-
-
-#: A command on a session, sent with what was loaded, if it was.
-Act = Callable[[LoadedSession | None], Awaitable[R | Absent]]
 
 
 @dataclass(eq=False, slots=True)
@@ -89,34 +89,50 @@ class SessionLoader:
         self,
         session: str,
         owner: str,
-        act: Act[R],
+        call: Call[R],
         handover: Handover = "ask",
         after_seq: int | None = None,
-    ) -> R:
-        """What ``act`` gives, with the session loaded where the engine does not have it.
+        *,
+        request_ids: tuple[str, ...] = (),
+        arrived: Callable[[R], None] | None = None,
+        work: bool = False,
+    ) -> tuple[R, Page | None]:
+        """What ``call`` gives, with the session loaded where the engine does not have it.
 
         Where it is loaded for this call, it comes with the first page of its events after
-        ``after_seq``. Raises `SessionNotFound` where the store does not have it.
+        ``after_seq``. For the other arguments see `AsyncEngine.call`. Raises
+        `SessionNotFound` where the store does not have the session.
         """
-        found = await act(None)
-        for _ in range(MAX_MOVES):
+        engine, loaded = self._async_engine, None
+        for num_loads in range(MAX_MOVES + 1):
+            if num_loads:
+                loaded = await self._loaded(session, owner, handover, after_seq)
+            try:
+                found: R | Absent = await engine.call(
+                    on_session(session, owner, call, loaded),
+                    request_ids=request_ids,
+                    arrived=arrived,
+                    work=work or loaded is not None,
+                )
+            except RequestError:
+                if loaded is not None:
+                    await self._release(session, owner)
+                raise
             if not isinstance(found, Absent):
-                return found
-            loaded = await self._loaded(session, owner, handover, after_seq)
-            found = await self._act(session, owner, act, loaded)
-        if isinstance(found, Absent):  # others have taken its room each time
-            raise StoreFailed("the session is evicted again and again; try again")
-        return found
+                return found, None if loaded is None else loaded.page
+        # others have taken its room each time
+        raise StoreFailed("the session is evicted again and again; try again")
 
     async def past(self, session: str, owner: str, at: int) -> Past:
         """The session as it was when its text had ``at`` tokens."""
-        loaded = await self._read(session, owner, at)
-        if isinstance(loaded, OwnedElsewhere):
-            await self.use(session, owner, lambda found: self._enter(session, owner, found))
-            loaded = await self._read(session, owner, at)
-        if isinstance(loaded, OwnedElsewhere):
-            raise loaded
-        return Past(loaded[0].value, loaded[0].entries, at)
+        read = partial(load_session, session=session, owner=owner, at=at)
+        found = await self._async_engine.ask_store(read)
+        if isinstance(found, OwnedElsewhere):
+            await self.use(session, owner, _BRING)
+            found = await self._async_engine.ask_store(read)
+        if isinstance(found, OwnedElsewhere):
+            raise found
+        return Past(found[0].value, found[0].entries, at)
 
     async def is_here(self, session: str, owner: str) -> bool:
         """Whether the engine has the session."""
@@ -135,23 +151,10 @@ class SessionLoader:
         keys = ((session, owner, handover) for handover in get_args(Handover))
         return [self._loads[key][0] for key in keys if key in self._loads]
 
-    async def _act(
-        self, session: str, owner: str, act: Act[R], loaded: LoadedSession | None
-    ) -> R | Absent:
-        try:
-            return await act(loaded)
-        except RequestError:
-            if loaded is not None:
-                await self._release(session, owner)
-            raise
-
     async def _release(self, session: str, owner: str) -> None:
         """Lets another replica have a session that was loaded here, and could not be restored."""
         if self._ownership is not None and not await self.is_here(session, owner):
             await self._ownership.release(session)
-
-    async def _enter(self, session: str, owner: str, loaded: LoadedSession | None) -> Absent | None:
-        return await self._async_engine.call_on(session, owner, lambda engine, now: None, loaded)
 
     # One load
 
@@ -163,7 +166,10 @@ class SessionLoader:
         while key not in self._loads and (others := self._of(session, owner)):
             await others[0].ended.wait()
         if key not in self._loads:
-            self._begin(_Load(session, owner, handover, after_seq))
+            load = _Load(session, owner, handover, after_seq)
+            task = asyncio.ensure_future(self._load(load))
+            self._loads[key] = load, task
+            task.add_done_callback(partial(self._end, load))
         load, task = self._loads[key]
         load.num_waiting += 1
         try:
@@ -172,11 +178,6 @@ class SessionLoader:
         finally:
             load.num_waiting -= 1
             self._end(load, task)
-
-    def _begin(self, load: _Load) -> None:
-        task = asyncio.ensure_future(self._load(load))
-        self._loads[load.session, load.owner, load.handover] = load, task
-        task.add_done_callback(lambda task: self._end(load, task))
 
     def _end(self, load: _Load, task: asyncio.Task[None]) -> None:
         """Ends a load for which no caller waits any more; what none of them took is restored."""
@@ -187,55 +188,40 @@ class SessionLoader:
         if not task.cancelled():
             task.exception()  # those who waited have it
         if (loaded := load.take()) is not None:
-            self._async_engine.restore(loaded)
+            self._async_engine.tell(on_session(load.session, load.owner, _BRING, loaded))
 
     async def _load(self, load: _Load) -> None:
-        self._async_engine.check_retirement()
-        generation = self._async_engine.generation
+        engine, num_moves = self._async_engine, 0
+        engine.check_retirement()
+        generation = engine.generation
+        read = partial(
+            load_session, session=load.session, owner=load.owner, after_seq=load.after_seq
+        )
         load.move(SessionEvent.LOAD)
         try:
-            loaded, page, num_moves = await self._found(load)
+            while isinstance(found := await engine.ask_store(read), OwnedElsewhere):
+                if num_moves == MAX_MOVES:
+                    raise found
+                await self._move(load, found)
+                num_moves += 1
         except BaseException as error:
             load.move(SessionEvent.FAIL)
             if isinstance(error, SessionNotFound):
                 await self.check_elsewhere(load.session, load.owner)
             raise
+        loaded, page = found
         past = Past(loaded.value, loaded.entries)
-        load.loaded = LoadedSession(past, generation, goes_on=num_moves > 0, page=page)
+        load.loaded = LoadedSession(
+            past, lambda: engine.generation == generation, goes_on=num_moves > 0, page=page
+        )
 
-    async def _found(self, load: _Load) -> tuple[Loaded, Page | None, int]:
-        """What the store has, and how often another replica handed the session over before."""
-        num_moves = 0
-        while True:
-            found = await self._read(load.session, load.owner, None, load.after_seq)
-            if not isinstance(found, OwnedElsewhere):
-                return *found, num_moves
-            if self._ownership is None or load.handover == "never" or num_moves == MAX_MOVES:
-                raise found
-            await self._move(load, found.replica, self._ownership)
-            num_moves += 1
-
-    async def _move(self, load: _Load, replica: int, ownership: Ownership) -> None:
+    async def _move(self, load: _Load, owned: OwnedElsewhere) -> None:
         """Gets the session from the replica that owns it."""
+        if self._ownership is None or load.handover == "never":
+            raise owned
         load.move(SessionEvent.OWNED_ELSEWHERE)
-        await ownership.acquire(load.session, load.owner, replica, load.handover)
+        await self._ownership.acquire(load.session, load.owner, owned.replica, load.handover)
         load.move(SessionEvent.HANDED_OVER)
-
-    async def _read(
-        self, session: str, owner: str, at: int | None, after_seq: int | None = None
-    ) -> tuple[Loaded, Page | None] | OwnedElsewhere:
-        """What the store has, and the events after ``after_seq``, in one visit to its thread."""
-
-        def read(store: Store) -> tuple[Loaded, Page | None] | OwnedElsewhere:
-            try:
-                loaded = store.load(session, owner, at)
-            except OwnedElsewhere as owned:
-                return owned
-            if after_seq is None:
-                return loaded, None
-            return loaded, read_page(store, session, owner, after_seq)
-
-        return await self._async_engine.ask_store(read)
 
     async def check_elsewhere(self, session: str, owner: str) -> None:
         """Raises `OtherVersion` where ``owner`` has the session in another version's store."""

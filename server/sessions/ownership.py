@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from server.engine.types import SessionInfo
 from server.errors import SessionAttached
-from server.runtime.arrival import Absent
+from server.runtime.commands import Absent
 
 #: What happens to the reader that a session has at its owner replica, when another replica
 #: asks for it. "ask": the session stays with the reader. "take_over": the reader is cut off.

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from server.runtime.async_engine import AsyncEngine
 
-R = TypeVar("R")
 
+@asynccontextmanager
+async def within_quota(async_engine: AsyncEngine, owner: str, num_new: int) -> AsyncIterator[None]:
+    """Checks that the owner may keep ``num_new`` more sessions. Raises `RateLimited`.
 
-async def within_quota(
-    async_engine: AsyncEngine, owner: str, num_new: int, act: Callable[[], Awaitable[R]]
-) -> R:
-    """The result of ``act``, which keeps ``num_new`` more sessions. Raises `RateLimited`.
-
-    For an owner with a limit, one at a time, so that each check counts what the previous
-    call has made. ``act`` then runs to its end even if its caller is cancelled.
+    The sessions are made in the body. For an owner with a limit, one body runs at a time, so
+    that each check counts what the body before has made, also where that was cancelled.
     """
     tenant = async_engine.tenants.get(owner)
     if tenant is None or tenant.limits.max_sessions is None or not num_new:
         await _check(async_engine, owner, num_new)
-        return await act()
+        yield
+        return
     async with tenant.keeping:
         await _check(async_engine, owner, num_new)
-        acting: asyncio.Future[R] = asyncio.ensure_future(act())
         try:
-            return await asyncio.shield(acting)
-        except asyncio.CancelledError:
-            await asyncio.wait({acting})
-            if not acting.cancelled():
-                acting.exception()  # retrieved, so that asyncio does not log it
+            yield
+        except asyncio.CancelledError:  # the engine may still make what it was asked for
+            await async_engine.settled()
             raise
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from server.engine.types import Finished, SessionInfo, TokenEvent
-from server.store.base import Store
-from server.store.errors import HistoryGone
 
 #: Events of a page that is read from the log.
 PAGE_EVENTS = 512
@@ -41,14 +39,6 @@ class Resumed:
     first_seq: int
     reset: str | None
     first_page: tuple[TokenEvent | Finished, ...] = ()
-
-
-def read_page(store: Store, session: str, owner: str, after_seq: int) -> Page:
-    """On the store thread. Raises `SessionNotFound` and `SessionBroken`."""
-    try:
-        return Page(after_seq, tuple(store.read(session, owner, after_seq, PAGE_EVENTS)))
-    except HistoryGone:
-        return Page(after_seq, (), is_gone=True)
 
 
 def resumed(info: SessionInfo, cursor: Cursor, epoch_name: str, page: Page) -> Resumed:

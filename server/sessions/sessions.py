@@ -6,32 +6,26 @@ belong to the async engine's event loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from typing import TypeVar
 
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Past, SessionValue
 from server.errors import InvalidRequest, RequestError, SessionNotFound
-from server.runtime.arrival import Absent
+from server.runtime import commands
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.engine_thread import EngineLike
+from server.runtime.commands import Absent, Call, EngineLike
 from server.runtime.request_registry import Sink
-from server.sessions.loader import Elsewhere, LoadedSession, SessionLoader
+from server.sessions.loader import Elsewhere, SessionLoader
 from server.sessions.named_states import NamedStates, StateNotFound
 from server.sessions.ownership import AttachedElsewhere, Handover, Ownership
 from server.sessions.prefix_tier import PrefixTier
+from server.sessions.questions import read_page
 from server.sessions.quota import within_quota
-from server.sessions.resume import (
-    PAGE_EVENTS,
-    Cursor,
-    Page,
-    Resumed,
-    read_page,
-    renamed,
-    resumed,
-    resumed_elsewhere,
-)
+from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed, renamed, resumed, resumed_elsewhere
 from server.store.base import Listed, Numbered
 from server.store.errors import OwnedElsewhere, SessionBroken
 
@@ -66,29 +60,30 @@ class Sessions:
             await self.continue_unfinished()
 
     async def submit(self, request: Request, sink: Sink) -> None:
-        """See `AsyncEngine.submit`; the session is loaded where the engine does not have it."""
-        if request.keep or request.session is not None:
-            num_new = int(request.session is None)
-            await within_quota(
-                self._async_engine, request.owner, num_new, lambda: self._submit(request, sink)
-            )
-        else:
-            await self._submit(request, sink)
+        """Starts a request; its events go to ``sink``. Raises `RequestError`.
 
-    async def _submit(self, request: Request, sink: Sink) -> None:
-        if request.session is None:
+        The caller calls `RequestRegistry.release` with the sink when it has no reader any more.
+        """
+        engine, owner, session = self._async_engine, request.owner, request.session
+        is_kept = request.keep or session is not None
+        num_new = int(session is None)
+        async with within_quota(engine, owner, num_new) if is_kept else nullcontext():
             start = None if request.state is None else await self.start_of(request.state)
-            if self._prefixes is not None:
+            if session is not None:
+                engine.check_retirement()
+            elif self._prefixes is not None:
                 await self._prefixes.fetch(request, start)
-            await self._async_engine.submit(request, sink, start)
-            return
-        self._async_engine.check_retirement()
-        session = request.session
-        await self.loader.use(
-            session,
-            request.owner,
-            lambda loaded: self._async_engine.submit(request, sink, arrival=loaded),
-        )
+            if is_kept:
+                engine.check_store()
+            if (tenant := engine.tenants.get(owner)) is not None:
+                tenant.check_tokens()
+            call = commands.submit(request, start, tenant)
+            with engine.requests.accepting(request, sink):
+                if session is None:
+                    await engine.call(call, request_ids=request.ids, work=True)
+                else:
+                    ids = request.ids
+                    await self.loader.use(session, owner, call, request_ids=ids, work=True)
 
     def close(self) -> None:
         """Writes what is outstanding."""
@@ -105,15 +100,7 @@ class Sessions:
         """A kept session, empty or with a named state. Raises `RequestError`."""
         if state is not None:
             return await self.adopt(await self.start_of(state), owner)
-        self._async_engine.check_store()
-        return await within_quota(
-            self._async_engine,
-            owner,
-            1,
-            lambda: self._async_engine.call(
-                lambda engine, now: engine.create_session(owner, now), work=True
-            ),
-        )
+        return await self._open(owner, lambda engine, now: engine.create_session(owner, now))
 
     async def continue_unfinished(self) -> None:
         """Lets what ran when the server went down go on by itself, for a while."""
@@ -129,12 +116,8 @@ class Sessions:
 
     async def go_on(self, session: str, owner: str, handover: Handover = "ask") -> None:
         """Lets what a session runs go on, without a reader."""
-
-        def go_on(engine: EngineLike, now: float) -> None:
-            self._async_engine.check_running(engine, owner, engine.num_starting(session, owner))
-            engine.go_on(session, owner)
-
-        await self._call(session, owner, go_on, handover)
+        tenant = self._async_engine.tenants.get(owner)
+        await self._call(session, owner, commands.go_on(session, owner, tenant), handover)
 
     async def info(self, session: str, owner: str) -> SessionInfo:
         try:
@@ -147,11 +130,10 @@ class Sessions:
         return info
 
     async def delete(self, session: str, owner: str) -> None:
-        def delete(engine: EngineLike, now: float) -> None:
-            engine.delete_session(session, owner)
-
         try:
-            await self._call(session, owner, delete, "move")
+            await self._call(
+                session, owner, lambda engine, now: engine.delete_session(session, owner), "move"
+            )
         except SessionBroken:
             await self._async_engine.ask_store(lambda store: store.discard(session, owner))
 
@@ -167,8 +149,7 @@ class Sessions:
     async def fork(self, session: str, owner: str, num: int, at: int | None) -> list[SessionInfo]:
         """``num`` copies, as the session is, or as it was when its text had ``at`` tokens."""
         self._async_engine.check_store()
-
-        async def fork() -> list[SessionInfo]:
+        async with within_quota(self._async_engine, owner, num):
             self._async_engine.check_retirement()
             past = None if at is None else await self._past(session, owner, at)
             return await self._call(
@@ -177,8 +158,6 @@ class Sessions:
                 lambda engine, now: engine.fork(session, owner, num, now, past),
                 work=True,
             )
-
-        return await within_quota(self._async_engine, owner, num, fork)
 
     async def rewind(self, session: str, owner: str, at: int) -> SessionInfo:
         """Cuts the session's text back to ``at`` tokens."""
@@ -196,15 +175,12 @@ class Sessions:
 
     async def adopt(self, value: SessionValue, owner: str) -> SessionInfo:
         """A new session that goes on from ``value``."""
+        return await self._open(owner, lambda engine, now: engine.adopt(value, owner, now))
+
+    async def _open(self, owner: str, call: Call[SessionInfo]) -> SessionInfo:
         self._async_engine.check_store()
-        return await within_quota(
-            self._async_engine,
-            owner,
-            1,
-            lambda: self._async_engine.call(
-                lambda engine, now: engine.adopt(value, owner, now), work=True
-            ),
-        )
+        async with within_quota(self._async_engine, owner, 1):
+            return await self._async_engine.call(call, work=True)
 
     # Resuming
 
@@ -214,32 +190,41 @@ class Sessions:
         """Makes ``sink`` the reader of the session, from ``cursor`` on.
 
         What the session runs is parked until the caller has sent what `missed`
-        gives, and calls `AsyncEngine.caught_up`; its events come under ``request_id``.
+        gives, and calls `RequestRegistry.caught_up`; its events come under ``request_id``.
         """
-        page: Page | None = None
+        engine = self._async_engine
+        tenant = engine.tenants.get(owner)
+        attach = commands.Attach(session, owner, request_id, take_over, tenant)
 
-        async def attach(loaded: LoadedSession | None) -> SessionInfo | Absent:
-            nonlocal page
-            page = None if loaded is None else loaded.page
-            return await self._async_engine.attach(
-                session, owner, request_id, sink, take_over, loaded
-            )
+        def add_reader(info: SessionInfo) -> None:
+            if info.busy:
+                engine.requests.add(request_id, sink, behind=True)
 
-        handover: Handover = "take_over" if take_over else "ask"
         try:
-            info = await self.loader.use(session, owner, attach, handover, cursor.last_seq)
+            info, page = await self.loader.use(
+                *(session, owner, attach, "take_over" if take_over else "ask", cursor.last_seq),
+                arrived=add_reader,
+                work=True,
+            )
             if page is None or page.after_seq != cursor.last_seq:
                 # The store knows whether what the engine has is still the session.
-                page = await self._async_engine.ask_store(
+                page = await engine.ask_store(
                     lambda store: read_page(store, session, owner, cursor.last_seq)
                 )
+        except asyncio.CancelledError:  # the client has left, and `release` knew nothing of it yet
+            engine.requests.detach(request_id)
+            raise
         except SessionNotFound:
-            reset = resumed_elsewhere(session, cursor, self._async_engine.epoch_name(0))
+            reset = resumed_elsewhere(session, cursor, engine.epoch_name(0))
             if reset is None:
                 raise
-            self._async_engine.detach(request_id)
+            engine.requests.detach(request_id)
             return reset
-        return resumed(info, cursor, self._async_engine.epoch_name(info.epoch), page)
+        except RequestError:
+            if attach.is_attached:  # and what was recorded with it is lost
+                engine.requests.detach(request_id)
+            raise
+        return resumed(info, cursor, engine.epoch_name(info.epoch), page)
 
     async def missed(
         self, owner: str, found: Resumed, request_id: str
@@ -276,11 +261,13 @@ class Sessions:
         self, session: str, owner: str, handover: Handover
     ) -> SessionInfo | Absent | None:
         """See `server.sessions.ownership.Owned`."""
+
+        def give(engine: EngineLike, now: float) -> SessionInfo | None:
+            return engine.give(session, owner, handover, now)
+
         while True:
             await self.loader.ended(session, owner)
-            found = await self._async_engine.call_on(
-                session, owner, lambda engine, now: engine.give(session, owner, handover, now)
-            )
+            found = await self._async_engine.call(commands.on_session(session, owner, give))
             if not isinstance(found, Absent) or not self.loader.is_loading(session, owner):
                 return found
 
@@ -308,14 +295,9 @@ class Sessions:
         self,
         session: str,
         owner: str,
-        call: Callable[[EngineLike, float], R],
+        call: Call[R],
         handover: Handover = "ask",
         work: bool = False,
     ) -> R:
         """What ``call`` gives on the engine thread, with the session loaded first if need be."""
-        return await self.loader.use(
-            session,
-            owner,
-            lambda loaded: self._async_engine.call_on(session, owner, call, loaded, work=work),
-            handover,
-        )
+        return (await self.loader.use(session, owner, call, handover, work=work))[0]

@@ -18,6 +18,7 @@ from server.engine.types import (
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.event_queue import EventQueue
+from server.sessions.sessions import Sessions
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
@@ -45,6 +46,10 @@ def request(
 ) -> Request:
     params = SamplingParams(max_tokens=max_tokens)
     return Request(request_id, "me", tuple(prompt.encode()), params, **more)  # type: ignore[arg-type]
+
+
+async def submit(async_engine: AsyncEngine, work: Request, sink: EventQueue[Event]) -> None:
+    await Sessions(async_engine).submit(work, sink)
 
 
 async def create(async_engine: AsyncEngine) -> SessionInfo:

@@ -13,7 +13,7 @@ from server.runtime.store_thread import commit_apart
 from server.store.errors import RecordRefused, StoreFailed, StoreLost
 from server.store.memory_store import MemoryStore
 from tests.server.failing_store import FailingStore
-from tests.server.runtime.test_store_thread import Desk, Step
+from tests.server.runtime.test_store_thread import Desk
 
 
 class Choosy(FailingStore):
@@ -38,10 +38,10 @@ def store() -> Choosy:
 @pytest.fixture
 def desk(store: Choosy) -> Iterator[Desk]:
     desk = Desk(store)
-    desk.journal.start()
+    desk.thread.start()
     yield desk
     store.let_go()
-    assert desk.journal.close(10)
+    assert desk.thread.close(10)
 
 
 def opened(*ids: str) -> list[Record]:
@@ -81,9 +81,9 @@ def test_refused_session_alone_is_lost_and_forgotten(desk: Desk, store: Choosy) 
     step = desk.add(token("a", 1), token("b", 1), token("c", 1))
     desk.done()
     assert step.lost == {"b": REFUSED}
-    assert desk.forgotten == [(1, REFUSED, "b")]
-    assert desk.journal.error is None
-    assert desk.journal.generation == 0, "what is asked about other sessions is of use"
+    assert desk.forgotten() == [(1, REFUSED, "b")]
+    assert desk.thread.error is None
+    assert desk.thread.generation == 0, "what is asked about other sessions is of use"
     assert (seqs(store, "a"), seqs(store, "c")) == ([1], [1])
 
 
@@ -109,8 +109,8 @@ def test_outage_while_sessions_are_told_apart_is_one_of_all(desk: Desk, store: C
     desk.done()
     outage = StoreFailed("it went away")
     store.bad = {"a": REFUSED, "b": outage}
-    step: Step = desk.add(token("a", 1), token("b", 1))
+    step = desk.add(token("a", 1), token("b", 1))
     desk.done()
     assert step.lost == {"a": outage, "b": outage}
-    assert desk.forgotten == [(1, outage, None)]
-    assert desk.journal.error is outage
+    assert desk.forgotten() == [(1, outage, None)]
+    assert desk.thread.error is outage

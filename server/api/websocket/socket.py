@@ -70,7 +70,7 @@ class Socket:
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for async_engine in self._engines:
-                async_engine.release(self.event_queue)
+                async_engine.requests.release(self.event_queue)
             await _stop(reader, sender, *self._tasks)
         if broken.done():
             await self._send_close(_close_for(broken.result()))
@@ -96,7 +96,9 @@ class Socket:
     def _on_backpressure(self, is_full: bool) -> None:
         """Parks the requests of a client that does not keep up, until it has."""
         for async_engine in self._engines:
-            (async_engine.hold if is_full else async_engine.go_on)(self.event_queue)
+            (async_engine.requests.hold if is_full else async_engine.requests.go_on)(
+                self.event_queue
+            )
 
     async def _read_all(self, codec: SocketCodec) -> None:
         while (message := await self._receive())["type"] != "websocket.disconnect":

@@ -139,7 +139,7 @@ class StreamCodec:
             # Without effect on what is not alive: its last frame was the answer.
             if (id := self._ids.get(message.request_id)) is not None:
                 self._alive[id].cancelled = True
-                self._alive[id].async_engine.cancel(id)
+                self._alive[id].async_engine.requests.cancel(id)
         elif isinstance(message, schemas.Detach):
             self._detach(message)
         elif isinstance(message, schemas.Resume):
@@ -235,7 +235,7 @@ class StreamCodec:
         if (id := self._ids.get(message.request_id)) is not None:
             async_engine = self._alive[id].async_engine
             self._end(id)
-            async_engine.detach(id)
+            async_engine.requests.detach(id)
             frame: DetachedFrame = {"type": "detached", "request_id": message.request_id}
             self._reply(encode(frame))
 
@@ -269,10 +269,10 @@ class StreamCodec:
         try:
             resumed = await resume()
             if id not in self._alive:  # detached meanwhile, perhaps before it was attached
-                async_engine.detach(id)
+                async_engine.requests.detach(id)
                 return
             if alive.cancelled:
-                async_engine.cancel(id)
+                async_engine.requests.cancel(id)
             self._reply(resumed_frame(writer.request_id, resumed, async_engine.epoch_name))
             async for events in alive.service.sessions.missed(self._owner, resumed, id):
                 await event_queue.emptied()
@@ -280,11 +280,11 @@ class StreamCodec:
                     return
                 event_queue.put([frame for e in events if (frame := writer.frame(e)) is not None])
             if resumed.info.busy:
-                async_engine.caught_up(id)
+                async_engine.requests.caught_up(id)
             elif id in self._alive:
                 self._end(id)
         except RequestError as error:
-            async_engine.detach(id)
+            async_engine.requests.detach(id)
             if id in self._alive:
                 self._end(id)
                 self._reply(error_frame(writer.request_id, error))

@@ -152,7 +152,7 @@ async def test_streams_of_others_go_on_after_a_row_that_is_refused(database_url:
             failed = await _events_to_failure(bad)
             assert async_engine.store_works
             after = [*await other.take(), *await other.take()]
-            async_engine.cancel("other")
+            async_engine.requests.cancel("other")
         _, *tokens = before + after
         assert all(isinstance(event, TokenEvent) for event in tokens)
         seqs = [event.seq for event in tokens if isinstance(event, TokenEvent)]

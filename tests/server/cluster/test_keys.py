@@ -31,7 +31,7 @@ async def leave(submitting: asyncio.Task[Any], at: Replica, event_queue: EventQu
     submitting.cancel()
     with suppress(asyncio.CancelledError):
         await submitting
-    at.async_engine.release(event_queue)
+    at.async_engine.requests.release(event_queue)
 
 
 @pytest.mark.parametrize("again_at", [0, 1], ids=["the same replica", "another"])

@@ -84,9 +84,9 @@ async def resume(at: Replica, session: str, seq: int, take_over: bool = False) -
     async for page in at.sessions.missed("me", resumed, "again"):
         events += page
     if resumed.info.busy:
-        at.async_engine.caught_up("again")
+        at.async_engine.requests.caught_up("again")
         events += await tokens(event_queue, 5)
-    at.async_engine.release(event_queue)
+    at.async_engine.requests.release(event_queue)
     return events
 
 
@@ -109,7 +109,7 @@ async def test_a_session_at_rest_moves_without_a_question(database_url: str) -> 
 async def test_a_stream_that_was_left_goes_on_at_another_replica(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
-        one.async_engine.release(event_queue)
+        one.async_engine.requests.release(event_queue)
         events = await resume(other, session, 0)
         assert seqs(events) == list(range(1, len(events) + 1))
         text = "".join(event.text for event in events if isinstance(event, TokenEvent))
@@ -137,7 +137,7 @@ async def test_taking_over_cuts_the_reader_off(database_url: str) -> None:
 async def test_only_one_of_two_gets_it(database_url: str) -> None:
     async with replicas(database_url, 3) as (one, *others):
         session, event_queue = await begin(one)
-        one.async_engine.release(event_queue)
+        one.async_engine.requests.release(event_queue)
         sinks = [EventQueue[Event](10**6) for _ in others]
         resumes = [
             at.sessions.resume(session, "me", Cursor(0), "again", sink, False)

@@ -20,7 +20,7 @@ from server.store.object_storage.objects import TableObjects
 from server.store.postgres.database import PostgresDatabase, connect
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
-from tests.server.running_engine import collect
+from tests.server.running_engine import collect, submit
 from tests.tiny import request, solo, tiny_checkpoint, tiny_engine, tokens_of
 
 SCHEMA = "everstream_test"
@@ -35,7 +35,7 @@ class Replica:
         asked = request(request_id, PROMPT, owner=owner)
         await self._tier.fetch(asked)
         event_queue: EventQueue[Event] = EventQueue(100)
-        await self._async_engine.submit(asked, event_queue)
+        await submit(self._async_engine, asked, event_queue)
         return tokens_of(await collect(event_queue))
 
     async def stats(self) -> EngineStats:

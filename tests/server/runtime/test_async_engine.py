@@ -19,18 +19,17 @@ from server.errors import (
     SessionNotFound,
 )
 from server.observability.metrics import Scrape, render
-from server.runtime.async_engine import STALL_S, Draining
-from server.runtime.engine_thread import MAX_COMMANDS
+from server.runtime.async_engine import MAX_COMMANDS, STALL_S, Draining
 from server.runtime.event_queue import EventQueue, ReaderTooSlow
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate
-from tests.server.running_engine import collect, create, driving, info, request, settled
+from tests.server.running_engine import collect, create, driving, info, request, settled, submit
 
 
 async def test_events_come_in_order_and_end_with_finished() -> None:
     async with driving(FakeEngine()) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(100)
-        await async_engine.submit(request(), event_queue)
+        await submit(async_engine, request(), event_queue)
         events = await collect(event_queue)
     assert [type(event) for event in events] == [Started, *[TokenEvent] * 5, Finished]
     assert [event.seq for event in events if isinstance(event, TokenEvent)] == [1, 2, 3, 4, 5]
@@ -40,7 +39,7 @@ async def test_error_of_submit_is_raised_and_leaves_nothing_behind() -> None:
     async with driving(FakeEngine(max_sessions=1)) as async_engine:
         await create(async_engine)
         with pytest.raises(CapacityExhausted):
-            await async_engine.submit(request(), EventQueue(10))
+            await submit(async_engine, request(), EventQueue(10))
         async with asyncio.timeout(60):
             await async_engine.drained()
 
@@ -48,10 +47,10 @@ async def test_error_of_submit_is_raised_and_leaves_nothing_behind() -> None:
 async def test_used_request_id_is_refused() -> None:
     gate = Gate()
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
-        submitting = asyncio.create_task(async_engine.submit(request(), EventQueue(100)))
+        submitting = asyncio.create_task(submit(async_engine, request(), EventQueue(100)))
         await gate.reached()
         with pytest.raises(InvalidRequest, match="request_id"):
-            await async_engine.submit(request(), EventQueue(10))
+            await submit(async_engine, request(), EventQueue(10))
         gate.open()
         await submitting
 
@@ -61,11 +60,11 @@ async def test_cancel_ends_with_reason_cancelled_and_frees_the_slot() -> None:
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(100)
         submitting = asyncio.create_task(
-            async_engine.submit(request(max_tokens=10**6), event_queue)
+            submit(async_engine, request(max_tokens=10**6), event_queue)
         )
         gate.allow(2)
         await submitting
-        async_engine.cancel("r")
+        async_engine.requests.cancel("r")
         gate.open()
         last = (await collect(event_queue))[-1]
         stats = await async_engine.stats()
@@ -76,7 +75,7 @@ async def test_cancel_ends_with_reason_cancelled_and_frees_the_slot() -> None:
 
 async def test_cancel_of_an_unknown_request_does_nothing() -> None:
     async with driving(FakeEngine()) as async_engine:
-        async_engine.cancel("nobody")
+        async_engine.requests.cancel("nobody")
         assert (await async_engine.stats()).num_running == 0
 
 
@@ -84,10 +83,10 @@ async def test_release_cancels_all_requests_of_a_reader_and_no_others() -> None:
     async with driving(FakeEngine()) as async_engine:
         gone: EventQueue[Event] = EventQueue(10**6)
         stays: EventQueue[Event] = EventQueue(10**6)
-        await async_engine.submit(request("a", 10**6), gone)
-        await async_engine.submit(request("b", 10**6), gone)
-        await async_engine.submit(request("c", 50), stays)
-        async_engine.release(gone)
+        await submit(async_engine, request("a", 10**6), gone)
+        await submit(async_engine, request("b", 10**6), gone)
+        await submit(async_engine, request("c", 50), stays)
+        async_engine.requests.release(gone)
         last = (await collect(stays))[-1]
         await async_engine.drained()
         assert (await settled(async_engine)).held_slots == 0
@@ -98,7 +97,7 @@ async def test_release_cancels_all_requests_of_a_reader_and_no_others() -> None:
 async def test_overflow_releases_the_reader() -> None:
     async with driving(FakeEngine()) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(16)
-        await async_engine.submit(request(max_tokens=10**6), event_queue)
+        await submit(async_engine, request(max_tokens=10**6), event_queue)
         await async_engine.drained()
         with pytest.raises(ReaderTooSlow):
             await event_queue.take()
@@ -110,7 +109,7 @@ async def test_loop_wakes_once_per_step_whatever_the_number_of_requests() -> Non
     async with driving(FakeEngine(max_sessions=64, before_step=gate), gate) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(10**4)
         submits = [
-            asyncio.create_task(async_engine.submit(request(f"r{n}", 4), event_queue))
+            asyncio.create_task(submit(async_engine, request(f"r{n}", 4), event_queue))
             for n in range(64)
         ]
         await asyncio.sleep(0)
@@ -134,7 +133,7 @@ async def test_steps_that_wait_for_the_loop_reach_a_reader_as_one_batch() -> Non
 
     async with driving(FakeEngine(before_step=before_step), gate) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(100)
-        submitting = asyncio.create_task(async_engine.submit(request(max_tokens=50), event_queue))
+        submitting = asyncio.create_task(submit(async_engine, request(max_tokens=50), event_queue))
         gate.allow(1)
         await submitting
         assert [type(event) for event in await event_queue.take()] == [Started, TokenEvent]
@@ -143,20 +142,20 @@ async def test_steps_that_wait_for_the_loop_reach_a_reader_as_one_batch() -> Non
             assert steps.acquire(timeout=10)
         batch = await event_queue.take()
         assert [event.seq for event in batch if isinstance(event, TokenEvent)] == list(range(2, 10))
-        async_engine.cancel("r")
+        async_engine.requests.cancel("r")
 
 
 async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
     gate = Gate()
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(100)
-        submitting = asyncio.create_task(async_engine.submit(request(), event_queue))
+        submitting = asyncio.create_task(submit(async_engine, request(), event_queue))
         await asyncio.sleep(0)
         async_engine.begin_drain()
         assert async_engine.healthy
         assert not async_engine.ready
         with pytest.raises(Draining):
-            await async_engine.submit(request("late"), event_queue)
+            await submit(async_engine, request("late"), event_queue)
         with pytest.raises(Draining):
             await create(async_engine)
         drained = asyncio.create_task(async_engine.drained())
@@ -171,15 +170,15 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
 async def test_crash_of_the_engine_fails_every_reader_and_shows() -> None:
     async with driving(FakeEngine()) as async_engine:
         bystander: EventQueue[Event] = EventQueue(10**6)
-        await async_engine.submit(request("bystander", 10**6), bystander)
+        await submit(async_engine, request("bystander", 10**6), bystander)
         with pytest.raises(InternalFailure):
-            await async_engine.submit(request("culprit", prompt="<crash>"), EventQueue(10))
+            await submit(async_engine, request("culprit", prompt="<crash>"), EventQueue(10))
         await async_engine.died.wait()
         with pytest.raises(InternalFailure):
             await collect(bystander)
         assert not async_engine.healthy
         with pytest.raises(InternalFailure):
-            await async_engine.submit(request("later"), EventQueue(10))
+            await submit(async_engine, request("later"), EventQueue(10))
         assert (await async_engine.stats()).max_sessions == 16  # the last known ones
 
 
@@ -197,7 +196,7 @@ async def test_unexpected_error_of_a_command_fails_that_command_alone() -> None:
 async def test_hung_step_turns_health_red() -> None:
     gate, clock = Gate(), [0.0]
     async with driving(FakeEngine(before_step=gate), gate, clock) as async_engine:
-        submitting = asyncio.create_task(async_engine.submit(request(), EventQueue(100)))
+        submitting = asyncio.create_task(submit(async_engine, request(), EventQueue(100)))
         await gate.reached()
         assert async_engine.healthy
         clock[0] = STALL_S + 0.1
@@ -210,7 +209,7 @@ async def test_hung_step_turns_health_red() -> None:
 async def test_commands_are_bounded() -> None:
     gate = Gate()
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
-        submitting = asyncio.create_task(async_engine.submit(request(), EventQueue(100)))
+        submitting = asyncio.create_task(submit(async_engine, request(), EventQueue(100)))
         await gate.reached()
         calls = [asyncio.create_task(async_engine.stats()) for _ in range(MAX_COMMANDS)]
         await asyncio.sleep(0)
@@ -239,7 +238,7 @@ async def test_latencies_are_measured_on_the_given_clock() -> None:
 
     async with driving(FakeEngine(before_step=tick), clock=clock) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(100)
-        await async_engine.submit(request(max_tokens=3), event_queue)
+        await submit(async_engine, request(max_tokens=3), event_queue)
         await collect(event_queue)
         text = render([Scrape("m", async_engine.metrics, [await async_engine.stats()])], 0).decode()
     assert 'everstream_ttft_seconds_sum{model="m"} 0.25\n' in text

@@ -10,23 +10,34 @@ from server.engine.types import Event, Failed, Finished, SessionInfo, Started, T
 from server.errors import SessionAttached
 from server.runtime.async_engine import AsyncEngine, Draining
 from server.runtime.event_queue import EventQueue
+from server.sessions.resume import Cursor
+from server.sessions.sessions import Sessions
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate
-from tests.server.running_engine import collect, create, driving, info, request, settled, until
+from tests.server.running_engine import (
+    collect,
+    create,
+    driving,
+    info,
+    request,
+    settled,
+    submit,
+    until,
+)
 
 
 async def test_reader_that_does_not_keep_up_parks_alone_and_goes_on_where_it_was() -> None:
     async with driving(FakeEngine()) as async_engine:
 
         def press(full: bool) -> None:
-            (async_engine.hold if full else async_engine.go_on)(slow)
+            (async_engine.requests.hold if full else async_engine.requests.go_on)(slow)
 
         slow: EventQueue[Event] = EventQueue(200, press)
 
         quick: EventQueue[Event] = EventQueue(1000)
-        await async_engine.submit(request("slow", 500), slow)
+        await submit(async_engine, request("slow", 500), slow)
         await until(async_engine, lambda stats: stats.num_parked == 1)
-        await async_engine.submit(request("quick", 100), quick)
+        await submit(async_engine, request("quick", 100), quick)
         assert [e.seq for e in await collect(quick) if isinstance(e, TokenEvent)][-1] == 100
         assert (await async_engine.stats()).num_parked == 1
         events = await collect(slow)
@@ -36,11 +47,11 @@ async def test_reader_that_does_not_keep_up_parks_alone_and_goes_on_where_it_was
 async def test_parked_request_of_a_reader_that_leaves_is_cancelled() -> None:
     async with driving(FakeEngine()) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(
-            200, lambda full: async_engine.hold(event_queue)
+            200, lambda full: async_engine.requests.hold(event_queue)
         )
-        await async_engine.submit(request(max_tokens=10**6), event_queue)
+        await submit(async_engine, request(max_tokens=10**6), event_queue)
         await until(async_engine, lambda stats: stats.num_parked == 1)
-        async_engine.release(event_queue)
+        async_engine.requests.release(event_queue)
         stats = await settled(async_engine)
         assert (stats.held_slots, stats.num_parked) == (0, 0)
 
@@ -48,10 +59,10 @@ async def test_parked_request_of_a_reader_that_leaves_is_cancelled() -> None:
 async def test_kept_session_goes_on_without_its_reader_up_to_the_bound() -> None:
     async with driving(FakeEngine(max_detached_tokens=30)) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(10**6)
-        await async_engine.submit(request(max_tokens=10**6, keep=True), event_queue)
+        await submit(async_engine, request(max_tokens=10**6, keep=True), event_queue)
         (first, *_) = await event_queue.take()
         assert isinstance(first, Started)
-        async_engine.release(event_queue)
+        async_engine.requests.release(event_queue)
         await async_engine.drained()
         await until(async_engine, lambda stats: stats.num_parked == 1)
         found = await info(async_engine, first.session)
@@ -64,15 +75,15 @@ async def test_kept_session_goes_on_without_its_reader_up_to_the_bound() -> None
 async def test_request_left_while_its_reader_was_slow_stays_within_the_bound() -> None:
     async with driving(FakeEngine(max_detached_tokens=0)) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(
-            100, lambda full: async_engine.hold(event_queue)
+            100, lambda full: async_engine.requests.hold(event_queue)
         )
-        await async_engine.submit(request(max_tokens=10**6, keep=True), event_queue)
+        await submit(async_engine, request(max_tokens=10**6, keep=True), event_queue)
         await until(async_engine, lambda stats: stats.num_parked == 1)
-        async_engine.detach("r")
+        async_engine.requests.detach("r")
         stats = await settled(async_engine)
         await settled(async_engine)
         parked = await until(async_engine, lambda stats: stats.num_parked == 1)
-        async_engine.go_on(event_queue)
+        async_engine.requests.go_on(event_queue)
         await settled(async_engine)
         assert await settled(async_engine) == parked
         assert parked.completion_tokens_total <= stats.completion_tokens_total + 1
@@ -88,16 +99,17 @@ class Resuming:
 
     async def begin(self, max_tokens: int = 10**6) -> None:
         left: EventQueue[Event] = EventQueue(10**6)
-        await self.async_engine.submit(request("left", max_tokens, keep=True), left)
+        await submit(self.async_engine, request("left", max_tokens, keep=True), left)
         first = (await left.take())[0]
         assert isinstance(first, Started)
         self.session = first.session
-        self.async_engine.release(left)
+        self.async_engine.requests.release(left)
 
     async def attach(self, request_id: str = "new", take_over: bool = False) -> SessionInfo:
-        return await self.async_engine.attach(
-            self.session, "me", request_id, self.event_queue, take_over
+        found = await Sessions(self.async_engine).resume(
+            self.session, "me", Cursor(0), request_id, self.event_queue, take_over
         )
+        return found.info
 
 
 async def test_attached_session_rests_until_its_reader_has_caught_up() -> None:
@@ -109,11 +121,11 @@ async def test_attached_session_rests_until_its_reader_has_caught_up() -> None:
         assert attached.parked
         await settled(async_engine)
         assert (await info(async_engine, resuming.session)).seq == attached.seq
-        async_engine.caught_up("new")
+        async_engine.requests.caught_up("new")
         event = (await resuming.event_queue.take())[0]
         assert isinstance(event, TokenEvent)
         assert (event.request_id, event.seq) == ("new", attached.seq + 1)
-        async_engine.cancel("new")
+        async_engine.requests.cancel("new")
 
 
 async def test_end_of_a_session_comes_after_what_its_reader_has_missed() -> None:
@@ -121,10 +133,10 @@ async def test_end_of_a_session_comes_after_what_its_reader_has_missed() -> None
         resuming = Resuming(async_engine)
         await resuming.begin()
         attached = await resuming.attach()
-        async_engine.cancel("new")
+        async_engine.requests.cancel("new")
         await settled(async_engine)
         resuming.event_queue.put([Started("missed", "s", 0)])  # what is read from the log
-        async_engine.caught_up("new")
+        async_engine.requests.caught_up("new")
         missed, end = await resuming.event_queue.take()
         assert missed.request_id == "missed"
         assert isinstance(end, Finished)
@@ -136,17 +148,17 @@ async def test_pressure_does_not_start_a_session_whose_reader_is_behind() -> Non
         resuming = Resuming(async_engine)
         await resuming.begin()
         attached = await resuming.attach()
-        async_engine.hold(resuming.event_queue)
-        async_engine.go_on(resuming.event_queue)
+        async_engine.requests.hold(resuming.event_queue)
+        async_engine.requests.go_on(resuming.event_queue)
         await settled(async_engine)
         assert (await info(async_engine, resuming.session)).seq == attached.seq
-        async_engine.hold(resuming.event_queue)
-        async_engine.caught_up("new")
+        async_engine.requests.hold(resuming.event_queue)
+        async_engine.requests.caught_up("new")
         await settled(async_engine)
         assert (await info(async_engine, resuming.session)).seq == attached.seq
-        async_engine.go_on(resuming.event_queue)
+        async_engine.requests.go_on(resuming.event_queue)
         assert (await resuming.event_queue.take())[0].request_id == "new"
-        async_engine.cancel("new")
+        async_engine.requests.cancel("new")
 
 
 async def test_second_reader_is_refused_unless_it_takes_over() -> None:
@@ -154,7 +166,7 @@ async def test_second_reader_is_refused_unless_it_takes_over() -> None:
         resuming = Resuming(async_engine)
         await resuming.begin()
         await resuming.attach("first")
-        async_engine.caught_up("first")
+        async_engine.requests.caught_up("first")
         with pytest.raises(SessionAttached):
             await resuming.attach("second")
         old, resuming.event_queue = resuming.event_queue, EventQueue(10**6)
@@ -162,8 +174,8 @@ async def test_second_reader_is_refused_unless_it_takes_over() -> None:
         while not isinstance(last := (await old.take())[-1], Failed):
             pass
         assert isinstance(last.error, SessionAttached)
-        async_engine.release(old)
-        async_engine.caught_up("second")
+        async_engine.requests.release(old)
+        async_engine.requests.caught_up("second")
         assert (await resuming.event_queue.take())[0].request_id == "second"
 
 
@@ -172,9 +184,9 @@ async def test_cancel_and_a_take_over_at_once_end_the_session_for_its_new_reader
         resuming = Resuming(async_engine)
         await resuming.begin()
         await resuming.attach("first")
-        async_engine.cancel("first")
+        async_engine.requests.cancel("first")
         await resuming.attach("second", take_over=True)
-        async_engine.caught_up("second")
+        async_engine.requests.caught_up("second")
         events = [e for e in await collect(resuming.event_queue) if e.request_id == "second"]
         assert isinstance(events[-1], Finished)
         assert events[-1].finish_reason == "cancelled"
@@ -192,7 +204,7 @@ async def test_reader_that_leaves_before_it_is_attached_leaves_nothing_behind() 
         attaching = asyncio.create_task(resuming.attach("first"))
         await asyncio.sleep(0)
         attaching.cancel()
-        async_engine.release(resuming.event_queue)
+        async_engine.requests.release(resuming.event_queue)
         gate.open()
         await asyncio.gather(attaching, return_exceptions=True)
         await settled(async_engine)
@@ -203,11 +215,10 @@ async def test_reader_that_leaves_before_it_is_attached_leaves_nothing_behind() 
 
 async def test_idle_session_has_nothing_to_attach_to() -> None:
     async with driving(FakeEngine()) as async_engine:
-        created = await create(async_engine)
-        event_queue: EventQueue[Event] = EventQueue(10)
-        attached = await async_engine.attach(created.session, "me", "r", event_queue, False)
-        assert not attached.busy
-        async_engine.caught_up("r")
+        resuming = Resuming(async_engine)
+        resuming.session = (await create(async_engine)).session
+        assert not (await resuming.attach()).busy
+        async_engine.requests.caught_up("new")
         async with asyncio.timeout(60):
             await async_engine.drained()
 

@@ -10,6 +10,8 @@ from server.engine.types import (
 )
 from server.errors import InternalFailure, SessionAttached
 from server.observability.metrics import Metrics, Scrape, render
+from server.runtime.command_queue import CommandQueue
+from server.runtime.commands import Command
 from server.runtime.event_queue import EventQueue
 from server.runtime.request_registry import RequestRegistry, Sink
 
@@ -18,14 +20,20 @@ def token(request_id: str, seq: int = 1) -> TokenEvent:
     return TokenEvent(request_id, seq, seq, 5, "a")
 
 
+def registry(
+    metrics: Metrics | None = None, told: CommandQueue[Command] | None = None
+) -> RequestRegistry:
+    return RequestRegistry(metrics or Metrics(), lambda: 0.0, told or CommandQueue(0))
+
+
 def finished(request_id: str) -> Finished:
     return Finished(request_id, None, 2, 2, "", "length", Usage(1, 1))
 
 
 async def test_events_are_sorted_by_reader_in_order() -> None:
-    readers, one, two = RequestRegistry(Metrics()), EventQueue[Event](9), EventQueue[Event](9)
+    readers, one, two = registry(), EventQueue[Event](9), EventQueue[Event](9)
     for request_id, sink in (("a", one), ("b", two), ("c", one)):
-        readers.add(request_id, sink, 0.0)
+        readers.add(request_id, sink)
     batches: dict[Sink, list[Event]] = {}
     readers.sort([token("a"), token("b"), token("c")], 1.0, batches)
     readers.sort([finished("a"), token("b", 2), token("nobody")], 2.0, batches)
@@ -36,28 +44,28 @@ async def test_events_are_sorted_by_reader_in_order() -> None:
 
 
 async def test_finished_request_is_live_no_more() -> None:
-    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
-    readers.add("a", sink, 0.0)
-    readers.add("b", sink, 0.0)
+    readers, sink = registry(), EventQueue[Event](9)
+    readers.add("a", sink)
+    readers.add("b", sink)
     readers.sort([finished("a")], 1.0, {})
     assert "a" not in readers
     assert readers.requests(sink) == readers.requests() == ["b"]
     assert not readers.idle.is_set()
-    readers.forget("b")
+    readers.refuse("b", InternalFailure("refused"))
     assert readers.idle.is_set()
 
 
 async def test_requests_of_a_reader_are_its_own() -> None:
-    readers, one, two = RequestRegistry(Metrics()), EventQueue[Event](9), EventQueue[Event](9)
-    readers.add("a", one, 0.0)
-    readers.add("b", two, 0.0)
+    readers, one, two = registry(), EventQueue[Event](9), EventQueue[Event](9)
+    readers.add("a", one)
+    readers.add("b", two)
     assert readers.requests(two) == ["b"]
 
 
 async def test_every_reader_sees_a_failure() -> None:
-    readers, one, two = RequestRegistry(Metrics()), EventQueue[Event](9), EventQueue[Event](9)
-    readers.add("a", one, 0.0)
-    readers.add("b", two, 0.0)
+    readers, one, two = registry(), EventQueue[Event](9), EventQueue[Event](9)
+    readers.add("a", one)
+    readers.add("b", two)
     readers.fail_all(InternalFailure("the engine has stopped"))
     assert one.broken.done()
     assert two.broken.done()
@@ -66,9 +74,9 @@ async def test_every_reader_sees_a_failure() -> None:
 
 async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
     metrics = Metrics()
-    readers, sink = RequestRegistry(metrics), EventQueue[Event](9)
+    readers, sink = registry(metrics), EventQueue[Event](9)
     for request_id in ("a", "b"):
-        readers.add(request_id, sink, 0.0)
+        readers.add(request_id, sink)
     readers.sort([token("a")], 0.5, {})
     readers.sort([token("a", 2), token("b")], 1.0, {})
     readers.sort([token("a", 3), token("b", 2)], 1.5, {})
@@ -80,32 +88,36 @@ async def test_each_token_is_counted_once_whichever_step_it_shares() -> None:
 
 
 async def test_events_of_a_reader_that_is_behind_are_held_back_in_order() -> None:
-    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
-    readers.add("a", sink, 0.0, behind=True)
-    readers.add("b", sink, 0.0)
+    readers, sink = registry(), EventQueue[Event](9)
+    readers.add("a", sink, behind=True)
+    readers.add("b", sink)
     batches: dict[Sink, list[Event]] = {}
     readers.sort([token("a"), token("b"), finished("a")], 1.0, batches)
     assert batches == {sink: [token("b")]}
     assert "a" in readers
-    assert readers.keeping_up(sink) == ["b"]
-    assert readers.caught_up("a") == (sink, [token("a"), finished("a")])
-    assert readers.keeping_up(sink) == ["a", "b"]
+    readers.caught_up("a")
+    assert await sink.take() == [token("a"), finished("a")]
+    assert "a" not in readers
 
 
 async def test_only_a_reader_that_is_behind_can_catch_up_and_once() -> None:
-    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
-    readers.add("a", sink, 0.0)
-    assert readers.caught_up("a") is None
-    assert readers.caught_up("nobody") is None
-    readers.add("b", sink, 0.0, behind=True)
-    assert readers.caught_up("b") == (sink, [])
-    assert readers.caught_up("b") is None
+    told: CommandQueue[Command] = CommandQueue(0)
+    readers, sink = registry(told=told), EventQueue[Event](9)
+    readers.add("a", sink)
+    readers.caught_up("a")
+    readers.caught_up("nobody")
+    assert told.take(0) == []
+    readers.add("b", sink, behind=True)
+    readers.caught_up("b")
+    assert len(told.take(0) or ()) == 1
+    readers.caught_up("b")
+    assert told.take(0) == []
 
 
 async def test_failed_and_migrated_requests_are_live_no_more() -> None:
-    readers, sink = RequestRegistry(Metrics()), EventQueue[Event](9)
-    readers.add("a", sink, 0.0)
-    readers.add("b", sink, 0.0)
+    readers, sink = registry(), EventQueue[Event](9)
+    readers.add("a", sink)
+    readers.add("b", sink)
     events: list[Event] = [Failed("a", SessionAttached()), Migrated("b", "s", 0, 4, 9)]
     batches: dict[Sink, list[Event]] = {}
     readers.sort(events, 1.0, batches)

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,57 +9,79 @@ import pytest
 from server.engine.types import TokenEvent
 from server.engine.value import Opened, Record, SessionValue
 from server.errors import RequestError, SessionNotFound
+from server.runtime.command_queue import CommandQueue
+from server.runtime.commands import Command
+from server.runtime.delivery_queue import DeliveryQueue, EngineStep
+from server.runtime.store_queue import StoreQueue
 from server.runtime.store_thread import MAINTENANCE_S, SOON_S, StoreThread
 from server.store.base import Store
 from server.store.errors import Fenced, StoreError, StoreFailed, StoreFull, StoreLost
-from server.store.memory_store import MemoryStore
 from tests.server.failing_store import FailingStore
 
 OPENED: Record = ("s", Opened(SessionValue("s", "me")))
-
-
-@dataclass
-class Step:
-    """What the store thread knows of a step."""
-
-    records: list[Record] = field(default_factory=list)
-    generation: int = 0
-    lost: dict[str, RequestError] = field(default_factory=dict)
 
 
 def token(seq: int) -> Record:
     return "s", TokenEvent("r", seq, seq, 65, "A")
 
 
+class HereAndNow:
+    """Stands for an event loop: what is to be called in it soon, the calling thread calls."""
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        call()
+
+
+class Forgetful:
+    """Stands for an engine that is told to forget."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[tuple[RequestError, str | None]] = []
+
+    def discard_kept(self, error: RequestError, id: str | None = None) -> None:
+        self.forgotten.append((error, id))
+
+
 class Desk:
-    """A store thread, and all that it says."""
+    """A store thread between its queues, and all that it says."""
 
     def __init__(self, store: FailingStore) -> None:
         self.store = store
         self.clock = [0.0]
-        self.passed: list[Step] = []
+        self.passed: list[EngineStep] = []
         self.threads: list[str] = []
-        self.forgotten: list[tuple[int, RequestError, str | None]] = []
         self.died = threading.Event()
-        self.journal = StoreThread(
-            store, lambda: self.clock[0], self._deliver, self._forget, self.died.set
+        self.queue = StoreQueue()
+        self.commands: CommandQueue[Command] = CommandQueue(99)
+        self.delivery = DeliveryQueue(self._deliver, self.died.set)
+        self.delivery.open(HereAndNow())  # type: ignore[arg-type]
+        self.thread = StoreThread(
+            store, lambda: self.clock[0], self.queue, self.commands, self.delivery
         )
 
-    def _deliver(self, step: Step) -> None:
-        self.threads.append(threading.current_thread().name)
-        self.passed.append(step)
+    def _deliver(self) -> None:
+        steps = self.delivery.take()
+        self.threads += [threading.current_thread().name] * len(steps)
+        self.passed += steps
 
-    def _forget(self, generation: int, error: RequestError, session: str | None = None) -> None:
-        self.forgotten.append((generation, error, session))
+    def forgotten(self) -> list[tuple[int | None, RequestError, str | None]]:
+        """What the engine has been told to forget since this was asked, and as of when."""
+        engine, commands = Forgetful(), self.commands.take(0.0) or []
+        for command in commands:
+            command.call(engine, 0.0)  # type: ignore[arg-type]
+        return [(c.generation, *f) for c, f in zip(commands, engine.forgotten, strict=True)]
 
-    def add(self, *records: Record, generation: int = 0) -> Step:
-        step = Step(list(records), generation)
-        self.journal.add(step)
+    def add(self, *records: Record, generation: int = 0) -> EngineStep:
+        """As the engine thread does it."""
+        step = EngineStep(generation, records=list(records))
+        self.delivery.reserve()
+        if not self.queue.add(step):
+            self.delivery.put(step)
         return step
 
     def done(self) -> None:
         """Returns when all that was added has been worked on."""
-        self.journal.ask(lambda store: None).result(10)
+        self.queue.ask(lambda store: None).result(10)
 
     def maintained(self, after_s: float = MAINTENANCE_S) -> None:
         """Lets the store's upkeep come round: the second question comes after it."""
@@ -72,10 +93,10 @@ class Desk:
 @pytest.fixture
 def desk() -> Iterator[Desk]:
     desk = Desk(FailingStore())
-    desk.journal.start()
+    desk.thread.start()
     yield desk
     desk.store.let_go()
-    assert desk.journal.close(10)
+    assert desk.thread.close(10)
     assert desk.store.is_closed
 
 
@@ -130,9 +151,9 @@ def test_store_that_has_become_another_one_is_a_reason_to_forget(desk: Desk) -> 
     desk.done()
     desk.store.store_id = "another"
     desk.done()
-    assert desk.journal.store_id == "another"
-    ((generation, error, _),) = desk.forgotten
-    assert generation == desk.journal.generation == 1
+    assert desk.thread.store_id == "another"
+    ((generation, error, _),) = desk.forgotten()
+    assert generation == desk.thread.generation == 1
     assert isinstance(error, StoreLost)
     desk.add(token(1))
     desk.add(("t", Opened(SessionValue("t", "me"))), generation=1)
@@ -155,7 +176,7 @@ def test_question_sees_all_that_was_added_before_it_and_nothing_after(desk: Desk
     desk.store.hold()
     desk.add(OPENED, token(1))
     assert desk.store.held.wait(10)
-    answer = desk.journal.ask(lambda store: store.read("s", "me", 0, 100))
+    answer = desk.queue.ask(lambda store: store.read("s", "me", 0, 100))
     desk.add(token(2))
     desk.store.let_go()
     assert [event.seq for event in answer.result(10)] == [1]
@@ -165,11 +186,11 @@ def test_question_sees_all_that_was_added_before_it_and_nothing_after(desk: Desk
 
 def test_error_of_a_question_is_its_answer_and_nobody_else_s(desk: Desk) -> None:
     with pytest.raises(SessionNotFound):
-        desk.journal.ask(lambda store: store.read("nothing", "me", 0, 1)).result(10)
+        desk.queue.ask(lambda store: store.read("nothing", "me", 0, 1)).result(10)
     with pytest.raises(ZeroDivisionError):
-        desk.journal.ask(lambda store: 1 // 0).result(10)
+        desk.queue.ask(lambda store: 1 // 0).result(10)
     desk.done()
-    assert desk.journal.error is None
+    assert desk.thread.error is None
 
 
 def test_question_that_nobody_waits_for_is_not_asked(desk: Desk) -> None:
@@ -177,7 +198,7 @@ def test_question_that_nobody_waits_for_is_not_asked(desk: Desk) -> None:
     desk.store.hold()
     desk.add(OPENED)
     assert desk.store.held.wait(10)
-    assert desk.journal.ask(lambda store: asked.append(1)).cancel()
+    assert desk.queue.ask(lambda store: asked.append(1)).cancel()
     desk.store.let_go()
     desk.done()
     assert asked == []
@@ -192,8 +213,8 @@ def test_failed_commit_loses_its_steps_and_tells_the_engine_to_forget(desk: Desk
     assert lost.lost == {"s": desk.store.error}
     assert other.lost == {}
     assert [step.lost for step in desk.passed] == [{}, {"s": desk.store.error}, {}]
-    assert desk.forgotten == [(1, desk.store.error, None)]
-    assert desk.journal.error is desk.store.error
+    assert desk.forgotten() == [(1, desk.store.error, None)]
+    assert desk.thread.error is desk.store.error
     assert not desk.died.is_set()
 
 
@@ -220,11 +241,11 @@ def test_store_that_works_again_is_noticed_by_its_upkeep(desk: Desk) -> None:
     desk.store.error = StoreFailed("a write failed")
     desk.add(OPENED)
     desk.maintained()
-    assert desk.journal.error is desk.store.error
+    assert desk.thread.error is desk.store.error
     desk.store.error = None
     desk.maintained()
-    assert desk.journal.error is None
-    assert len(desk.forgotten) == 1
+    assert desk.thread.error is None
+    assert len(desk.forgotten()) == 1
 
 
 def test_failing_upkeep_is_a_failure_too_and_is_counted_once(desk: Desk) -> None:
@@ -232,8 +253,8 @@ def test_failing_upkeep_is_a_failure_too_and_is_counted_once(desk: Desk) -> None
     desk.maintained()
     desk.maintained()
     assert desk.store.num_maintained == 2
-    assert desk.journal.error is desk.store.error
-    assert desk.forgotten == [(1, desk.store.error, None)]
+    assert desk.thread.error is desk.store.error
+    assert desk.forgotten() == [(1, desk.store.error, None)]
 
 
 def test_upkeep_comes_once_a_second_and_not_with_every_commit(desk: Desk) -> None:
@@ -261,14 +282,14 @@ def test_taken_store_is_the_end_whoever_finds_out(desk: Desk, before: StoreError
     desk.store.error = Fenced("another process has the store")
     desk.maintained()
     assert desk.died.is_set()
-    assert desk.journal.error is desk.store.error
+    assert desk.thread.error is desk.store.error
 
 
 def test_new_name_of_the_store_is_known_after_its_upkeep(desk: Desk) -> None:
     desk.store.store_id = "feed"
-    assert desk.journal.store_id != "feed"
+    assert desk.thread.store_id != "feed"
     desk.maintained()
-    assert desk.journal.store_id == "feed"
+    assert desk.thread.store_id == "feed"
 
 
 def test_time_of_a_commit_that_hangs_is_shown(desk: Desk) -> None:
@@ -276,7 +297,7 @@ def test_time_of_a_commit_that_hangs_is_shown(desk: Desk) -> None:
     desk.store.hold()
     desk.add(OPENED)
     assert desk.store.held.wait(10)
-    assert desk.journal.working_since == 7.0
+    assert desk.thread.working_since == 7.0
     desk.store.let_go()
     desk.done()
 
@@ -284,23 +305,23 @@ def test_time_of_a_commit_that_hangs_is_shown(desk: Desk) -> None:
 def test_close_commits_what_waits_and_takes_no_more_questions() -> None:
     desk = Desk(FailingStore())
     desk.add(OPENED, token(1))
-    desk.journal.start()
-    assert desk.journal.close(10)
+    desk.thread.start()
+    assert desk.thread.close(10)
     assert desk.store.num_committed == [2]
     assert len(desk.passed) == 1
     with pytest.raises(StoreError, match="closed"):
-        desk.journal.ask(lambda store: None).result(10)
+        desk.queue.ask(lambda store: None).result(10)
 
 
 def test_close_says_if_a_commit_hangs() -> None:
     desk = Desk(FailingStore())
     desk.store.hold()
     desk.add(OPENED)
-    desk.journal.start()
+    desk.thread.start()
     assert desk.store.held.wait(10)
-    assert not desk.journal.close(0.0)
+    assert not desk.thread.close(0.0)
     desk.store.let_go()
-    assert desk.journal.close(10)
+    assert desk.thread.close(10)
 
 
 def test_error_of_our_own_is_the_end() -> None:
@@ -309,33 +330,31 @@ def test_error_of_our_own_is_the_end() -> None:
             raise ZeroDivisionError
 
     desk = Desk(Broken())
-    desk.journal.start()
+    desk.thread.start()
     desk.add(OPENED)
     assert desk.died.wait(10)
-    assert desk.journal.close(10)
-    assert isinstance(desk.journal.error, StoreError)
+    assert desk.thread.close(10)
+    assert isinstance(desk.thread.error, StoreError)
     assert desk.passed == []
 
 
 def test_questions_are_answered_where_the_thread_dies() -> None:
     """With an error; whoever waits for one of them would wait until the process ends."""
-    reached, go_on, died = threading.Event(), threading.Event(), threading.Event()
+    reached, go_on = threading.Event(), threading.Event()
 
     def crash(store: Store) -> None:
         reached.set()
         go_on.wait()
         raise SystemExit
 
-    journal = StoreThread(
-        MemoryStore(), lambda: 0.0, lambda step: None, lambda generation, error: None, died.set
-    )
-    journal.start()
-    first = journal.ask(crash)
+    desk = Desk(FailingStore())
+    desk.thread.start()
+    first = desk.queue.ask(crash)
     assert reached.wait(10)
-    second = journal.ask(lambda store: store.store_id)
+    second = desk.queue.ask(lambda store: store.store_id)
     go_on.set()
     for question in (first, second):
         with pytest.raises(StoreError, match="thread has died"):
             question.result(10)
-    assert died.wait(10)
-    assert journal.close(10)
+    assert desk.died.wait(10)
+    assert desk.thread.close(10)

@@ -55,7 +55,7 @@ async def test_work_under_a_key_is_read_again_alone_whatever_came_after_it() -> 
         assert not again.info.busy
         assert async_engine.healthy
         assert (await sessions.info(end.session, "me")).busy
-        async_engine.release(busy)
+        async_engine.requests.release(busy)
 
 
 async def test_work_under_a_key_that_has_another_reader_is_not_taken_from_it() -> None:
@@ -67,7 +67,7 @@ async def test_work_under_a_key_that_has_another_reader_is_not_taken_from_it() -
         assert found is not None
         with pytest.raises(SessionAttached):
             await keys.resume("me", found, "b", EventQueue(9))
-        async_engine.release(event_queue)
+        async_engine.requests.release(event_queue)
 
 
 async def test_work_under_a_key_whose_log_is_gone_says_so() -> None:

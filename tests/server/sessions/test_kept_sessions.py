@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from server.engine.types import Event, Failed, Finished, Request, SessionInfo, TokenEvent
+from server.engine.types import Event, Failed, Finished, Request, TokenEvent
 from server.engine.value import Record
 from server.errors import (
     InvalidRequest,
     RequestError,
     SessionNotFound,
 )
-from server.runtime.arrival import Absent
 from server.runtime.async_engine import AsyncEngine
+from server.runtime.commands import Absent
 from server.runtime.event_queue import EventQueue
-from server.sessions.loader import MAX_MOVES, LoadedSession
+from server.sessions.loader import MAX_MOVES
 from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed
 from server.sessions.sessions import Sessions
 from server.store.base import Loaded
@@ -94,36 +94,42 @@ async def test_session_that_sleeps_in_the_store_is_fetched_when_it_is_wanted() -
         assert (await sessions.info(first, "me")).position == 6
 
 
-async def test_command_comes_with_the_session_that_was_loaded_for_it() -> None:
+async def test_command_comes_with_the_session_that_was_loaded_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So the session cannot leave in between, however many want the only place."""
-    found: list[bool] = []
+    num_sent = 0
     async with keeping(small(), FailingStore(durable=True)) as (async_engine, sessions):
-        first = (await sessions.create("me")).session
+        first, call = (await sessions.create("me")).session, async_engine.call
 
-        async def act(loaded: LoadedSession | None) -> SessionInfo | Absent:
-            await sessions.create("me")  # which takes the only place
-            found.append(loaded is not None)
-            return await async_engine.call_on(
-                first, "me", lambda engine, now: engine.session_info(first, "me", now), loaded
-            )
+        async def taken(*args: Any, **more: Any) -> Any:
+            nonlocal num_sent
+            num_sent += 1
+            await call(lambda engine, now: engine.create_session("me", now))
+            return await call(*args, **more)
 
-        assert (await sessions.loader.use(first, "me", act)).position == 0
-        assert found == [False, True]
+        monkeypatch.setattr(async_engine, "call", taken)
+        assert (await sessions.info(first, "me")).position == 0
+        assert num_sent == 2
 
 
-async def test_session_that_comes_and_goes_is_an_error_that_says_try_again() -> None:
+async def test_session_that_comes_and_goes_is_an_error_that_says_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Others bring it, and it has left again each time that this command is sent."""
     num_tries = 0
 
-    async def act(loaded: LoadedSession | None) -> Absent:
+    async def absent(*args: Any, **more: Any) -> Absent:
         nonlocal num_tries
         num_tries += 1
         return Absent.ABSENT
 
-    async with keeping(small(), FailingStore(durable=True)) as (_, sessions):
+    async with keeping(small(), FailingStore(durable=True)) as (async_engine, sessions):
         first = (await sessions.create("me")).session
-        with pytest.raises(StoreFailed, match="try again"):
-            await sessions.loader.use(first, "me", act)
+        with monkeypatch.context() as patch:
+            patch.setattr(async_engine, "call", absent)
+            with pytest.raises(StoreFailed, match="try again"):
+                await sessions.info(first, "me")
         assert num_tries == MAX_MOVES + 1
 
 
@@ -167,7 +173,7 @@ async def test_resume_that_fails_because_of_another_session_leaves_no_reader() -
         sink: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("r", 10**6, keep=True), sink)
         ((running, _),) = store.unfinished()
-        async_engine.release(sink)
+        async_engine.requests.release(sink)
         await until(async_engine, lambda stats: stats.num_parked == 1)
         store.refused = (await sessions.create("me")).session
         with pytest.raises(RecordRefused):
@@ -375,12 +381,12 @@ async def test_sessions_go_on_from_what_the_store_has_when_it_works_again() -> N
         resumed = await resume(sessions, listed.id, Cursor(last_seq), event_queue=event_queue)
         assert (resumed.reset, resumed.info.busy) == (None, True)
         assert await missed(sessions, resumed) == []
-        async_engine.caught_up("resumed")
+        async_engine.requests.caught_up("resumed")
         event = (await event_queue.take())[0]
         assert isinstance(event, TokenEvent)
         assert event.seq == last_seq + 1
         assert event.token_id == STORY[event.position % len(STORY)]
-        async_engine.cancel("resumed")
+        async_engine.requests.cancel("resumed")
 
 
 async def test_server_whose_store_was_taken_sends_nothing_more_and_dies() -> None:
@@ -420,6 +426,6 @@ async def test_retired_sessions_tell_where_they_stand_and_go_on_in_the_next_serv
         event_queue = EventQueue(10**6)
         resumed = await resume(sessions, listed.id, Cursor(listed.seq), event_queue=event_queue)
         assert resumed.info.busy
-        async_engine.caught_up("resumed")
+        async_engine.requests.caught_up("resumed")
         rest = await collect(event_queue)
         assert [getattr(e, "seq", 0) for e in rest] == list(range(listed.seq + 1, 52))

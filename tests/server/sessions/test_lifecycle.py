@@ -22,6 +22,7 @@ from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine
 from server.runtime.event_queue import EventQueue
 from server.sessions.ownership import Handover, Owned
+from server.sessions.resume import Cursor
 from server.sessions.sessions import Sessions
 from server.store.base import Loaded
 from server.store.errors import OwnedElsewhere, StoreFailed
@@ -186,26 +187,26 @@ class Walk:
         self._runs = True
 
     async def _park(self) -> None:
-        if not self._async_engine._requests.requests(self._sink):
+        if not self._async_engine.requests.requests(self._sink):
             await self._attach()
         else:
-            self._async_engine.hold(self._sink)
+            self._async_engine.requests.hold(self._sink)
 
     async def _unpark(self) -> None:
-        if not self._async_engine._requests.requests(self._sink):
+        if not self._async_engine.requests.requests(self._sink):
             await self._attach()
-            (name,) = self._async_engine._requests.requests(self._sink)
-            self._async_engine.caught_up(name)
+            (name,) = self._async_engine.requests.requests(self._sink)
+            self._async_engine.requests.caught_up(name)
         else:
-            (name,) = self._async_engine._requests.requests(self._sink)
-            self._async_engine.caught_up(name)
-            self._async_engine.go_on(self._sink)
+            (name,) = self._async_engine.requests.requests(self._sink)
+            self._async_engine.requests.caught_up(name)
+            self._async_engine.requests.go_on(self._sink)
 
     async def _attach(self) -> None:
         """A restored request has no reader; a new one finds it parked."""
         self._sink = EventQueue(10**6)
         name = f"r{next(self._names)}"
-        await self._async_engine.attach(self._session, "me", name, self._sink, False)
+        await self._sessions.resume(self._session, "me", Cursor(0), name, self._sink, False)
 
     async def _finish(self) -> None:
         self._runs = False

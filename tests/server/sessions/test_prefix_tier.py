@@ -16,7 +16,7 @@ from server.engine.value import StateBlock
 from server.runtime.event_queue import EventQueue
 from server.sessions.prefix_tier import MAX_UNWRITTEN, PrefixTier
 from tests.fakes import EOS, STATE_BYTES, FakeEngine
-from tests.server.running_engine import collect, driving, until
+from tests.server.running_engine import collect, driving, submit, until
 
 PREFIXES: dict[str, Any] = {"max_prefixes": 64, "max_evicted_prefixes": 64}
 TEXT = tuple(range(1, 201))
@@ -88,7 +88,7 @@ async def test_new_states_go_to_a_shared_tier_alone(shared: bool) -> None:
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS, shared=shared)
         event_queue: EventQueue[Event] = EventQueue(100)
-        await async_engine.submit(request(), event_queue)
+        await submit(async_engine, request(), event_queue)
         await collect(event_queue)
         await async_engine.stats()
         tier.close()
@@ -101,7 +101,7 @@ async def test_evicted_states_go_to_every_tier() -> None:
     async with driving(FakeEngine(max_prefixes=1, max_evicted_prefixes=64)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS)
         event_queue: EventQueue[Event] = EventQueue(100)
-        await async_engine.submit(request(), event_queue)
+        await submit(async_engine, request(), event_queue)
         await collect(event_queue)
         await async_engine.stats()
         tier.close()

@@ -121,7 +121,7 @@ class NewResponse(ResponseAnswer):
         finally:
             is_done = self._writer.is_over or self._was_refused
             if not is_done and not self._made.is_in_background:
-                self._async_engine.cancel(self._made.request.request_id)
+                self._async_engine.requests.cancel(self._made.request.request_id)
             await self._made.end()
 
     async def _begin(self) -> None:
@@ -177,7 +177,7 @@ class KeptResponse(ResponseAnswer):
             return events
         if self._is_live:
             self._is_live = False
-            self._async_engine.caught_up(self._id)
+            self._async_engine.requests.caught_up(self._id)
         return []
 
 
@@ -185,5 +185,5 @@ async def in_background(work: Work) -> bytes:
     """Begins ``work``, which nobody reads as it comes; returns the response as it is then."""
     sink: EventQueue[Event] = EventQueue(work.service.max_queued_events)
     begun = await work.begin(sink)
-    work.service.async_engine.release(sink)
+    work.service.async_engine.requests.release(sink)
     return orjson.dumps(begun.writer().response())

@@ -143,7 +143,7 @@ class ResponsesCodec:
                 live.work = await work.begin(self._socket.event_queue)
                 await live.done
             except asyncio.CancelledError:  # with its socket: what is stored would go on
-                work.service.async_engine.cancel(work.request.request_id)
+                work.service.async_engine.requests.cancel(work.request.request_id)
                 raise
             finally:
                 self._live.pop(work.request.request_id, None)

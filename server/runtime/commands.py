@@ -1,0 +1,201 @@
+"""What the event loop asks of the engine: calls that the engine thread runs.
+
+Each function here returns a call, or is one; the rest of the calls are single methods of the
+engine. They run in the engine thread, between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol, TypeVar
+
+from server.engine.prefix_cache import Evicted
+from server.engine.types import EngineStats, Event, Request, SessionInfo
+from server.engine.value import Past, Record, SessionValue, StateBlock
+from server.errors import RequestError
+from server.runtime.tenant import TenantAccount
+from server.store.errors import StoreFailed
+
+R = TypeVar("R")
+
+
+class EngineLike(Protocol):
+    """What is needed of `server.engine.engine.Engine`; see there."""
+
+    def submit(self, request: Request, now: float, start: SessionValue | None = None) -> None: ...
+    def cancel(self, request_id: str) -> None: ...
+    def park(self, request_id: str) -> None: ...
+    def unpark(self, request_id: str) -> None: ...
+    def detach(self, request_id: str) -> None: ...
+    def attach(self, session: str, owner: str, request_id: str, take_over: bool) -> SessionInfo: ...
+    def go_on(self, session: str, owner: str) -> None: ...
+    def create_session(self, owner: str, now: float) -> SessionInfo: ...
+    def has_session(self, session: str, owner: str) -> bool: ...
+    def session_info(self, session: str, owner: str, now: float) -> SessionInfo: ...
+    def cancel_session(self, session: str, owner: str) -> None: ...
+    def delete_session(self, session: str, owner: str) -> None: ...
+    def value(self, session: str, owner: str) -> SessionValue: ...
+    def fork(
+        self, session: str, owner: str, num: int, now: float, past: Past | None = None
+    ) -> list[SessionInfo]: ...
+    def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo: ...
+    def rewind(self, session: str, owner: str, past: Past, now: float) -> SessionInfo: ...
+    def restore(self, past: Past, now: float) -> SessionInfo: ...
+    def retire(self, max_sessions: int) -> int: ...
+    def give(self, session: str, owner: str, how: str, now: float) -> SessionInfo | None: ...
+    def discard_kept(self, error: RequestError, id: str | None = None) -> None: ...
+    def insert_prefix(
+        self, owner: str, tokens: tuple[int, ...], block: StateBlock, origin: str = ""
+    ) -> None: ...
+    def take_usage(self) -> dict[str, int]: ...
+    def num_running(self, owner: str) -> int: ...
+    def num_starting(self, session: str, owner: str) -> int: ...
+    def take_evicted_prefixes(self) -> list[Evicted]: ...
+    def take_records(self) -> list[Record]: ...
+    def step(self, now: float) -> list[Event]: ...
+    def has_work(self) -> bool: ...
+    def next_expiry(self) -> float | None: ...
+    def expire(self, now: float) -> None: ...
+    def stats(self) -> EngineStats: ...
+
+
+Call = Callable[[EngineLike, float], R]
+
+
+@dataclass(slots=True)
+class Command:
+    """A call on the engine, and the future in the event loop that wants its result, if any.
+
+    ``logged`` are the sessions of whose records it counts only if these do. ``arrived`` is
+    called with the result in the event loop, before any event that came after it,
+    unless nothing waits for it any more or the session is absent.
+    With a ``generation`` it begins a new one: nothing before it is in the same step.
+    """
+
+    call: Call[Any]
+    future: asyncio.Future[Any] | None = None
+    request_ids: tuple[str, ...] = ()
+    arrived: Callable[[Any], None] | None = None
+    result: Any = None
+    error: RequestError | None = None
+    logged: frozenset[str] = frozenset()
+    generation: int | None = None
+
+
+class Absent(Enum):
+    """The engine does not have the session that a command is for; nothing has changed."""
+
+    ABSENT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A loaded session, which the engine restores before it runs the command that brings it.
+
+    It ``is_current`` unless the engine was told to forget all since before the store was read.
+    With ``goes_on`` another replica has just run it, and its request goes on without a reader.
+    """
+
+    past: Past
+    is_current: Callable[[], bool]
+    goes_on: bool = False
+
+
+def on_session(
+    session: str, owner: str, call: Call[R], arrival: Arrival | None = None
+) -> Call[R | Absent]:
+    """``call`` for one kept session: `Absent` where the engine does not have it.
+
+    With an ``arrival`` the engine restores the session first.
+    """
+
+    def run(engine: EngineLike, now: float) -> R | Absent:
+        engine.expire(now)
+        if arrival is None:
+            return call(engine, now) if engine.has_session(session, owner) else Absent.ABSENT
+        if not arrival.is_current():
+            raise StoreFailed("the session store failed just now; try again")
+        engine.restore(arrival.past, now)
+        if arrival.goes_on:
+            engine.go_on(session, owner)
+        return call(engine, now)
+
+    return run
+
+
+def submit(
+    request: Request, start: SessionValue | None, tenant: TenantAccount | None
+) -> Call[None]:
+    """Starts a request; a new session begins as ``start`` says, and else empty."""
+
+    def run(engine: EngineLike, now: float) -> None:
+        _check_running(engine, tenant, request.owner, len(request.ids))
+        engine.submit(request, now, start)
+
+    return run
+
+
+def go_on(session: str, owner: str, tenant: TenantAccount | None) -> Call[None]:
+    """Lets what a session runs go on, without a reader."""
+
+    def run(engine: EngineLike, now: float) -> None:
+        _check_running(engine, tenant, owner, engine.num_starting(session, owner))
+        engine.go_on(session, owner)
+
+    return run
+
+
+@dataclass(slots=True)
+class Attach:
+    """Gives what a session runs a reader, as ``request_id``. A call."""
+
+    session: str
+    owner: str
+    request_id: str
+    take_over: bool
+    tenant: TenantAccount | None
+    is_attached: bool = False
+
+    def __call__(self, engine: EngineLike, now: float) -> SessionInfo:
+        num_more = engine.num_starting(self.session, self.owner)
+        _check_running(engine, self.tenant, self.owner, num_more)
+        info = engine.attach(self.session, self.owner, self.request_id, self.take_over)
+        self.is_attached = True
+        return info
+
+
+def _check_running(
+    engine: EngineLike, tenant: TenantAccount | None, owner: str, num_more: int
+) -> None:
+    """Raises `RequestError` where the owner may not run so many more."""
+    if num_more and tenant is not None:
+        tenant.check_room("max_running", engine.num_running(owner) + num_more)
+
+
+def cancel(request_id: str) -> Command:
+    """Asks for the end of a request; its `Finished` event comes to its reader."""
+    return Command(lambda engine, now: engine.cancel(request_id))
+
+
+def detach(request_id: str) -> Command:
+    """The request has no reader any more."""
+    return Command(lambda engine, now: engine.detach(request_id))
+
+
+def park(request_id: str) -> Command:
+    """Pauses a request."""
+    return Command(lambda engine, now: engine.park(request_id))
+
+
+def unpark(request_id: str) -> Command:
+    """Lets a paused request go on."""
+    return Command(lambda engine, now: engine.unpark(request_id))
+
+
+def forget(generation: int, error: RequestError, session: str | None = None) -> Command:
+    """Drops one kept session, or all, and begins a generation."""
+    call: Call[None] = lambda engine, now: engine.discard_kept(error, session)  # noqa: E731
+    return Command(call, generation=generation)
