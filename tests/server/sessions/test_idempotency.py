@@ -13,7 +13,7 @@ from server.sessions.idempotency import IdempotencyKeys, KeyInUse
 from server.store.errors import HistoryGone
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import collect, request
-from tests.server.sessions.test_kept_sessions import keeping, run
+from tests.server.sessions.test_kept_sessions import SHORT, keeping, run, shortened
 
 
 async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
@@ -71,9 +71,10 @@ async def test_work_under_a_key_that_has_another_reader_is_not_taken_from_it() -
 
 
 async def test_work_under_a_key_whose_log_is_gone_says_so() -> None:
-    async with keeping(store=FailingStore(max_log_tokens=64)) as (async_engine, sessions):
+    async with keeping(store=FailingStore(limits=SHORT)) as (async_engine, sessions):
         keys = IdempotencyKeys(async_engine, sessions)
         await run(sessions, request("a", 200, keep=True, key="k"))
+        await shortened(async_engine)
         found = await keys.find("me", "k")
         assert found is not None
         with pytest.raises(HistoryGone):

@@ -25,11 +25,14 @@ from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed
 from server.sessions.sessions import Sessions
 from server.store.base import Loaded
 from server.store.errors import Fenced, RecordRefused, SnapshotBroken, StoreFailed, StoreFull
+from server.store.saving import StoreLimits
 from tests.fakes import STORY, FakeEngine
 from tests.server.failing_store import FailingStore
 from tests.server.running_engine import collect, driving, request, settled, until
 
 ANOTHER = "0" * 16
+#: A log that reaches back no farther than this.
+SHORT = StoreLimits(max_log_tokens=64)
 
 
 @asynccontextmanager
@@ -66,6 +69,12 @@ async def until_failed(event_queue: EventQueue[Event]) -> tuple[list[int], Reque
 
 async def feed(sessions: Sessions, session: str, text: str) -> None:
     await run(sessions, Request("feed", "me", tuple(text.encode()), None, session=session))
+
+
+async def shortened(async_engine: AsyncEngine) -> None:
+    """Lets the store shorten its logs, which it does bit by bit."""
+    while await async_engine.ask_store(lambda store: store.maintain(1e9)):
+        pass
 
 
 async def resume(sessions: Sessions, session: str, cursor: Cursor, **more: Any) -> Resumed:
@@ -294,13 +303,15 @@ async def test_session_of_a_lost_store_is_a_reset_and_one_that_never_was_is_not(
 
 
 async def test_log_that_does_not_reach_back_is_a_reset() -> None:
-    async with keeping(store=FailingStore(max_log_tokens=64)) as (_, sessions):
+    async with keeping(store=FailingStore(limits=SHORT)) as (async_engine, sessions):
         end = (await run(sessions, request(max_tokens=200, keep=True)))[-1]
         assert isinstance(end, Finished)
         assert end.session is not None
+        await run(sessions, request(max_tokens=20, session=end.session))
+        await shortened(async_engine)
         assert (await resume(sessions, end.session, Cursor(0))).reset
-        resumed = await resume(sessions, end.session, Cursor(190))
-        assert [event.seq for event in await missed(sessions, resumed)] == list(range(191, 202))
+        resumed = await resume(sessions, end.session, Cursor(210))
+        assert [event.seq for event in await missed(sessions, resumed)] == list(range(211, 223))
 
 
 async def test_what_ran_when_the_server_went_down_goes_on_and_a_broken_one_stops_nobody() -> None:
