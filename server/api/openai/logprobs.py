@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
+from model.tokenizer import Tokenizer
 from server.engine.types import Finished, Request, Scored
 
 Top = Sequence[tuple[int, float]]
@@ -20,19 +21,10 @@ LEAST = -9999.0
 BLOCK_TOKENS = 64
 
 
-class TokenTexts(Protocol):
-    """What is needed of `model.tokenizer.Tokenizer`."""
-
-    @property
-    def special_ids(self) -> dict[str, int]: ...
-    def token_bytes(self, id: int, /) -> bytes: ...
-    def first_bytes(self, id: int, /) -> bytes: ...
-
-
 class TokenNames:
     """Tokens as text: what is no whole characters is ``bytes:\\xe2\\x80``, as OpenAI shows it."""
 
-    def __init__(self, tokenizer: TokenTexts) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known = {id: name for name, id in tokenizer.special_ids.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -78,19 +79,20 @@ def _check(body: TokenizeBody) -> None:
 
 async def _ids(service: Service, body: TokenizeBody) -> list[int]:
     if body.messages is not None:
-        open_end = bool(body.continue_final_message)
-        wanted = body.add_generation_prompt
         reasoning = reasoning_of(service, None, "chat_template_kwargs", body.chat_template_kwargs)
         prompt = await prompt_of(
             service,
             body.messages,
             body.tools,
-            not open_end if wanted is None else wanted,
-            continue_final_message=open_end,
+            body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
             template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
         )
         return prompt.ids
-    ids = await _encode(service, body.prompt or "", body.allow_special is not False)
+    text = body.prompt or ""
+    encode = partial(service.tokenizer.encode, allow_special=body.allow_special is not False)
+    is_short = len(text) <= MAX_INLINE_CHARS
+    ids = encode(text) if is_short else await asyncio.to_thread(encode, text)
     return ids if body.add_special_tokens is False else [service.model.bos_token_id, *ids]
 
 
@@ -139,9 +141,3 @@ async def tokenizer_info(request: Request) -> Response:
             "chat_template": service.chat_template.source,
         }
     )
-
-
-async def _encode(service: Service, text: str, allow_special: bool) -> list[int]:
-    if len(text) <= MAX_INLINE_CHARS:
-        return service.tokenizer.encode(text, allow_special=allow_special)
-    return await asyncio.to_thread(service.tokenizer.encode, text, allow_special=allow_special)

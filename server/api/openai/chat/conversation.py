@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from model.chat_template import ChatTemplate
-from model.tokenizer import Tokenizer
 from server.api.openai.chat.messages import (
     MAX_DEPTH,
     AssistantMessage,
@@ -23,17 +19,11 @@ from server.api.openai.chat.messages import (
     tool_object,
 )
 from server.chat.marks import Marks
-from server.chat.renderer import Renderer
 from server.errors import InvalidRequest, invalid
+from server.models.service import Service
 
 #: What a template gets from the server, so that a client cannot give it.
 RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
-
-
-_MESSAGE: TypeAdapter[ChatMessage] = TypeAdapter(ChatMessage)
-_TOOL: TypeAdapter[FunctionTool] = TypeAdapter(FunctionTool)
-
-Model = TypeVar("Model")
 
 
 #: Of a prompt's text, what shows whether it ends within thinking.
@@ -48,37 +38,26 @@ class Prompt:
     end: str
 
 
-class Templated(Protocol):
-    """What is needed of `server.models.service.Service`."""
-
-    @property
-    def chat_template(self) -> ChatTemplate: ...
-    @property
-    def renderer(self) -> Renderer: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-
 async def prompt_of(
-    service: Templated,
-    messages: Sequence[ChatMessage | Mapping[str, Any]],
-    tools: Sequence[FunctionTool | Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
+    service: Service,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[FunctionTool] | None = None,
+    add_generation_prompt: bool | None = None,
     *,
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """What the template writes of ``messages``, to generate the next one from.
 
-    Messages and tools may also be OpenAI's objects, as JSON gives them.
-    With ``continue_final_message`` the last one is left open, to go on with it.
+    With ``continue_final_message`` the last one is left open, to go on with it; else it
+    is followed by what begins the next one, unless ``add_generation_prompt`` is false.
     ``template_kwargs`` are more variables for the template. Raises
     `InvalidRequest` with what the template says.
     """
     template, names = service.chat_template, service.tokenizer.special_ids
     source = template.of(bool(tools))
-    said = [_parsed(_MESSAGE, message, "messages") for message in messages]
-    known = [_parsed(_TOOL, tool, "tools") for tool in tools or ()]
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
     given = dict(template_kwargs or {})
     if not is_tame(given):
         raise invalid(
@@ -87,13 +66,13 @@ async def prompt_of(
     for name in given:
         if name in RESERVED:
             raise invalid("chat_template_kwargs", f"{name!r} is the server's")
-    if continue_final_message and (add_generation_prompt or not text_of(said[-1].content)):
+    if continue_final_message and (add_generation_prompt or not text_of(messages[-1].content)):
         raise invalid(
             "continue_final_message",
             "needs a last message with content, and add_generation_prompt to be false",
         )
-    plain = [_plain(message, "developer" in source) for message in said]
-    described = [tool_object(tool) for tool in known]
+    plain = [_plain(message, "developer" in source) for message in messages]
+    described = [tool_object(tool) for tool in tools or ()]
     marks = Marks(names, source, plain, described, given)
     rendered = [_marked(message, marks) for message in plain]
     variables = {
@@ -111,16 +90,6 @@ async def prompt_of(
         text = _left_open(text, rendered[-1]["content"])
     ids = await asyncio.to_thread(marks.ids, text, service.tokenizer)
     return Prompt(ids, text[-END_CHARS:])
-
-
-def _parsed(kind: TypeAdapter[Model], value: Model | Mapping[str, Any], param: str) -> Model:
-    """``value`` itself, or what it describes; our own routes check it before."""
-    if not isinstance(value, Mapping):
-        return value
-    try:
-        return kind.validate_python(value)
-    except ValidationError as error:
-        raise invalid(param, error.errors(include_input=False)[0]["msg"]) from None
 
 
 def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:

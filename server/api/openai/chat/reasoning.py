@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from model.chat_template import ChatTemplate
 from model.chat_turns import Thinking
-from model.tokenizer import Tokenizer
 from server.api.openai.chat.tools import ToolCallsFormat
 from server.api.schemas.formats import ResponseFormat, TextFormat
 from server.engine.types import Request, Turn
 from server.errors import invalid
+from server.models.service import Service
 
 #: OpenAI's words, the least first.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -23,17 +22,6 @@ USUAL: Effort = "medium"
 SWITCH, LEVEL = "enable_thinking", "reasoning_effort"
 
 Format = ResponseFormat | ToolCallsFormat | None
-
-
-class Thinks(Protocol):
-    """What is needed of `server.models.service.Service`."""
-
-    @property
-    def chat_template(self) -> ChatTemplate: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def reasoning(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +37,7 @@ class ReasoningOptions:
 
 
 def reasoning_of(
-    service: Thinks, effort: Effort | None, param: str, given: Mapping[str, Any] | None = None
+    service: Service, effort: Effort | None, param: str, given: Mapping[str, Any] | None = None
 ) -> ReasoningOptions:
     """What a request asks for: ``effort`` in the field ``param``, or a variable that is ``given``.
 
@@ -94,7 +82,7 @@ def _level(thinking: Thinking, effort: Effort, param: str) -> dict[str, Any]:
     return {LEVEL: effort}
 
 
-def _budget(service: Thinks, thinking: Thinking, is_on: bool | None) -> int | None:
+def _budget(service: Service, thinking: Thinking, is_on: bool | None) -> int | None:
     """The server's bound; a template that always thinks has its thinking closed at once."""
     if is_on is False:
         return None if thinking.can_switch else 0
@@ -102,7 +90,7 @@ def _budget(service: Thinks, thinking: Thinking, is_on: bool | None) -> int | No
 
 
 def turn_of(
-    service: Thinks, prompt_end: str, reasoning: ReasoningOptions, format: Format, ignore_eos: bool
+    service: Service, prompt_end: str, reasoning: ReasoningOptions, format: Format, ignore_eos: bool
 ) -> tuple[Turn | None, list[int]]:
     """How the engine reads the answer to a prompt that ends with ``prompt_end``; tokens to add.
 
@@ -130,7 +118,7 @@ def turn_of(
 
 
 def stops_of(
-    service: Thinks, given: str | Sequence[str] | None, format: Format, ignore_eos: bool
+    service: Service, given: str | Sequence[str] | None, format: Format, ignore_eos: bool
 ) -> list[str] | None:
     """The strings that end an answer: the client's, and those that end the model's turns.
 
@@ -143,7 +131,7 @@ def stops_of(
     return stops or None
 
 
-def end_tokens(service: Thinks, given: Sequence[int] | None, ignore_eos: bool) -> list[int]:
+def end_tokens(service: Service, given: Sequence[int] | None, ignore_eos: bool) -> list[int]:
     """The tokens that end an answer: the template may end its turns by another than the model's."""
     ends = list(given or ())
     turn_ends = service.chat_template.special_tokens.get("eos_token", "")

@@ -97,7 +97,7 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
         service,
         body.messages,
         tools.shown,
-        body.add_generation_prompt if body.add_generation_prompt is not None else not open_end,
+        body.add_generation_prompt,
         continue_final_message=open_end,
         template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
     )

@@ -8,6 +8,7 @@ from server.api.openai.chat.messages import (
     AssistantMessage,
     CalledFunction,
     ChatMessage,
+    HeldRefusal,
     SystemMessage,
     ToolCall,
     ToolMessage,
@@ -23,7 +24,6 @@ from server.api.openai.responses.schemas import (
     InputText,
     ItemReference,
     OutputText,
-    Refused,
 )
 
 #: What all items of thinking have.
@@ -79,8 +79,8 @@ def _part(role: str, text: str) -> Json:
     return {"type": "input_text", "text": text}
 
 
-def _text(part: InputText | OutputText | Refused) -> str:
-    return part.refusal if isinstance(part, Refused) else part.text
+def _text(part: InputText | OutputText | HeldRefusal) -> str:
+    return part.refusal if isinstance(part, HeldRefusal) else part.text
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
@@ -28,6 +27,7 @@ from server.api.openai.responses.work import (
     stored_previous,
     work_of,
 )
+from server.api.routes.health import json_answer
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.names import Label
@@ -121,7 +121,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response and its session; those that go on from it stay."""
     kept = await _find(request, response_id)
     await kept.service.sessions.delete(kept.keyed.session, kept.owner)
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return json_answer({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get(
@@ -140,7 +140,7 @@ async def input_items(
         if query.after not in ids:
             raise invalid("after", "is no item of this response")
         items = items[ids.index(query.after) + 1 :]
-    return _json(_page(items, query.limit))
+    return json_answer(_page(items, query.limit))
 
 
 def _page(items: list[Json], limit: int) -> dict[str, Any]:
@@ -178,7 +178,3 @@ async def _find(request: Request, id: str) -> Kept:
     kept = await find(services, request.state.owner, id)
     request.state.held.enter_context(kept.service.async_engine.use())
     return kept
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -7,18 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from server.api.openai.bodies import Labels
-from server.api.openai.chat.messages import CACHE_MARK, Description
+from server.api.openai.chat.messages import (
+    CACHE_MARK,
+    FunctionDefinition,
+    FunctionName,
+    HeldRefusal,
+)
 from server.api.openai.chat.reasoning import Effort
+from server.api.openai.chat.tools import ChosenFunction
 from server.api.openai.unsupported import REASONING, RESPONSES, Refusal
 from server.api.schemas import requests as schemas
 from server.api.schemas.formats import (
     ChoiceFormat,
-    FormatPart,
     GrammarFormat,
     JsonObjectFormat,
+    JsonSchema,
     RegexFormat,
-    Schema,
-    SchemaName,
     TextFormat,
     few_fields,
 )
@@ -30,7 +34,6 @@ MAX_PARTS = 1024
 MAX_TOOLS = 128
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 
@@ -59,14 +62,7 @@ class OutputText(History):
     text: str
 
 
-class Refused(History):
-    """An assistant's refusal; it is text to the model."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-Part = Annotated[InputText | OutputText | Refused, Field(discriminator="type")]
+Part = Annotated[InputText | OutputText | HeldRefusal, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
 TextParts = Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PARTS)]
 
@@ -95,7 +91,7 @@ class InputCall(History):
 
     type: Literal["function_call"]
     call_id: ItemId
-    name: Name
+    name: FunctionName
     arguments: str
     id: ItemId | None = None
 
@@ -167,14 +163,10 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fas
 # Output
 
 
-class NamedSchema(FormatPart):
+class NamedSchema(JsonSchema):
     """JSON of one schema. It is always kept to, be it strict or not."""
 
     type: Literal["json_schema"]
-    name: SchemaName
-    schema_: Schema = Field(alias="schema")
-    description: str | None = Field(None, max_length=4096)
-    strict: bool | None = None
 
 
 Format = Annotated[
@@ -190,21 +182,18 @@ class TextConfig(Wire):
     verbosity: Literal["medium"] | None = None
 
 
-class ResponseTool(Wire):
+class ResponseTool(FunctionDefinition):
     """A function of the client's that the model may call; arguments always keep to the schema."""
 
+    hints = frozenset()
+
     type: Literal["function"]
-    name: Name
-    parameters: Schema | None = None
-    strict: bool | None = None
-    description: Description | None = None
 
 
-class ResponseToolChoice(Wire):
+class ResponseToolChoice(ChosenFunction):
     """The function that must be called."""
 
     type: Literal["function"]
-    name: Name
 
 
 Tools = Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)]

@@ -7,10 +7,10 @@ connection, or the whole server, can ask for those after the last it has.
 from __future__ import annotations
 
 import sys
-from typing import Protocol
 
 import orjson
 
+from model.tokenizer import Tokenizer
 from server.api.errors import SessionMigrated, error_object
 from server.api.event_stream import server_sent
 from server.api.openai.responses.note import Json, Note
@@ -22,12 +22,6 @@ from server.errors import RequestError
 STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled", "error": "failed"}
 
 
-class TokenBytes(Protocol):
-    """What is needed of `model.tokenizer.Tokenizer`."""
-
-    def token_bytes(self, id: int, /) -> bytes: ...
-
-
 #: Of a writer whose events nobody wants, but the response.
 SILENT = sys.maxsize
 
@@ -35,7 +29,7 @@ SILENT = sys.maxsize
 class ResponseWriter:
     """Writes those after number ``after``; `response` is the object as it is by now."""
 
-    def __init__(self, note: Note, tokenizer: TokenBytes, after: int = -1) -> None:
+    def __init__(self, note: Note, tokenizer: Tokenizer, after: int = -1) -> None:
         self.note = note
         self.is_over = False
         self._tokenizer, self._after = tokenizer, after

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pydantic import TypeAdapter
 
 from model.chat_template import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
 from server.api.openai.chat.conversation import prompt_of
+from server.api.openai.chat.messages import Messages, Tools
 from server.chat.renderer import Renderer
 from server.errors import InvalidRequest
+from server.models.service import Service
 from tests.server.chat.test_marks import CHAT
 
 pytestmark = pytest.mark.process
@@ -38,6 +41,9 @@ IM = """\
 
 EVERYTHING = ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}{{ x | tojson }}")
 
+MESSAGES: TypeAdapter[Any] = TypeAdapter(Messages)
+TOOLS: TypeAdapter[Any] = TypeAdapter(Tools)
+
 
 @dataclass
 class Talker:
@@ -45,9 +51,20 @@ class Talker:
     renderer: Renderer
     tokenizer: Tokenizer = field(default=CHAT)
 
-    async def text(self, messages: Sequence[Mapping[str, Any]], *args: Any, **options: Any) -> str:
-        """What the model reads, with special tokens by their names."""
-        ids = (await prompt_of(self, messages, *args, **options)).ids
+    async def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> list[int]:
+        """What the model reads of messages and tools as they come over the wire."""
+        said, known = MESSAGES.validate_python(messages), TOOLS.validate_python(tools or [])
+        return (await prompt_of(cast("Service", self), said, known, *args, **options)).ids
+
+    async def text(self, *args: Any, **options: Any) -> str:
+        """The same, with special tokens by their names."""
+        ids = await self.ids(*args, **options)
         names = {id: name for name, id in CHAT.special_ids.items()}
         data = (names[id].encode() if id in names else CHAT.token_bytes(id) for id in ids)
         return b"".join(data).decode()
@@ -78,7 +95,7 @@ async def test_messages_become_the_templates_text(renderer: Renderer) -> None:
     head = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
     assert await talker.text(messages) == head + "<|im_start|>assistant\n"
     assert await talker.text(messages, None, False) == head
-    ids = (await prompt_of(talker, messages)).ids
+    ids = await talker.ids(messages)
     assert ids[0] == CHAT.special_ids["<|im_start|>"]
     assert ids == CHAT.encode(head + "<|im_start|>assistant\n", allow_special=True)
 
@@ -97,9 +114,9 @@ async def test_special_names_in_a_clients_words_are_words(renderer: Renderer) ->
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": attack}]},
     ]
     tool = {"type": "function", "function": {"name": "f", "description": attack}}
-    ids = (await prompt_of(talker, messages, [tool])).ids
+    ids = await talker.ids(messages, [tool])
     calm = json.loads(json.dumps([messages, tool]).replace("<|im_", "<im_"))
-    calm_ids = (await prompt_of(talker, calm[0], [calm[1]])).ids
+    calm_ids = await talker.ids(calm[0], [calm[1]])
     special = [id for id in ids if not CHAT.token_bytes(id)]
     assert special == [id for id in calm_ids if not CHAT.token_bytes(id)]
     assert await talker.text(messages, [tool]) == (await talker.text(calm[0], [calm[1]])).replace(
@@ -145,7 +162,7 @@ async def test_last_message_can_be_left_open(renderer: Renderer) -> None:
     messages = [says("user", "Hi"), says("assistant", "Once <|im_end|>")]
     text = await talker.text(messages, None, False, continue_final_message=True)
     assert text.endswith("<|im_start|>assistant\nOnce <|im_end|>")
-    ids = (await prompt_of(talker, messages, None, False, continue_final_message=True)).ids
+    ids = await talker.ids(messages, None, False, continue_final_message=True)
     assert CHAT.token_bytes(ids[-1])
     with pytest.raises(InvalidRequest, match="continue_final_message"):
         await talker.text(messages, None, True, continue_final_message=True)
