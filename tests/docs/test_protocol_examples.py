@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, cast, get_args, get_type_hints
 
 import pytest
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from starlette.routing import Route
 
 from server.api.app import ROUTERS
@@ -198,7 +198,7 @@ def test_session_routes_name_their_fields() -> None:
         (f"{path}/fork", Forked),
         (f"DELETE {path}", SessionDeleted),
     ):
-        wanted = set(answer.model_fields)
+        wanted = set(answer.__annotations__)
         named = set(answers[route])
         assert named - {"cancelled"} == wanted, route
 
@@ -212,9 +212,7 @@ def test_session_routes_name_their_fields() -> None:
         (Appended, "logprobs"),
     ],
 )
-def test_answer_of_a_session_route_is_what_the_server_says(
-    answer: type[BaseModel], field: str
-) -> None:
+def test_answer_of_a_session_route_is_what_the_server_says(answer: type, field: str) -> None:
     (example,) = [e for e in EXAMPLES if "type" not in e and field in e]
     check(answer, example)
 
@@ -262,9 +260,9 @@ def websocket_heading() -> str:
     return "WebSocket: `/v1/stream`"
 
 
-def check(answer: type[BaseModel], example: dict[str, Any]) -> None:
+def check(answer: type, example: dict[str, Any]) -> None:
     """Types and fields of an answer, the fields exactly."""
-    assert answer.model_validate(example, strict=True).model_dump(exclude_unset=True) == example
+    assert TypeAdapter(answer).validate_python(example, strict=True) == example
 
 
 def frame(example: dict[str, Any]) -> bytes:

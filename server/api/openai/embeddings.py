@@ -68,8 +68,8 @@ def _whole(
     """The answer, vector by vector."""
     ends = [ended([lasts[work.request_id]]) for work in works]
     num_tokens = sum(end.usage.prompt_tokens for end in ends)
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    answer = {"object": "list", "data": [], "model": model, "usage": usage}
+    usage: answers.EmbeddingUsage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    answer: answers.Embeddings = {"object": "list", "data": [], "model": model, "usage": usage}
     vectors = (
         {"object": "embedding", "index": index, "embedding": _vector(end, as_text)}
         for index, end in enumerate(ends)

@@ -84,7 +84,7 @@ def _whole(
 ) -> Iterator[bytes]:
     """The answer, continuation by continuation."""
     ends = [ended([lasts[id]]) for id in work.ids]
-    answer = {
+    answer: answers.Scores = {
         "id": work.request_id,
         "object": "list",
         "model": model,

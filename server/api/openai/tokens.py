@@ -108,7 +108,8 @@ async def detokenize(request: Request) -> Response:
     service = service_for(request, body.model)
     Translator(service).check_ids(body.tokens, "tokens")
     text = await service.large_answers.run(lambda: _text_of(service.tokenizer, body.tokens))
-    return json_response({"prompt": text})
+    answer: answers.Detokenized = {"prompt": text}
+    return json_response(answer)
 
 
 def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -126,18 +127,17 @@ async def tokenizer_info(request: Request) -> Response:
     service = service_of(request)
     model, special = service.model, service.tokenizer.special_ids
     names = {id: name for name, id in special.items()}
-    return json_response(
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "vocab_size": service.tokenizer.vocab_size,
-            "bos_token": names.get(model.bos_token_id),
-            "bos_token_id": model.bos_token_id,
-            "eos_token": names.get(service.tokenizer.eos_token_id),
-            "eos_token_id": service.tokenizer.eos_token_id,
-            "pad_token": None,
-            "unk_token": None,
-            "additional_special_tokens": sorted(special),
-            "add_bos_token": True,
-            "chat_template": service.chat_template.source,
-        }
-    )
+    answer: answers.TokenizerInfo = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": service.tokenizer.vocab_size,
+        "bos_token": names.get(model.bos_token_id),
+        "bos_token_id": model.bos_token_id,
+        "eos_token": names.get(service.tokenizer.eos_token_id),
+        "eos_token_id": service.tokenizer.eos_token_id,
+        "pad_token": None,
+        "unk_token": None,
+        "additional_special_tokens": sorted(special),
+        "add_bos_token": True,
+        "chat_template": service.chat_template.source,
+    }
+    return json_response(answer)

@@ -66,7 +66,7 @@ class AnswerWriter(Generic[C]):
         return server_sent(orjson.dumps(chunk), id=id)
 
 
-def written_list(answer: Json, name: str, items: Iterable[bytes]) -> Iterator[bytes]:
+def written_list(answer: Mapping[str, Any], name: str, items: Iterable[bytes]) -> Iterator[bytes]:
     """The JSON of ``answer``, in parts, with ``items`` in its list ``name``, which is empty.
 
     Empty items are no items: others have their turn there.

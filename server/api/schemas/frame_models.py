@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from server.api.schemas.responses import ErrorDetail, UsageAnswer
+from server.api.schemas.responses import ErrorDetail, Forked, SessionCreated, UsageAnswer
 
 STRICT = ConfigDict(strict=True, extra="forbid")
 
@@ -26,24 +26,25 @@ class Frame(TypedDict):
     request_id: str
 
 
-class CreatedFrame(Frame):
-    """A new session."""
+class SessionFrame(Frame):
+    """Base of frames that name a session's last event and its position."""
 
-    type: Literal["created"]
-    session: str
-    epoch: str
-    position: int
-    state_bytes: int
-
-
-class StartedFrame(Frame):
-    """A ``generate`` has its session, whose last event before had ``seq``."""
-
-    type: Literal["started"]
     session: str
     epoch: str
     seq: int
     position: int
+
+
+class CreatedFrame(Frame, SessionCreated):
+    """A new session."""
+
+    type: Literal["created"]
+
+
+class StartedFrame(SessionFrame):
+    """A ``generate`` has its session, whose last event before had ``seq``."""
+
+    type: Literal["started"]
     seed: int
 
 
@@ -97,47 +98,31 @@ class DeletedFrame(Frame):
     session: str
 
 
-class ForkedFrame(Frame):
+class ForkedFrame(Frame, Forked):
     """Copies of a session, each a session of its own."""
 
     type: Literal["forked"]
-    session: str
-    sessions: list[str]
-    epoch: str
-    position: int
 
 
-class RewoundFrame(Frame):
+class RewoundFrame(SessionFrame):
     """A session was cut back, and its epoch is a new one."""
 
     type: Literal["rewound"]
-    session: str
-    epoch: str
-    seq: int
-    position: int
 
 
-class ResumedFrame(Frame):
+class ResumedFrame(SessionFrame):
     """The events after ``seq`` follow, up to ``last_seq``; where ``busy``, those to come too."""
 
     type: Literal["resumed"]
-    session: str
-    epoch: str
-    seq: int
     last_seq: int
-    position: int
     busy: bool
 
 
-class ResetFrame(Frame):
+class ResetFrame(SessionFrame):
     """The events after the cursor cannot be had; ``reason`` is for people."""
 
     type: Literal["reset"]
-    session: str
-    epoch: str
-    seq: int
     last_seq: int
-    position: int
     busy: bool
     reason: str
 
@@ -148,14 +133,10 @@ class DetachedFrame(Frame):
     type: Literal["detached"]
 
 
-class MigrateFrame(Frame):
+class MigrateFrame(SessionFrame):
     """The session was saved here: a ``resume`` goes on after a restart, or elsewhere."""
 
     type: Literal["migrate"]
-    session: str
-    epoch: str
-    seq: int
-    position: int
 
 
 @with_config(STRICT)

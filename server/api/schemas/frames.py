@@ -17,6 +17,7 @@ from server.api.schemas.frame_models import (
     MigrateFrame,
     ResetFrame,
     ResumedFrame,
+    SessionFrame,
     StartedFrame,
 )
 from server.api.translate import usage_object
@@ -87,27 +88,22 @@ class FrameWriter:
     def _started(self, event: Started) -> bytes | None:
         if self.request is None or self.request.sampling is None:
             return None
-        frame: StartedFrame = {
-            "type": "started",
-            "request_id": self.request_id,
-            "session": event.session,
-            "epoch": self.epoch_name(event.epoch),
-            "seq": event.seq,
-            "position": event.position,
-            "seed": self.request.sampling.seed,
-        }
+        seed = self.request.sampling.seed
+        frame: StartedFrame = {"type": "started", **self._place(event), "seed": seed}
         return encode(frame)
 
     def _migrate(self, event: Migrated) -> bytes:
-        frame: MigrateFrame = {
-            "type": "migrate",
+        frame: MigrateFrame = {"type": "migrate", **self._place(event)}
+        return encode(frame)
+
+    def _place(self, event: Started | Migrated) -> SessionFrame:
+        return {
             "request_id": self.request_id,
             "session": event.session,
             "epoch": self.epoch_name(event.epoch),
             "seq": event.seq,
             "position": event.position,
         }
-        return encode(frame)
 
     def finished(self, event: Finished) -> bytes:
         """The frame for the end of this request."""

@@ -1,11 +1,10 @@
-"""What goes out over HTTP, as OpenAPI describes it. The handlers write the bytes themselves."""
+"""What goes out over HTTP, as OpenAPI describes it: dictionaries that orjson writes."""
 
 from __future__ import annotations
 
 from typing import Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, with_config
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 #: Where clients must accept fields that they do not know, in a strict frame too.
@@ -23,7 +22,7 @@ class ErrorDetail(TypedDict):
     retry_after_s: NotRequired[float]
 
 
-class ErrorAnswer(BaseModel):
+class ErrorAnswer(TypedDict):
     """Every error."""
 
     error: ErrorDetail
@@ -50,7 +49,7 @@ class PromptUsage(UsageAnswer):
     prompt_tokens_details: PromptDetails
 
 
-class LegacyLogprobsAnswer(BaseModel):
+class LegacyLogprobsAnswer(TypedDict):
     """OpenAI's: of each token its text, its log-probability, those of others, and its place."""
 
     tokens: list[str]
@@ -59,7 +58,7 @@ class LegacyLogprobsAnswer(BaseModel):
     text_offset: list[int]
 
 
-class RankedLogprob(BaseModel):
+class RankedLogprob(TypedDict):
     """vLLM's; the rank is known of the most probable tokens alone."""
 
     logprob: float
@@ -67,17 +66,17 @@ class RankedLogprob(BaseModel):
     decoded_token: str
 
 
-class Choice(BaseModel):
+class Choice(TypedDict):
     """A text."""
 
     index: int
     text: str
     logprobs: LegacyLogprobsAnswer | None
     finish_reason: Literal["stop", "length", "cancelled"]
-    prompt_logprobs: list[dict[str, RankedLogprob] | None] | SkipJsonSchema[None] = None
+    prompt_logprobs: NotRequired[list[dict[str, RankedLogprob] | None]]
 
 
-class Completion(BaseModel):
+class Completion(TypedDict):
     """OpenAI's ``text_completion``, with the session, the seed and the position.
 
     ``position`` is null where there are several prompts, ``seed`` where nothing is generated.
@@ -94,7 +93,7 @@ class Completion(BaseModel):
     position: int | None
 
 
-class EmbeddingAnswer(BaseModel):
+class EmbeddingAnswer(TypedDict):
     """A unit vector, or its numbers of 32 bits in base64."""
 
     object: Literal["embedding"]
@@ -102,14 +101,14 @@ class EmbeddingAnswer(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(BaseModel):
+class EmbeddingUsage(TypedDict):
     """Tokens that were fed."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class Embeddings(BaseModel):
+class Embeddings(TypedDict):
     """A vector for each input."""
 
     object: Literal["list"]
@@ -118,7 +117,7 @@ class Embeddings(BaseModel):
     usage: EmbeddingUsage
 
 
-class ScoreAnswer(BaseModel):
+class ScoreAnswer(TypedDict):
     """How likely a continuation is; ``top_logprobs`` has pairs of an id and its value."""
 
     object: Literal["score"]
@@ -131,7 +130,7 @@ class ScoreAnswer(BaseModel):
     top_logprobs: list[list[tuple[int, float]]] | None
 
 
-class Scores(BaseModel):
+class Scores(TypedDict):
     """How likely each continuation is."""
 
     id: str
@@ -141,7 +140,7 @@ class Scores(BaseModel):
     usage: UsageAnswer
 
 
-class Tokenized(BaseModel):
+class Tokenized(TypedDict):
     """Token ids; ``max_model_len`` is what one request may have."""
 
     count: int
@@ -150,13 +149,13 @@ class Tokenized(BaseModel):
     token_strs: list[str] | None
 
 
-class Detokenized(BaseModel):
+class Detokenized(TypedDict):
     """The text of token ids."""
 
     prompt: str
 
 
-class TokenizerInfo(BaseModel):
+class TokenizerInfo(TypedDict):
     """What `tokenizer_config.json` says elsewhere."""
 
     tokenizer_class: str
@@ -172,7 +171,7 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None
 
 
-class SessionCreated(BaseModel):
+class SessionCreated(TypedDict):
     """A new session."""
 
     session: str
@@ -181,7 +180,7 @@ class SessionCreated(BaseModel):
     state_bytes: int
 
 
-class SessionAnswer(BaseModel):
+class SessionAnswer(TypedDict):
     """A session as its owner sees it. ``parked``: what it runs rests until somebody reads it."""
 
     session: str
@@ -195,7 +194,7 @@ class SessionAnswer(BaseModel):
     state_bytes: int
 
 
-class ListedSession(BaseModel):
+class ListedSession(TypedDict):
     """A session in a list."""
 
     session: str
@@ -207,7 +206,7 @@ class ListedSession(BaseModel):
     stored_bytes: int
 
 
-class SessionList(BaseModel):
+class SessionList(TypedDict):
     """Some of the caller's sessions; ``after`` the last of them come more."""
 
     object: Literal["list"]
@@ -215,7 +214,7 @@ class SessionList(BaseModel):
     has_more: bool
 
 
-class SessionTextPart(BaseModel):
+class SessionTextPart(TypedDict):
     """Tokens ``start`` to ``end`` of a session: ``input`` was fed to it, ``output`` generated."""
 
     kind: Literal["input", "output"]
@@ -224,7 +223,7 @@ class SessionTextPart(BaseModel):
     text: str
 
 
-class SessionText(BaseModel):
+class SessionText(TypedDict):
     """The text of a session; where ``end`` is less than ``position``, there is more."""
 
     session: str
@@ -235,7 +234,7 @@ class SessionText(BaseModel):
     parts: list[SessionTextPart]
 
 
-class Forked(BaseModel):
+class Forked(TypedDict):
     """Copies of a session, each a session of its own."""
 
     session: str
@@ -244,23 +243,23 @@ class Forked(BaseModel):
     position: int
 
 
-class SessionDeleted(BaseModel):
+class SessionDeleted(TypedDict):
     """A session that is no more."""
 
     session: str
     deleted: Literal[True]
 
 
-class Appended(BaseModel):
+class Appended(TypedDict):
     """What a session has become."""
 
     session: str
     position: int
     usage: UsageAnswer
-    logprobs: list[float] | None = None
+    logprobs: NotRequired[list[float]]
 
 
-class SamplingDefaults(BaseModel):
+class SamplingDefaults(TypedDict):
     """What holds for a request that does not say."""
 
     temperature: float
@@ -273,7 +272,7 @@ class SamplingDefaults(BaseModel):
     frequency_penalty: float
 
 
-class StateTensor(BaseModel):
+class StateTensor(TypedDict):
     """A tensor that each of ``layers`` layers has in a session's state; ``bytes`` of all."""
 
     name: str
@@ -283,7 +282,7 @@ class StateTensor(BaseModel):
     bytes: int
 
 
-class ModelDetails(BaseModel):
+class ModelDetails(TypedDict):
     """What our own clients show of a model."""
 
     state_bytes_per_session: int
@@ -298,7 +297,7 @@ class ModelDetails(BaseModel):
     sampling: SamplingDefaults
 
 
-class ModelAnswer(BaseModel):
+class ModelAnswer(TypedDict):
     """OpenAI's ``model``, with details of our own."""
 
     id: str
@@ -308,14 +307,14 @@ class ModelAnswer(BaseModel):
     everstream: ModelDetails
 
 
-class ModelList(BaseModel):
+class ModelList(TypedDict):
     """OpenAI's list of models, the default one first."""
 
     object: Literal["list"]
     data: list[ModelAnswer]
 
 
-class Health(BaseModel):
+class Health(TypedDict):
     """One word."""
 
     status: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NotRequired
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from server.api.openai.bodies import Labels
@@ -40,7 +40,7 @@ class ChatBody(Sampling, Labels):
     state: StateName | None = None
 
 
-class ChatTop(BaseModel):
+class ChatTop(TypedDict):
     """A token that was likely; ``bytes`` are what it stands for."""
 
     token: str
@@ -54,21 +54,21 @@ class ChatToken(ChatTop):
     top_logprobs: list[ChatTop]
 
 
-class ChatLogprobs(BaseModel):
+class ChatLogprobs(TypedDict):
     """How likely the tokens of an answer were."""
 
     content: list[ChatToken]
     refusal: None
 
 
-class CalledFunctionAnswer(BaseModel):
+class CalledFunctionAnswer(TypedDict):
     """What to call; ``arguments`` is JSON that keeps to the function's schema."""
 
     name: str
     arguments: str
 
 
-class ToolCallAnswer(BaseModel):
+class ToolCallAnswer(TypedDict):
     """A call that the client may make for the model."""
 
     id: str
@@ -76,17 +76,17 @@ class ToolCallAnswer(BaseModel):
     function: CalledFunctionAnswer
 
 
-class ChatMessageAnswer(BaseModel):
+class ChatMessageAnswer(TypedDict):
     """What the assistant says, or calls."""
 
     role: Literal["assistant"]
     content: str | None
-    reasoning_content: str | None = None
+    reasoning_content: NotRequired[str]
     refusal: None
-    tool_calls: list[ToolCallAnswer] | None = None
+    tool_calls: NotRequired[list[ToolCallAnswer]]
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(TypedDict):
     """One answer."""
 
     index: int
@@ -107,7 +107,7 @@ class ChatUsage(PromptUsage):
     completion_tokens_details: NotRequired[CompletionDetails]
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(TypedDict):
     """OpenAI's ``chat.completion``, with the seed."""
 
     id: str

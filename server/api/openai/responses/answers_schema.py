@@ -1,28 +1,28 @@
-"""What `/v1/responses` answers, as OpenAPI describes it. The routes write the bytes themselves."""
+"""What `/v1/responses` answers, as OpenAPI describes it: dictionaries that orjson writes."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class CachedInput(BaseModel):
+class CachedInput(TypedDict):
     """Tokens of the input that the session had read before."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
-class Reasoning(BaseModel):
+class Reasoning(TypedDict):
     """Tokens of the thinking, with its markers."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(BaseModel):
+class ResponseUsage(TypedDict):
     """Tokens of one response; the input is all of the text before it."""
 
     input_tokens: int
@@ -32,20 +32,20 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseFailure(BaseModel):
+class ResponseFailure(TypedDict):
     """Why a response failed."""
 
     code: str
     message: str
 
 
-class ResponseCut(BaseModel):
+class ResponseCut(TypedDict):
     """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
-class ResponseObject(BaseModel):
+class ResponseObject(TypedDict):
     """OpenAI's ``response``, with its session and its seed."""
 
     id: str
@@ -81,7 +81,7 @@ class ResponseObject(BaseModel):
     seed: int
 
 
-class ResponseDeleted(BaseModel):
+class ResponseDeleted(TypedDict):
     """A response that is no more."""
 
     id: str
@@ -89,7 +89,7 @@ class ResponseDeleted(BaseModel):
     deleted: Literal[True]
 
 
-class InputItemList(BaseModel):
+class InputItemList(TypedDict):
     """Some of the items that a response was asked."""
 
     object: Literal["list"]

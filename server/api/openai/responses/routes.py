@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from server.api.json_response import LargeResponse
+from server.api.json_response import LargeResponse, json_response
 from server.api.openai.responses import answers_schema as answers
 from server.api.openai.responses.answers import KeptResponse, NewResponse, in_background
 from server.api.openai.responses.note import Json
@@ -27,7 +27,6 @@ from server.api.openai.responses.work import (
     stored_previous,
     work_of,
 )
-from server.api.routes.health import json_answer
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.names import Label
@@ -121,7 +120,8 @@ async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response and its session; those that go on from it stay."""
     kept = await _find(request, response_id)
     await kept.service.sessions.delete(kept.keyed.session, kept.owner)
-    return json_answer({"id": response_id, "object": "response", "deleted": True})
+    deleted: answers.ResponseDeleted = {"id": response_id, "object": "response", "deleted": True}
+    return json_response(deleted)
 
 
 @router.get(
@@ -140,10 +140,10 @@ async def input_items(
         if query.after not in ids:
             raise invalid("after", "is no item of this response")
         items = items[ids.index(query.after) + 1 :]
-    return json_answer(_page(items, query.limit))
+    return json_response(_page(items, query.limit))
 
 
-def _page(items: list[Json], limit: int) -> dict[str, Any]:
+def _page(items: list[Json], limit: int) -> answers.InputItemList:
     shown = items[:limit]
     return {
         "object": "list",

@@ -13,13 +13,19 @@ import orjson
 from model.tokenizer import Tokenizer
 from server.api.errors import SessionMigrated, error_object
 from server.api.event_stream import server_sent
+from server.api.openai.responses.answers_schema import ResponseFailure, ResponseUsage, Status
 from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.output import Output
 from server.engine.types import Event, Failed, Finished, Migrated, Started, TokenEvent
 from server.errors import RequestError
 
 #: How an end of the engine's is called here.
-STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled", "error": "failed"}
+STATUS: dict[str, Status] = {
+    "stop": "completed",
+    "length": "incomplete",
+    "cancelled": "cancelled",
+    "error": "failed",
+}
 
 
 #: Of a writer whose events nobody wants, but the response.
@@ -37,7 +43,7 @@ class ResponseWriter:
         self._written: list[bytes] = []
         self._names: dict[int, tuple[str, list[int]]] = {}
         self._output = Output(note, None if after == SILENT else self._emit)
-        self._status = "queued"
+        self._status: Status = "queued"
         self._end: Finished | None = None
         self._session: str | None = None
         self._length = 0
@@ -139,13 +145,13 @@ def on_stream(event: bytes, stream_id: str | None) -> bytes:
     return b'%b,"stream_id":%b}' % (event[:-1], orjson.dumps(stream_id))
 
 
-def _error(end: Finished) -> Json | None:
+def _error(end: Finished) -> ResponseFailure | None:
     if end.finish_reason != "error":
         return None
     return {"code": "server_error", "message": end.error or "the request failed"}
 
 
-def _usage(length: int, end: Finished) -> Json:
+def _usage(length: int, end: Finished) -> ResponseUsage:
     """All of the text counts as input; what was there before was not computed again."""
     num_input, num_output = length + end.usage.prompt_tokens, end.usage.completion_tokens
     return {
