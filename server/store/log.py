@@ -57,10 +57,8 @@ class Log:
         self.changed: set[Head] = set()
         self.unused_files: set[str] = set()
         self.next_key = 1
-        #: Of the journal, what belongs to these sessions is read, or to all, but to none of
-        #: those that are ``skipped``: see `server.store.redo`.
-        self.only: frozenset[int] | None = None
-        self.skipped: frozenset[int] = frozenset()
+        #: Whether a recovery reads what the journal has of the session with this key.
+        self.is_wanted: Callable[[int], bool] = lambda key: True
 
     def head(self, session: str) -> Head | None:
         """The session after its last entry."""
@@ -71,29 +69,23 @@ class Log:
                 self.heads[session] = head
         return head
 
-    def all_heads(self) -> set[Head]:
-        """Of every session there is."""
-        found = (self.head(id) for (id,) in self._execute("SELECT id FROM session").fetchall())
-        return {head for head in found if head is not None}
-
     # Writing
 
     def append(self, records: Sequence[Record]) -> list[LoggedEntry]:
         """Adds ``records``, durably, and says what is left for `settle` to do.
 
-        On an error nothing of them counts, and nothing here has changed. Raises
-        `StoreLost`, `Fenced`, and errors of SQLite and the file system.
+        On an error nothing of them counts, and nothing here has changed; where the database is
+        another machine's, a recovery finds out. Raises `StoreLost`, `Fenced`, and errors of
+        the database and the file system.
         """
-        new_files: dict[int, str] = {}
+        next_key, new_files = self.next_key, dict[int, str]()
         try:
             steps = self._steps(records, new_files)
             self._add_row(steps)
         except BaseException:
+            self.next_key = next_key
             self._snapshots.states.remove(new_files.values())
             raise
-        for _, entry, kept in steps:
-            if kept is not None and isinstance(entry, Opened) and entry.value.state is not None:
-                entry.value.state.file = kept.file
         return steps
 
     def _add_row(self, steps: Sequence[LoggedEntry]) -> None:
@@ -148,7 +140,7 @@ class Log:
         file = new_files.get(id(state)) or self._snapshots.file_of(state)
         if file is None:
             (file,) = self._snapshots.states.write([(state, entry.value.position)])
-            new_files[id(state)] = file
+            new_files[id(state)] = state.file = file
         return file
 
     # What follows from a commit
@@ -273,16 +265,11 @@ class Log:
         return self._rows()
 
     def _rows(self) -> list[JournalRow]:
-        found: list[JournalRow] = self._execute(
-            "SELECT id, data, keys FROM journal ORDER BY id"
-        ).fetchall()
+        query = "SELECT id, data, keys FROM journal ORDER BY id"
+        found: list[JournalRow] = self._execute(query).fetchall()
         return found
 
     # What `server.store.redo` asks
-
-    def is_skipped(self, key: int) -> bool:
-        """Whether entries of this session are not for now."""
-        return key in self.skipped or (self.only is not None and key not in self.only)
 
     def running_keys(self) -> list[int]:
         """The sessions that ran a request, as stored."""

@@ -94,7 +94,7 @@ class Redo:
 
         Raises `Malformed` and `TypeError` for a line that was altered.
         """
-        if self._log.is_skipped(line.key):
+        if not self._log.is_wanted(line.key):
             return None
         head = self._head(line.key)
         if head is None and line.entry[0] == "opened":
@@ -119,7 +119,7 @@ class Redo:
         return self._by_key[key]
 
     def _lose(self, number: int, key: int) -> None:
-        if self._log.is_skipped(key):
+        if not self._log.is_wanted(key):
             return
         head = self._head(key)
         if head is None:
@@ -132,7 +132,7 @@ class Redo:
         """Any session that ran before row ``number`` may miss an entry."""
         logger.error("rows of the journal before %d, or this one, cannot be read", number)
         keys = {*self._log.running_keys(), *self._by_key}
-        found = (self._head(key) for key in keys if not self._log.is_skipped(key))
+        found = (self._head(key) for key in keys if self._log.is_wanted(key))
         self._doubtful |= {head for head in found if head is not None and head.running is not None}
 
 

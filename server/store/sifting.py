@@ -48,7 +48,7 @@ class Recovery(Generic[L]):
 
     def _recovered(self, skipped: frozenset[int]) -> L:
         log = self.new_log()
-        log.skipped = skipped
+        log.is_wanted = lambda key: key not in skipped
         self.read(log)
         return log
 
@@ -70,7 +70,7 @@ class Recovery(Generic[L]):
 
     def _store(self, keys: Sequence[int]) -> None:
         log = self.new_log()
-        log.only = frozenset(keys)
+        log.is_wanted = frozenset(keys).__contains__
         self.read(log)
         log.store_tails([h for h in log.heads.values() if h.tail], log.last_row, self.now_s)
 

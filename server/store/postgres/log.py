@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from server.engine.value import Entry, Opened, Record
+from server.engine.value import Entry, Opened
 from server.store.codec import running_after, unpack_entry
 from server.store.errors import Fenced, SessionBroken, StoreLost
 from server.store.heads import COLUMNS, Head
@@ -59,10 +59,6 @@ class SharedLog(Log):
         """One that this replica holds."""
         return self.heads.get(session)
 
-    def all_heads(self) -> set[Head]:
-        """Of every session that this replica holds."""
-        return set(self.heads.values())
-
     # Whose a session is; within a transaction of the caller's
 
     def take(self, session: str, owner: str) -> Head | None:
@@ -107,15 +103,6 @@ class SharedLog(Log):
                 yield entry
 
     # What differs from a log that has the store for itself
-
-    def append(self, records: Sequence[Record]) -> list[LoggedEntry]:
-        """See `Log.append`. What came of it where this fails is found out by a recovery."""
-        next_key = self.next_key
-        try:
-            return super().append(records)
-        except BaseException:
-            self.next_key = next_key
-            raise
 
     def _insert_row(self, data: bytes, keys: str, steps: Sequence[LoggedEntry]) -> None:
         """One round trip, unless sessions are new: they are in the tables at once.

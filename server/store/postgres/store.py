@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import TypeVar
 
 import psycopg
 
@@ -38,6 +39,8 @@ RELEASED_AT_ONCE = 32
 MAX_UNSAVED_BYTES = 64 << 20
 #: Where there is more, each commit brings so many values to the store.
 SAVED_AT_ONCE = 64
+
+R = TypeVar("R")
 
 OVER = "the session store has all the bytes that it may have"
 
@@ -156,17 +159,13 @@ class PostgresStore:
         with self._seen(session, owner) as (connection, head, rest):
             return reading.entries(connection, head, place, max_entries, rest)
 
-    @twice
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
-        with self._link.connected() as connection, connection.database.reading():
-            return connection.tables.find_key(owner, key)
+        return self._ask(lambda connection: connection.tables.find_key(owner, key))
 
-    @twice
     def list(self, owner: str | None, after: str | None, limit: int) -> Found:
         """See `server.store.base.Store.list`; what others hold may be some tokens further."""
-        with self._link.connected() as connection, connection.database.reading():
-            return reading.listed(connection, owner, after, limit)
+        return self._ask(lambda connection: reading.listed(connection, owner, after, limit))
 
     @twice
     def unfinished(self) -> Sequence[tuple[str, str]]:
@@ -178,23 +177,17 @@ class PostgresStore:
             owners |= {head.id: head.owner for head in heads if head.running is not None}
             return sorted(owners.items())
 
-    @twice
     def stored_bytes(self, owner: str) -> int:
         """See `server.store.base.Store.stored_bytes`."""
-        with self._link.connected() as connection, connection.database.reading():
-            return connection.tables.stored_bytes(owner)
+        return self._ask(lambda connection: connection.tables.stored_bytes(owner))
 
-    @twice
     def named_states(self) -> dict[str, str]:
         """See `server.store.base.Store.named_states`; those of all replicas."""
-        with self._link.connected() as connection, connection.database.reading():
-            return named_states.digests(connection.database)
+        return self._ask(lambda connection: named_states.digests(connection.database))
 
-    @twice
     def read_named(self, name: str) -> bytes | None:
         """See `server.store.base.Store.read_named`."""
-        with self._link.connected() as connection, connection.database.reading():
-            return named_states.read(connection.database, name)
+        return self._ask(lambda connection: named_states.read(connection.database, name))
 
     @twice
     def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
@@ -313,6 +306,12 @@ class PostgresStore:
                 (secrets.token_hex(32),),
             )
             return bytes.fromhex(str(database.meta("signing_key")))
+
+    @twice
+    def _ask(self, ask: Callable[[SharedConnection], R]) -> R:
+        """What the database says, all of one moment."""
+        with self._link.connected() as connection, connection.database.reading():
+            return ask(connection)
 
     @contextmanager
     def _seen(

@@ -21,17 +21,14 @@ from server.store.errors import SessionBroken, StoreError, StoreFailed
 from server.store.files import DiskFiles
 from server.store.heads import COLUMNS, Head
 from server.store.history import length_after
-from server.store.saving import StoreLimits
 from server.store.sqlite.check import identity_of
-from server.store.sqlite.connection import StoreLocation
 from server.store.sqlite.damaged import Damaged, Row
 from server.store.sqlite.database import SqliteDatabase
-from server.store.sqlite.lock import Waiting
 from server.store.sqlite.named_files import DIR_NAME as NAMED_DIR
 from server.store.sqlite.named_files import broken_named, files_in
 from server.store.sqlite.signing import copy_key
 from server.store.sqlite.state_files import DIR_NAME, OWNER_NAME
-from server.store.sqlite.store import SqliteStore
+from server.store.sqlite.store import open_store
 from server.store.stamping import add_sums
 from server.store.state_file import decode_state
 from server.store.sums import is_altered, sealed
@@ -78,8 +75,7 @@ def salvage(path: Path, new: Path) -> Iterator[str]:
     _write(new, found)
     if found["identity"]:
         identity = identity_of(found["identity"][-1]["fields"])
-        place = StoreLocation(new, identity, True, DiskFiles(), None)
-        SqliteStore(place, StoreLimits(), Waiting()).close()  # the journal becomes part of the logs
+        open_store(new, identity).close()  # the journal becomes part of the logs
     yield from _cut(new)
 
 

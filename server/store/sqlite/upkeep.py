@@ -46,7 +46,9 @@ class Upkeep(Saving):
         """All that `run` does bit by bit, at once and for every session."""
         while self._expire():
             pass
-        self._log.changed = self._log.all_heads()
+        ids = self._database.execute("SELECT id FROM session").fetchall()
+        heads = (self._log.head(str(id)) for (id,) in ids)
+        self._log.changed = {head for head in heads if head is not None}
         self.finish()
         self._database.vacuum(0)
         self._database.checkpoint(truncate=True)
