@@ -41,7 +41,11 @@ class ReadsLittle(asyncio.BufferedProtocol):
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._read_buffer[:nbytes]))
+        self.data_received(self.read(nbytes))
+
+    def read(self, num_bytes: int) -> bytes:
+        """What the event loop has put into the buffer."""
+        return bytes(self._read_buffer[:num_bytes])
 
     def data_received(self, data: bytes) -> None:
         raise NotImplementedError

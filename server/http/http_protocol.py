@@ -38,9 +38,9 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
         super().connection_made(transport)
         self._arm(self.head_timeout_s)
 
-    def data_received(self, data: bytes) -> None:
+    def buffer_updated(self, nbytes: int) -> None:
         if not self._refused:
-            super().data_received(data)
+            self.data_received(self.read(nbytes))
             self._set_deadlines()
 
     def _set_deadlines(self) -> None:

@@ -75,6 +75,8 @@ REFUSED = {
     "no length": (get("/v1/models", b"content-length: a\r\n"), 400, "invalid_value"),
     "no route": (get("/v2/models"), 404, "not_found"),
     "no static file": (get("/static/none.js"), 404, "not_found"),
+    "static file above": (get("/static/../config.py"), 404, "not_found"),
+    "static file above, encoded": (get("/static/%2e%2e/config.py"), 404, "not_found"),
     "static folder": (get("/static/"), 404, "not_found"),
     "target of OPTIONS": (b"OPTIONS * HTTP/1.1\r\n" + HEAD + b"\r\n", 404, "not_found"),
     "method": (b"DELETE /v1/models HTTP/1.1\r\n" + HEAD + b"\r\n", 405, "method_not_allowed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import os
 import signal
@@ -15,19 +14,12 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from server.api.auth.keyring import Keyring, digest_of
 from tests.fakes import FakeEngine
 from tests.reliability.servers import ServerProcess, eventually
+from tests.server.api.keys import ALICE, BOB, ROOT, bearer, entry, offers
 from tests.server.harness import Gate, Running, receive, receive_until, running, send
 
-ALICE, BOB, ROOT = "key-of-alice", "key-of-bob", "key-of-root"
 Serve = Callable[..., AbstractAsyncContextManager[Running]]
-
-
-def entry(name: str, key: str, *scopes: str, **limits: int) -> str:
-    table = f'[[key]]\nname = "{name}"\nhash = "sha256:{digest_of(key).hex()}"\n'
-    lines = "".join(f"{field} = {value}\n" for field, value in limits.items())
-    return f"{table}scopes = {list(scopes)}\n[key.limits]\n{lines}"
 
 
 @pytest.fixture
@@ -40,15 +32,6 @@ def serve(tmp_path: Path) -> Serve:
             yield server
 
     return serve
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-def offers(key: str) -> list[str]:
-    encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
-    return ["everstream.v1", "everstream.key." + encoded]
 
 
 async def ask(
@@ -70,28 +53,6 @@ def code(response: httpx.Response) -> str:
 # Scopes
 
 
-async def test_each_route_wants_its_scope(serve: Serve) -> None:
-    routes = {
-        "generate": ("POST", "/v1/completions"),
-        "sessions": ("POST", "/v1/sessions"),
-        "read": ("GET", "/v1/models"),
-        "metrics": ("GET", "/metrics"),
-        "admin": ("GET", "/v1/admin/tenants"),
-    }
-    async with serve(*(entry(f"only-{scope}", scope, scope) for scope in routes)) as server:
-        for scope in routes:
-            for wanted, (method, path) in routes.items():
-                body = {"prompt": "hi", "max_tokens": 1} if wanted == "generate" else None
-                answer = await ask(server, method, path, scope, body)
-                if scope == wanted or (scope, wanted) == ("admin", "metrics"):
-                    assert answer.status_code == 200, (scope, wanted, answer.text)
-                else:
-                    assert answer.status_code == 403, (scope, wanted)
-                    assert answer.json()["error"]["type"] == "permission_error"
-                    assert code(answer) == "scope_missing"
-                    assert wanted in answer.json()["error"]["message"]
-
-
 async def test_unknown_path_is_a_404_to_any_key(serve: Serve) -> None:
     async with serve(entry("alice", ALICE, "read")) as server:
         assert (await ask(server, "GET", "/nothing", ALICE)).status_code == 404
@@ -104,6 +65,8 @@ async def test_to_use_a_session_wants_its_scope(serve: Serve) -> None:
         for body in ({"keep": True}, {"session": session}):
             answer = await generate(server, ALICE, **body)
             assert (answer.status_code, code(answer)) == (403, "scope_missing")
+            assert answer.json()["error"]["type"] == "permission_error"
+            assert "no scope sessions" in answer.json()["error"]["message"]
         assert (await generate(server, ALICE, keep=False)).status_code == 200
         assert (await server.stats()).num_sessions == 1
 
@@ -127,16 +90,14 @@ async def test_messages_on_a_socket_want_their_scope(serve: Serve) -> None:
         await receive_until(socket, "finished")
 
 
-async def test_socket_without_its_scope_is_refused_and_a_page_gets_1008(serve: Serve) -> None:
-    async with serve(entry("alice", ALICE, "read")) as server:
-        with pytest.raises(InvalidStatus) as refused:
-            async with server.socket(additional_headers=bearer(ALICE)):
-                pass
-        assert refused.value.response.status_code == 403
-        async with server.socket(subprotocols=offers(ALICE)) as socket:
-            with pytest.raises(ConnectionClosed):
-                await socket.recv()
-            assert socket.close_code == 1008
+async def test_socket_of_a_page_without_its_scope_gets_1008(serve: Serve) -> None:
+    async with (
+        serve(entry("alice", ALICE, "read")) as server,
+        server.socket(subprotocols=offers(ALICE)) as socket,
+    ):
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 1008
 
 
 # Limits
@@ -277,20 +238,6 @@ async def test_connections_of_a_tenant_are_bounded(serve: Serve) -> None:
 
 
 # Keys that change
-
-
-async def test_key_taken_out_ends_its_socket_and_is_refused(serve: Serve, tmp_path: Path) -> None:
-    async with serve(entry("alice", ALICE, "generate", "sessions")) as server:
-        keyring: Keyring = server.server.config.app.state.keyring  # type: ignore[union-attr]
-        async with server.socket(additional_headers=bearer(ALICE)) as socket:
-            await send(socket, type="create", request_id="a")
-            assert (await receive(socket))["type"] == "created"
-            (tmp_path / "keys.toml").write_text(entry("bob", BOB, "generate"), encoding="utf-8")
-            keyring.reload()
-            await socket.wait_closed()
-            assert (socket.close_code, socket.close_reason) == (1008, "the key was revoked")
-        assert (await generate(server, ALICE)).status_code == 401
-        assert (await generate(server, BOB)).status_code == 200
 
 
 async def test_two_keys_of_a_tenant_share_its_sessions(serve: Serve) -> None:

@@ -10,31 +10,22 @@ from typing import Any
 import httpx
 import pytest
 
-from server.api.auth.keyring import digest_of
+from tests.server.api.keys import ALICE, BOB, bearer, entry
 from tests.server.harness import Running, running
-
-ALICE, BOB = "key-of-alice", "key-of-bob"
 
 
 @asynccontextmanager
 async def serving(folder: Path, **limits: int) -> AsyncIterator[Running]:
     """A server where alice has limits and bob has none."""
     path = folder / "keys.toml"
-    bounds = "".join(f"{name} = {value}\n" for name, value in limits.items())
-    path.write_text(entry("alice", ALICE) + f"[key.limits]\n{bounds}" + entry("bob", BOB))
+    scopes = ("generate", "sessions")
+    path.write_text(entry("alice", ALICE, *scopes, **limits) + entry("bob", BOB, *scopes))
     async with running(keys_file=path) as server:
         yield server
 
 
-def entry(name: str, key: str) -> str:
-    digest = digest_of(key).hex()
-    scopes = '["generate", "sessions"]'
-    return f'[[key]]\nname = "{name}"\nhash = "sha256:{digest}"\nscopes = {scopes}\n'
-
-
 async def post(server: Running, path: str, key: str = ALICE, **body: Any) -> httpx.Response:
-    headers = {"authorization": f"Bearer {key}"}
-    return await server.http.post(path, json=body, headers=headers)
+    return await server.http.post(path, json=body, headers=bearer(key))
 
 
 async def create(server: Running, key: str = ALICE) -> str:
@@ -64,8 +55,7 @@ async def test_every_way_to_keep_one_more_session_is_refused(tmp_path: Path) -> 
 async def test_deleting_makes_room(tmp_path: Path) -> None:
     async with serving(tmp_path, max_sessions=1) as server:
         session = await create(server)
-        headers = {"authorization": f"Bearer {ALICE}"}
-        await server.http.delete(f"/v1/sessions/{session}", headers=headers)
+        await server.http.delete(f"/v1/sessions/{session}", headers=bearer(ALICE))
         await create(server)
 
 

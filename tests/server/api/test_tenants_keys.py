@@ -19,8 +19,7 @@ from server.api.auth.tenants import RateLimited
 from server.api.errors import InvalidApiKey
 from server.cli.keys import key_command
 from tests.docs.pages import names, page, rows, section
-
-ALICE, BOB, ROOT = "key-of-alice", "key-of-bob", "key-of-root"
+from tests.server.api.keys import ALICE, BOB, ROOT
 
 
 def entry(name: str, key: str, scopes: str = '"generate"', limits: str = "") -> str:
@@ -116,9 +115,13 @@ LIMITS = "\n[key.limits]\n"
         (changed(limits="3"), "key 1 (alice): limits: "),
         (changed() + LIMITS + "speed = 1", "key 1 (alice): limits.speed: is no field"),
         *(
-            (changed() + LIMITS + f"{field} = {value}", f"key 1 (alice): limits.{field}: ")
+            (changed() + LIMITS + f"{field} = -1", f"key 1 (alice): limits.{field}: ")
             for field in Limits.model_fields
-            for value in ("-1", "1.5", "true", "nan", '"many"', "9007199254740993", "[1]")
+        ),
+        *(
+            (changed() + LIMITS + f"{field} = {value}", f"key 1 (alice): limits.{field}: ")
+            for field in ("max_running", "max_sessions", "max_stored_bytes")  # one of each type
+            for value in ("1.5", "true", "nan", '"many"', "9007199254740993", "[1]")
         ),
         (changed() + LIMITS + "max_running = 0", "key 1 (alice): limits.max_running: must be"),
         (changed() + LIMITS + 'max_running = "1"', "key 1 (alice): limits.max_running: must be"),

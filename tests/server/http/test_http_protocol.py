@@ -139,25 +139,6 @@ async def test_rest_of_a_refused_body_is_not_awaited_for_ever(server: Running) -
     writer.close()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        (
-            b"POST / HTTP/1.1\r\nhost: localhost\r\n"
-            b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n"
-        ),
-        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
-        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: -3\r\n\r\nabc",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 40_000 + b"\r\n\r\n",
-    ],
-    ids=["CL and TE", "two lengths", "negative", "no host", "no HTTP", "huge head"],
-)
-async def test_request_that_is_not_http_gets_400(server: Running, data: bytes) -> None:
-    assert (await server.exchange(data)).startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
-
-
 async def test_socket_that_never_reads_is_dropped_and_its_slot_freed() -> None:
     async with running(user_timeout_ms=500, ping_interval_s=0.2) as server:
         client = await deaf_websocket(server)
