@@ -1,4 +1,4 @@
-"""Copies of a session, as it is or as it was."""
+"""Copies of a session, as it is or as it was; and sessions that are cut back to what they were."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.value import Opened
-from server.errors import CapacityExhausted, SessionNotFound
+from server.engine.value import Opened, Past
+from server.errors import CapacityExhausted, InvalidRequest, SessionBusy, SessionNotFound
 from tests.server.engine.ledger import Ledger
-from tests.tiny import drain, finished, request, solo, state_of, tokens_of
+from tests.tiny import drain, finished, request, solo, started, state_of, tokens_of
 
 MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(1, 150))
@@ -30,8 +30,19 @@ def session(engine: Engine) -> str:
     return name
 
 
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
 def fork(engine: Engine, session: str, num: int = 1) -> list[str]:
     return [info.session for info in engine.fork(session, "me", num, 0.0)]
+
+
+def rewind(engine: Engine, ledger: Ledger, session: str, at: int) -> None:
+    ledger.take(engine.take_records())
+    engine.rewind(session, "me", ledger.past(session, at), 0.0)
+    ledger.take(engine.take_records())
 
 
 def test_forks_go_on_like_the_session_and_apart_from_it(engine: Engine, session: str) -> None:
@@ -75,35 +86,6 @@ def test_fork_of_a_session_that_runs_does_not_disturb_it(engine: Engine) -> None
             assert tokens_of(rest) == wanted[num_seen:]
 
 
-def test_fork_in_the_past_goes_on_from_there(engine: Engine, session: str) -> None:
-    ledger = Ledger()
-    ledger.take(engine.take_records())
-    wanted = tokens_of(solo(engine, request("w", PROMPT, max_tokens=20, seed=3)))
-    for num_generated in (0, 7, 20):
-        past = ledger.past(session, 150 + num_generated)
-        (info,) = engine.fork(session, "me", 1, 0.0, past)
-        assert (info.position, info.seq) == (150 + num_generated, 0)
-        if num_generated < 20:
-            options = {"max_tokens": 20 - num_generated, "seed": 3}
-            rest = solo(engine, request("f", (), info.session, **options))
-            assert tokens_of(rest) == wanted[num_generated:]
-
-
-@pytest.mark.parametrize("length", [1, 64, 65, 100])
-def test_fork_within_a_prompt_is_a_session_that_was_given_so_much_of_it(
-    engine: Engine, session: str, length: int
-) -> None:
-    ledger = Ledger()
-    ledger.take(engine.take_records())
-    (info,) = engine.fork(session, "me", 1, 0.0, ledger.past(session, length))
-    fresh = engine.create_session("me", 0.0).session
-    text = (0, *PROMPT)[:length]
-    solo(engine, request("a", text, fresh, generate=False, start=False))
-    ends = [solo(engine, request("r", (200, 201), name)) for name in (fresh, info.session)]
-    assert tokens_of(ends[0]) == tokens_of(ends[1])
-    assert state_of(engine, fresh) == state_of(engine, info.session)
-
-
 def test_adopted_value_is_a_session_of_its_new_owner(engine: Engine, session: str) -> None:
     value = engine.value(session, "me")
     info = engine.adopt(value, "you", 0.0)
@@ -126,3 +108,88 @@ def test_forks_that_do_not_all_fit_are_none(make_engine: MakeEngine) -> None:
     ledger.take(engine.take_records())
     assert ledger.entries.keys() == {session}
     assert len(fork(engine, session, 2)) == 2
+
+
+@pytest.mark.parametrize("num_generated", [0, 7])
+def test_session_of_the_past_goes_on_from_there(
+    engine: Engine, ledger: Ledger, session: str, num_generated: int
+) -> None:
+    before = state_of(engine, session)
+    wanted = tokens_of(solo(engine, request("w", PROMPT, max_tokens=20, seed=3)))
+    ledger.take(engine.take_records())
+    past = ledger.past(session, 150 + num_generated)
+    (copy,) = engine.fork(session, "me", 1, 0.0, past)
+    assert (copy.position, copy.seq) == (150 + num_generated, 0)
+    rewind(engine, ledger, session, 150 + num_generated)
+    for name in (copy.session, session):
+        rest = solo(engine, request("r", (), name, max_tokens=20 - num_generated, seed=3))
+        assert tokens_of(rest) == wanted[num_generated:]
+        assert state_of(engine, name) == before
+
+
+@pytest.mark.parametrize("at", [0, 1, 63, 64, 65, 128, 149])
+def test_session_of_a_part_of_its_prompt_equals_a_fresh_one_with_that_text(
+    engine: Engine, ledger: Ledger, session: str, at: int
+) -> None:
+    ledger.take(engine.take_records())
+    (copy,) = engine.fork(session, "me", 1, 0.0, ledger.past(session, at))
+    rewind(engine, ledger, session, at)
+    fresh = engine.create_session("me", 0.0).session
+    if at:
+        text = (0, *PROMPT)[:at]
+        solo(engine, request("a", text, fresh, generate=False, start=False))
+    names = (fresh, session, copy.session)
+    ends = [tokens_of(solo(engine, request("r", range(40, 120), name))) for name in names]
+    assert ends[0] == ends[1] == ends[2]
+    assert len({state_of(engine, name) for name in names}) == 1
+
+
+def test_epoch_is_new_and_events_count_on(engine: Engine, ledger: Ledger, session: str) -> None:
+    rewind(engine, ledger, session, 100)
+    info = engine.session_info(session, "me", 0.0)
+    assert (info.epoch, info.seq, info.position) == (1, 21, 100)
+    events = solo(engine, request("r", (5,), session, max_tokens=3))
+    assert (started(events).epoch, started(events).position) == (1, 100)
+    assert finished(events).seq == 21 + 4
+    rewind(engine, ledger, session, 50)
+    rewind(engine, ledger, session, 20)
+    assert engine.session_info(session, "me", 0.0).epoch == 3
+
+
+def test_past_of_a_rewound_session_is_that_of_its_new_text(
+    engine: Engine, ledger: Ledger, session: str
+) -> None:
+    rewind(engine, ledger, session, 100)
+    solo(engine, request("r", range(200, 270), session, max_tokens=5, seed=8))
+    copy = state_after_generating(engine, session)
+    rewind(engine, ledger, session, 172)
+    rewind(engine, ledger, session, 170)
+    solo(engine, request("r", (), session, max_tokens=5, seed=8))
+    assert state_after_generating(engine, session) == copy
+
+
+def state_after_generating(engine: Engine, session: str) -> tuple[list[int], bytes]:
+    (info,) = engine.fork(session, "me", 1, 0.0)
+    tokens = tokens_of(solo(engine, request("f", (), info.session)))
+    return tokens, state_of(engine, info.session)
+
+
+def test_session_that_runs_can_not_be_rewound(engine: Engine, ledger: Ledger, session: str) -> None:
+    ledger.take(engine.take_records())
+    engine.submit(request("r", (1, 2), session), 0.0)
+    with pytest.raises(SessionBusy):
+        engine.rewind(session, "me", ledger.past(session, 10), 0.0)
+    assert finished(drain(engine)["r"]).position == 170 + 2 + 8
+
+
+def test_length_beyond_the_text_is_refused_and_changes_nothing(
+    engine: Engine, ledger: Ledger, session: str
+) -> None:
+    ledger.take(engine.take_records())
+    past = ledger.past(session)
+    before = engine.session_info(session, "me", 0.0)
+    with pytest.raises(InvalidRequest) as caught:
+        engine.rewind(session, "me", Past(past.value, past.entries, 171), 0.0)
+    assert caught.value.param == "at"
+    assert engine.session_info(session, "me", 0.0) == before
+    assert engine.take_records() == []
