@@ -124,6 +124,12 @@ def test_text_that_is_cut_short_goes_on_under_its_grammar(
     assert finished(rest).finish_reason == "stop"
 
 
+def test_another_grammar_begins_anew(engine: Engine) -> None:
+    session = finished(solo(engine, replace(constrained(max_tokens=5), keep=True))).session
+    found = tokens_of(solo(engine, constrained((), session, grammar="3", seed=2)))
+    assert follow(found, "3").is_over() or found[-1] == EOS
+
+
 def test_stop_string_leaves_it_open(engine: Engine, whole: list[int]) -> None:
     stop = text_of(solo(engine, constrained(max_tokens=12)))[-2:]
     last = finished(solo(engine, replace(constrained(stop=(stop,)), keep=True)))
