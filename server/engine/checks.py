@@ -23,41 +23,25 @@ def check_request(request: Request, vocab_size: int, config: EngineConfig) -> No
     check_tokens(request.tokens, vocab_size, "prompt")
     for tokens in request.continuations:
         check_tokens(tokens, vocab_size, "continuations")
-    passes = request.keep or request.session is not None
-    for is_wrong, field, rule in (
-        (
-            params is not None and params.grammar is not None and config.matchers is None,
-            "grammar",
-            "this server cannot follow one",
-        ),
-        (
-            not 0 <= request.num_top <= MAX_TOP,
-            "num_top",
-            f"must be in 0..{MAX_TOP}",
-        ),
-        (
-            request.num_choices > 1 and passes,
-            "n",
-            "must be 1 for a session that is kept; fork it",
-        ),
-        (
-            bool(request.continuations)
-            and (passes or params is not None or request.score or request.num_choices > 1),
-            "continuations",
-            "are only scored, on a session of their own",
-        ),
-        (
-            request.embed
-            and (passes or params is not None or request.score or request.continuations),
-            "embed",
-            "is all that can be asked of a text, on a session of its own",
-        ),
-    ):
-        if is_wrong:
-            raise InvalidRequest(f"{field}: {rule}", field)
+    is_kept = request.keep or request.session is not None
+    is_drawn = params is not None or request.score
+    if params is not None and params.grammar is not None and config.matchers is None:
+        raise _refused("grammar", "this server cannot follow one")
+    if not 0 <= request.num_top <= MAX_TOP:
+        raise _refused("num_top", f"must be in 0..{MAX_TOP}")
+    if request.num_choices > 1 and is_kept:
+        raise _refused("n", "must be 1 for a session that is kept; fork it")
+    if request.continuations and (is_kept or is_drawn or request.num_choices > 1):
+        raise _refused("continuations", "are only scored, on a session of their own")
+    if request.embed and (is_kept or is_drawn or request.continuations):
+        raise _refused("embed", "is all that can be asked of a text, on a session of its own")
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises `InvalidRequest` for an id that the model does not have."""
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise InvalidRequest(f"{param}: token ids must be in 0..{vocab_size - 1}", param)
+
+
+def _refused(field: str, rule: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {rule}", field)

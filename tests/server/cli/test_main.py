@@ -58,45 +58,12 @@ def test_inspect_shows_state_beside_cache(folder: Path) -> None:
     assert "1,000,000" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "command", [["generate", "x", "--model"], ["inspect"], ["serve", "--model"]]
-)
-def test_model_that_is_none_is_a_message(command: list[str], tmp_path: Path) -> None:
-    result = run(*command, tmp_path)
-    assert result.exit_code == 2
-    assert "has no config.json" in result.stderr
-    assert "Traceback" not in result.output
-
-
 def test_model_with_a_growing_cache_cannot_be_served(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("softmax")
     save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
     result = run("serve", "--model", tmp_path)
     assert result.exit_code == 2
     assert "no constant state" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [
-        ("--port", "70000", "--port"),
-        ("--max-sessions", "0", "--max-sessions"),
-        ("--state-memory", "lots", "--state-memory"),
-        ("--session-ttl", "-1", "--session-ttl"),
-        ("--dtype", "int3", "--dtype"),
-        ("--allow-origin", "nonsense", "--allow-origin"),
-    ],
-)
-def test_bad_setting_is_named(option: str, value: str, named: str) -> None:
-    result = run("serve", option, value)
-    assert result.exit_code == 2
-    assert named in result.stderr
-
-
-def test_bad_sampling_is_named() -> None:
-    result = run("generate", "x", "--temperature", "-1")
-    assert result.exit_code == 2
-    assert "temperature" in result.stderr
 
 
 @pytest.mark.process

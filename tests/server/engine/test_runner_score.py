@@ -1,23 +1,28 @@
-"""Both runners: the log-probabilities of a text's tokens, and the state that scoring leaves."""
+"""Both runners: what is read of a text, its log-probabilities or its last hidden states."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
 from model.architectures.network import model_of
-from server.engine.runner import Feed, Runner
+from model.attention import MECHANISMS, spec_of
+from server.engine.runner import HIDDEN_UNIT, Feed, Runner
 from server.engine.types import SamplingParams
 from tests.server.engine.runners import BACKENDS, TOLERANCE, make_pool, make_runner
 from tests.tiny import tiny_checkpoint
 
+#: A choice; that of dijiang has no parallel form in float64.
 NAMES = ["delta", "elu", "gated", "performer", "retnet", "vq"]
+SERVED = [name for name in MECHANISMS if spec_of(name).constant_state]
 #: Sizes on the grid of torch; each is one call.
 CUT = (64, 16, 16, 1, 1)
 TEXT = tuple((7 * i * i + 3 * i) % 290 for i in range(sum(CUT) + 1))
@@ -50,6 +55,15 @@ def picked(logits: Tensor) -> Tensor:
     return logits.log_softmax(dim=-1)[torch.arange(len(TEXT) - 1), list(TEXT[1:])]
 
 
+def parts_of(runner: Runner, slot: int) -> list[npt.NDArray[np.float64]]:
+    """The sums of the last hidden states of each part of the text."""
+    found, start = [], 0
+    for size in CUT:
+        found.append(runner.embed(Feed(slot, start, TEXT[start : start + size])))
+        start += size
+    return found
+
+
 def largest_error(found: Sequence[float], wanted: Sequence[float]) -> float:
     assert len(found) == len(wanted)
     return max(abs(a - b) for a, b in zip(found, wanted, strict=True))
@@ -67,9 +81,20 @@ def test_scores_equal_those_of_the_parallel_form(backend: str, name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_scoring_leaves_the_bits_that_running_leaves(backend: str, name: str) -> None:
-    """Also where some chunks are scored and others are run, and the next token is the same."""
-    pool = make_pool(name)
+def test_sum_of_hidden_states_equals_that_of_the_parallel_form(backend: str, name: str) -> None:
+    checkpoint = tiny_checkpoint(name)
+    model = model_of(checkpoint.config, checkpoint.weights, torch.float64)
+    hidden = model.hidden_parallel(torch.tensor([TEXT[:-1]]))[0]
+    found = sum(parts_of(make_runner(backend, make_pool(name), name), 2))
+    bound = len(hidden) * TOLERANCE * float(hidden.abs().max())
+    assert np.abs(found - hidden.sum(dim=0).numpy()).max() <= bound
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reading_leaves_the_bits_that_running_leaves(backend: str, name: str) -> None:
+    """Scored, embedded, or in turn with runs, in any slot; and the next token is the same."""
+    pool = make_pool(name, 6)
     runner = make_runner(backend, pool, name)
     draw = runner.prepare(SamplingParams(seed=3))
     start = 0
@@ -81,10 +106,12 @@ def test_scoring_leaves_the_bits_that_running_leaves(backend: str, name: str) ->
             runner.score(Feed(2, start, tokens), TEXT[start + size])
         else:
             runner.run([Feed(2, start, tokens)])
+        first = runner.embed(Feed(4, start, tokens))
+        assert runner.embed(Feed(5, start, tokens)).tobytes() == first.tobytes()
         start += size
-        assert all((pool.block(slot) == pool.block(0)).all() for slot in (1, 2))
-    first, *others = runner.run([Feed(slot, start, TEXT[-1:], draw) for slot in range(4)])
-    assert others == [first] * 3
+        assert all((pool.block(slot) == pool.block(0)).all() for slot in range(6))
+    token, *others = runner.run([Feed(slot, start, TEXT[-1:], draw) for slot in range(6)])
+    assert others == [token] * 5
 
 
 @pytest.mark.parametrize("size", [1, 16])
@@ -134,20 +161,6 @@ def test_id_of_padding_may_be_fed_first(backend: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_state_that_is_not_finite_gives_nan_alone(backend: str, size: int) -> None:
-    pool = make_pool()
-    runner = make_runner(backend, pool)
-    (*_, wanted) = runner.score(Feed(0, 0, TEXT[:size]), TEXT[size])
-    pool.block(1).view(np.float32).fill(float("nan"))
-    found = logprobs(runner, Feed(1, 0, TEXT[:size]), TEXT[size])
-    assert len(found) == size
-    assert all(math.isnan(each) for each in found)
-    (*_, again) = runner.score(Feed(2, 0, TEXT[:size]), TEXT[size])
-    assert again == wanted
-
-
-@pytest.mark.parametrize("size", [1, 16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_logit_that_is_not_finite_is_not_hidden(backend: str, value: float, size: int) -> None:
@@ -160,3 +173,52 @@ def test_one_logit_that_is_not_finite_is_not_hidden(backend: str, value: float, 
         runner = make_runner(backend, make_pool(), num_ids=num_ids, checkpoint=spoilt)
         found = logprobs(runner, Feed(0, 0, TEXT[:size]), TEXT[size])
         assert [math.isnan(each) for each in found] == [not hides] * size
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parts_add_up_to_the_same_in_any_order(backend: str) -> None:
+    parts = parts_of(make_runner(backend, make_pool()), 0)
+    assert all((part / HIDDEN_UNIT == np.round(part / HIDDEN_UNIT)).all() for part in parts)
+    forth, back = (reduce(np.add, each).tobytes() for each in (parts, parts[::-1]))
+    assert forth == back
+    assert {part.shape for part in parts} == {(tiny_checkpoint().config.hidden_size,)}
+
+
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_that_is_not_finite_gives_nan_alone(backend: str, size: int) -> None:
+    pool = make_pool(num_slots=6)
+    runner, text, following = make_runner(backend, pool), TEXT[:size], TEXT[size]
+    wanted = runner.score(Feed(0, 0, text), following), runner.embed(Feed(1, 0, text)).tobytes()
+    for slot in (2, 3):
+        pool.block(slot).view(np.float32).fill(math.nan)
+    found = logprobs(runner, Feed(2, 0, text), following)
+    assert len(found) == size
+    assert all(math.isnan(each) for each in found)
+    assert np.isnan(runner.embed(Feed(3, 0, text))).all()
+    again = runner.score(Feed(4, 0, text), following), runner.embed(Feed(5, 0, text)).tobytes()
+    assert again == wanted
+
+
+@pytest.mark.parametrize("tokens", [(300,), (-1,), (*range(15), 300)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_id_that_cannot_be_read_changes_nothing(backend: str, tokens: tuple[int, ...]) -> None:
+    pool = make_pool()
+    runner = make_runner(backend, pool)
+    with pytest.raises((ValueError, IndexError)):
+        runner.embed(Feed(0, 0, tokens))
+    assert not pool.blocks.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_the_last_run_said_stays_until_the_next(backend: str) -> None:
+    """Neither an embedding nor a score draws anything."""
+    runner = make_runner(backend, make_pool())
+    draw = runner.prepare(SamplingParams(top_logprobs=2))
+    runner.run([Feed(slot, 0, TEXT[:1], draw) for slot in range(2)])
+    before = runner.logprobs(), runner.top_logprobs()
+    runner.embed(Feed(2, 0, TEXT[:16]))
+    runner.score(Feed(3, 0, TEXT[:1]), 5)
+    assert (runner.logprobs(), runner.top_logprobs()) == before
+    runner.run([Feed(0, 1, TEXT[1:2])])
+    assert np.isnan(runner.logprobs()).tolist() == [True]
