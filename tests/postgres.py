@@ -50,19 +50,8 @@ class Postgres:
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._num_databases = 0
-        self._run(
-            "initdb",
-            "-D",
-            self._data,
-            "-U",
-            USER,
-            "-A",
-            "trust",
-            "--no-sync",
-            "-E",
-            "UTF8",
-            "--locale=C",
-        )
+        options = ["-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
+        self._run("initdb", "-D", self._data, "-U", USER, *options)
         with (self._data / "postgresql.conf").open("a") as config:
             config.write(
                 f"listen_addresses = '127.0.0.1'\nport = {self.port}\n"
@@ -120,18 +109,8 @@ class Postgres:
 
     def psql(self, command: str, database: str = "postgres") -> str:
         """What ``command`` prints, without decoration."""
-        return self._run(
-            "psql",
-            "-X",
-            "-q",
-            "-A",
-            "-t",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-c",
-            command,
-            self.url(database),
-        )
+        options = ["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]
+        return self._run("psql", *options, "-c", command, self.url(database))
 
     def _pids(self) -> list[int]:
         """The server first, then its children."""

@@ -19,10 +19,13 @@ from server.engine.value import (
     SessionValue,
     StateBlock,
 )
-from server.store.base import Identity, Store
+from server.store.base import Identity, Keyed, Store
+from server.store.files import Chunk
+from server.store.named_state import export_state, tuned_state
 
 STATE_BYTES = 24
 IDENTITY = Identity("model-1", "tokenizer-1", "native", "float32", STATE_BYTES, "layout-1")
+NOTE = '{"what": "was asked – “so”"}'  # noqa: RUF001
 
 
 def block(position: int) -> StateBlock:
@@ -118,6 +121,30 @@ class Writer:
 
     def _move(self, **changes: object) -> None:
         self.value = replace(self.value, **changes)  # type: ignore[arg-type]
+
+
+def noted(record: Record) -> Record:
+    """The record of a request that has a note."""
+    id, entry = record
+    assert isinstance(entry, Accepted)
+    return id, entry._replace(request=replace(entry.request, note=NOTE))
+
+
+def key_of(store: Store, key: str) -> Keyed:
+    """Ann's request under ``key``, which is there."""
+    found = store.find_key("ann", key)
+    assert found is not None
+    return found
+
+
+def named_file(number: int) -> list[Chunk]:
+    """A named state's file."""
+    return export_state(tuned_state(block(number)), IDENTITY)
+
+
+def file_digest(number: int) -> str:
+    """What it is known by."""
+    return tuned_state(block(number)).digest
 
 
 def text_after(length: int, entries: list[Entry]) -> list[int | None]:

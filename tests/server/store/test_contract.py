@@ -81,6 +81,8 @@ class TestLoad:
                 store.load(session, owner)
             with pytest.raises(SessionNotFound):
                 store.read(session, owner, 0, 10)
+            with pytest.raises(SessionNotFound):
+                store.entries(session, owner, 0, 10)
 
 
 class TestRewind:
@@ -173,13 +175,6 @@ class TestEntries:
             place += len(page)
         assert text_after(0, found) == text_after(0, writer.entries)
         assert [type(entry) for entry in found] == [type(entry) for entry in writer.entries]
-
-    def test_another_owner_finds_nothing(self, store: Store) -> None:
-        writer = Writer()
-        store.commit([writer.opened(), *writer.turn(1)])
-        for session, owner in (("s1", "bob"), ("s2", "ann")):
-            with pytest.raises(SessionNotFound):
-                store.entries(session, owner, 0, 10)
 
 
 class TestFork:

@@ -10,10 +10,16 @@ from server.engine.value import Accepted
 from server.errors import SessionNotFound
 from server.store.base import Store
 from server.store.errors import HistoryGone, StoreLost
-from server.store.files import Chunk
 from server.store.memory_store import MemoryStore
-from server.store.named_state import export_state, tuned_state
-from tests.server.store.records import IDENTITY, STATE_BYTES, Writer, block, text_after
+from tests.server.store.records import (
+    IDENTITY,
+    STATE_BYTES,
+    Writer,
+    file_digest,
+    key_of,
+    named_file,
+    text_after,
+)
 
 
 class TestKeys:
@@ -21,21 +27,18 @@ class TestKeys:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(2, request_id="r0")])
         store.commit([writer.accepted(key="k", request_id="r1"), writer.token()])
-        keyed = store.find_key("ann", "k")
-        assert keyed is not None
+        keyed = key_of(store, "k")
         assert (keyed.session, keyed.request_id, keyed.first_seq) == ("s1", "r1", 3)
         assert (keyed.length, keyed.finished, keyed.is_append) == (4, None, False)
         store.commit([writer.finished()])
-        keyed = store.find_key("ann", "k")
-        assert keyed is not None
+        keyed = key_of(store, "k")
         assert keyed.finished == writer.entries[-1]
 
     def test_appending_is_told_from_generating(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), writer.accepted(key="k", feeds_only=True)])
         store.commit([writer.finished(None)])
-        keyed = store.find_key("ann", "k")
-        assert keyed is not None
+        keyed = key_of(store, "k")
         assert keyed.is_append
         assert keyed.finished is not None
 
@@ -48,8 +51,7 @@ class TestKeys:
     def test_outlives_its_session(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(1, key="k"), writer.deleted()])
-        keyed = store.find_key("ann", "k")
-        assert keyed is not None
+        keyed = key_of(store, "k")
         assert keyed.finished == writer.entries[-1]
 
     def test_a_later_request_does_not_end_an_earlier_key(self, store: Store) -> None:
@@ -57,8 +59,7 @@ class TestKeys:
         store.commit([writer.opened(), *writer.turn(1, key="k", request_id="r1")])
         ended = writer.entries[-1]
         store.commit(writer.turn(1, request_id="r2"))
-        keyed = store.find_key("ann", "k")
-        assert keyed is not None
+        keyed = key_of(store, "k")
         assert keyed.finished == ended
 
 
@@ -204,6 +205,18 @@ def test_old_states_of_memory_go_first() -> None:
     assert states.count(None) == 4
 
 
+def test_memory_has_the_keys_of_the_newest_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.store.memory_store.MAX_KEYS", 2)
+    store = MemoryStore()
+    for number in range(4):
+        writer = Writer(f"s{number}")
+        store.commit([writer.opened(), *writer.turn(1, key=f"k{number}"), writer.deleted()])
+        store.commit([writer.opened(), writer.saved()])
+    store.maintain(0.0)
+    found = [store.find_key("ann", f"k{number}") for number in range(4)]
+    assert [each is not None for each in found] == [False, False, True, True]
+
+
 class TestNamedStates:
     def test_are_kept_until_they_are_deleted(self, store: Store) -> None:
         assert store.named_states() == {}
@@ -222,11 +235,3 @@ class TestNamedStates:
             store.put_named("a", file_digest(number), named_file(number))
         assert store.named_states() == {"a": file_digest(2)}
         assert store.read_named("a") == b"".join(named_file(2))
-
-
-def named_file(number: int) -> list[Chunk]:
-    return export_state(tuned_state(block(number)), IDENTITY)
-
-
-def file_digest(number: int) -> str:
-    return tuned_state(block(number)).digest

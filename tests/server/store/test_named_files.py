@@ -7,21 +7,12 @@ from pathlib import Path
 import pytest
 
 from server.store.errors import StoreFailed
-from server.store.files import Chunk, DiskFiles
-from server.store.named_state import export_state, tuned_state
+from server.store.files import DiskFiles
 from server.store.sqlite.check import problems
 from server.store.sqlite.named_files import DIR_NAME
 from server.store.sqlite.salvage import salvage
 from server.store.sqlite.store import open_store
-from tests.server.store.records import IDENTITY, Writer, block
-
-
-def parts(number: int) -> list[Chunk]:
-    return export_state(tuned_state(block(number)), IDENTITY)
-
-
-def digest(number: int) -> str:
-    return tuned_state(block(number)).digest
+from tests.server.store.records import IDENTITY, Writer, file_digest, named_file
 
 
 class Failing(DiskFiles):
@@ -37,27 +28,27 @@ class Failing(DiskFiles):
 
 def test_next_process_has_them(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", IDENTITY)
-    store.put_named("a", digest(1), parts(1))
-    store.put_named("b", digest(2), parts(2))
+    store.put_named("a", file_digest(1), named_file(1))
+    store.put_named("b", file_digest(2), named_file(2))
     store.drop_named("b")
     store.close()
     again = open_store(tmp_path / "store", IDENTITY)
-    assert again.named_states() == {"a": digest(1)}
-    assert again.read_named("a") == b"".join(parts(1))
+    assert again.named_states() == {"a": file_digest(1)}
+    assert again.read_named("a") == b"".join(named_file(1))
     again.close()
 
 
 def test_broken_file_is_left_out(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", IDENTITY)
     for name in ("a", "b", "c"):
-        store.put_named(name, digest(1), parts(1))
+        store.put_named(name, file_digest(1), named_file(1))
     store.close()
     folder = tmp_path / "store" / DIR_NAME
     (folder / "a.safetensors").write_bytes(b"")
     (folder / "b.safetensors").write_bytes(b"\xff" * 100)
     (folder / "d.new").write_bytes(b"half")
     again = open_store(tmp_path / "store", IDENTITY)
-    assert again.named_states() == {"c": digest(1)}
+    assert again.named_states() == {"c": file_digest(1)}
     again.close()
 
 
@@ -65,7 +56,7 @@ def test_check_names_a_broken_one_and_salvage_leaves_it_out(tmp_path: Path) -> N
     store, writer = open_store(tmp_path / "store", IDENTITY), Writer()
     store.commit([writer.opened(), *writer.turn(3)])
     for name in ("good", "bad"):
-        store.put_named(name, digest(1), parts(1))
+        store.put_named(name, file_digest(1), named_file(1))
     store.close()
     assert list(problems(tmp_path / "store")) == []
     file = tmp_path / "store" / DIR_NAME / "bad.safetensors"
@@ -74,20 +65,20 @@ def test_check_names_a_broken_one_and_salvage_leaves_it_out(tmp_path: Path) -> N
     assert list(problems(tmp_path / "store")) == [line]
     assert list(salvage(tmp_path / "store", tmp_path / "new")) == [line]
     again = open_store(tmp_path / "new", IDENTITY)
-    assert again.named_states() == {"good": digest(1)}
-    assert again.read_named("good") == b"".join(parts(1))
+    assert again.named_states() == {"good": file_digest(1)}
+    assert again.read_named("good") == b"".join(named_file(1))
     again.close()
 
 
 def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
     files = Failing()
     store = open_store(tmp_path / "store", IDENTITY, files=files)
-    store.put_named("a", digest(1), parts(1))
+    store.put_named("a", file_digest(1), named_file(1))
     files.fails = True
     with pytest.raises(StoreFailed):
-        store.put_named("a", digest(2), parts(2))
+        store.put_named("a", file_digest(2), named_file(2))
     files.fails = False
-    assert store.named_states() == {"a": digest(1)}
-    assert store.read_named("a") == b"".join(parts(1))
+    assert store.named_states() == {"a": file_digest(1)}
+    assert store.read_named("a") == b"".join(named_file(1))
     assert [file.name for file in (tmp_path / "store" / DIR_NAME).iterdir()] == ["a.safetensors"]
     store.close()

@@ -6,23 +6,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import apsw
+import pytest
 
-from server.engine.value import Accepted, Record
 from server.store.base import Store
+from server.store.errors import RecordRefused
 from server.store.sqlite.check import problems
-from server.store.sqlite.migrations import MIGRATIONS
 from server.store.sqlite.store import open_store
-from tests.server.store.records import IDENTITY, Writer
-
-NOTE = '{"what": "was asked – “so”"}'  # noqa: RUF001
-
-
-def noted(record: Record) -> Record:
-    """The record of a request that has a note."""
-    id, entry = record
-    assert isinstance(entry, Accepted)
-    return id, entry._replace(request=replace(entry.request, note=NOTE))
+from tests.server.store.records import IDENTITY, NOTE, Writer, key_of, noted
 
 
 def note_of(store: Store, owner: str = "ann") -> str | None:
@@ -36,8 +26,7 @@ def test_is_found_under_the_key_from_the_first_commit_on(store: Store) -> None:
     assert (note_of(store), note_of(store, "bob")) == (NOTE, None)
     store.commit([writer.token(), writer.finished()])
     assert note_of(store) == NOTE
-    keyed = store.find_key("ann", "k")
-    assert keyed is not None
+    keyed = key_of(store, "k")
     assert keyed.finished == writer.entries[-1]
 
 
@@ -46,7 +35,7 @@ def test_goes_with_its_session(store: Store) -> None:
     store.commit([writer.opened(), noted(writer.accepted(key="k")), writer.finished()])
     store.commit([writer.deleted()])
     assert note_of(store) is None
-    assert store.find_key("ann", "k") is not None
+    assert key_of(store, "k")
 
 
 def test_goes_with_a_session_that_nobody_has_used_for_long(small: Store) -> None:
@@ -58,6 +47,18 @@ def test_goes_with_a_session_that_nobody_has_used_for_long(small: Store) -> None
     assert note_of(small) == NOTE
     small.maintain(7300.0)
     assert note_of(small) is None
+
+
+def test_one_that_cannot_be_stored_is_refused_with_all_of_its_commit(store: Store) -> None:
+    writer, other = Writer(), Writer("s2")
+    store.commit([writer.opened(), other.opened()])
+    id, entry = noted(writer.accepted(key="k"))
+    refused = entry._replace(request=replace(entry.request, note="\ud800"))
+    with pytest.raises(RecordRefused):
+        store.commit([other.accepted(), (id, refused)])
+    assert (store.find_key("ann", "k"), store.unfinished()) == (None, [])
+    store.commit([(id, entry), writer.token()])
+    assert note_of(store) == NOTE
 
 
 def test_counts_for_its_owner(store: Store) -> None:
@@ -80,26 +81,3 @@ def test_is_there_after_a_crash_right_behind_the_commit(tmp_path: Path) -> None:
     assert again.unfinished() == [("s1", "ann")]
     again.close()
     assert list(problems(tmp_path / "dead")) == []
-
-
-def test_store_of_the_first_format_learns_to_keep_notes(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    open_store(path, IDENTITY).close()
-    connection = apsw.Connection(str(path / "sessions.sqlite3"))
-    for (table,) in connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
-    ).fetchall():
-        connection.execute(f"DROP TABLE {table}")
-    connection.execute(MIGRATIONS[0])
-    connection.pragma("user_version", 1)
-    connection.execute(
-        "INSERT INTO request_key VALUES ('ann', 'old', 1, 's0', 'r', 0, 0, 0, NULL, NULL)"
-    )
-    connection.close()
-    store, writer = open_store(path, IDENTITY), Writer()
-    old = store.find_key("ann", "old")
-    assert old is not None
-    assert old.note is None
-    store.commit([writer.opened(), noted(writer.accepted(key="k"))])
-    assert note_of(store) == NOTE
-    store.close()

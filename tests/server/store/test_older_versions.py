@@ -7,6 +7,8 @@ which a rewind has taken back a part, ``runs`` is in the middle of one.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from server.store.portable import import_session
 from server.store.sqlite.check import problems
 from server.store.sqlite.migrations import MIGRATIONS
 from server.store.sqlite.store import SqliteStore, open_store
-from tests.server.store.records import IDENTITY, block, text_after
+from tests.server.store.records import IDENTITY, NOTE, Writer, block, key_of, noted, text_after
 
 OLD: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text("utf-8"))
 TEXTS = {
@@ -43,8 +45,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> SqliteStore:
-    return open_store(path, IDENTITY)
+def store(path: Path) -> Iterator[SqliteStore]:
+    with closing(open_store(path, IDENTITY)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("session", TEXTS)
@@ -58,7 +61,6 @@ def test_sessions_are_as_they_were(store: SqliteStore, session: str, at: int | N
     if loaded.value.state is not None:
         assert bytes(loaded.value.state.data) == bytes(block(loaded.value.position).data)
     assert loaded.value.constraint is None
-    store.close()
 
 
 def test_what_ran_goes_on_as_it_was_asked_for(store: SqliteStore) -> None:
@@ -70,15 +72,20 @@ def test_what_ran_goes_on_as_it_was_asked_for(store: SqliteStore) -> None:
     assert [event.token_id for event in events if isinstance(event, TokenEvent)] == (
         TEXTS["runs"][3:]
     )
-    store.close()
 
 
 def test_work_under_a_key_is_known(store: SqliteStore) -> None:
-    found = store.find_key("ann", "ann-1")
-    assert found is not None
+    found = key_of(store, "ann-1")
     assert found.finished is not None
     assert found.finished.usage.completion_tokens == 3
-    store.close()
+    assert found.note is None
+
+
+def test_store_learns_to_keep_notes(store: SqliteStore) -> None:
+    writer = Writer("new")
+    store.commit([writer.opened(), noted(writer.accepted(key="k"))])
+    found = key_of(store, "k")
+    assert found.note == NOTE
 
 
 def test_store_is_whole_and_of_this_version_afterwards(path: Path) -> None:

@@ -35,6 +35,11 @@ def test_files_are_their_owner_s_whatever_the_folder_allows(shown: Path) -> None
     assert set(rights.values()) == {0}
 
 
+def test_others_cannot_read_a_new_folder(tmp_path: Path) -> None:
+    open_store(tmp_path / "store", IDENTITY).close()
+    assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+
+
 def test_an_older_database_is_made_private(shown: Path) -> None:
     store = open_store(shown, IDENTITY)
     store.commit([Writer().opened()])

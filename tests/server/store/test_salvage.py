@@ -15,7 +15,7 @@ from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.signing import signing_key
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.cli.test_store import run
-from tests.server.store.records import IDENTITY, Writer, block, text_after
+from tests.server.store.records import IDENTITY, Writer, block, key_of, text_after
 
 PAGE = 4096
 
@@ -83,8 +83,7 @@ def test_a_whole_store_is_kept_as_a_whole(path: Path, writers: dict[str, Writer]
     assert check(store, writers) == (30, 0)
     assert "30 sessions" in output
     assert signing_key(path.with_name("new")) == signing_key(path)
-    found = store.find_key("ann", "s3-1")
-    assert found is not None
+    found = key_of(store, "s3-1")
     assert found.finished is not None
     store.close()
 
