@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.fakes import score_of
 from tests.server.api.talk import usage_of
 from tests.server.harness import Running
@@ -29,17 +27,6 @@ async def test_usage_counts_all_that_was_drawn_and_the_prompt_once(server: Runni
     answer = await server.generate(prompt="Who?", max_tokens=6, best_of=4)
     assert len(answer.json()["choices"]) == 1
     assert answer.json()["usage"] == usage_of(4, 24)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}, {"best_of": 0}]
-)
-async def test_what_cannot_be_is_refused_by_name(
-    server: Running, fields: dict[str, object]
-) -> None:
-    answer = await server.generate(prompt="Who?", **fields)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "best_of"
 
 
 async def test_kept_session_has_one_choice(server: Running) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from server.engine.sampling_defaults import with_defaults
 from tests.fakes import FakeEngine
 from tests.server.api.talk import kept, settled, story, usage_of
 from tests.server.failing_store import FailingStore
-from tests.server.harness import Gate, Recorder, Running, running
+from tests.server.harness import Gate, Running, running
 
 USAGE = {"include_usage": True}
 
@@ -47,17 +46,6 @@ async def test_null_means_default(server: Running) -> None:
     names += ("presence_penalty", "frequency_penalty", "n", "idempotency_key")
     response = await server.generate(prompt="hi", max_tokens=1, **dict.fromkeys(names))
     assert response.status_code == 200
-
-
-async def test_penalties_reach_the_engine() -> None:
-    engine = Recorder()
-    async with running(engine) as server:
-        await server.generate(
-            prompt="hi", max_tokens=1, seed=0, presence_penalty=-2, frequency_penalty=1.5
-        )
-    assert engine.sampling == [
-        with_defaults(max_tokens=1, seed=0, presence_penalty=-2, frequency_penalty=1.5)
-    ]
 
 
 async def test_prompt_of_token_ids(server: Running) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.server.api.talk import field_of, settled, story, usage_of
+from tests.server.api.talk import settled, story, usage_of
 from tests.server.api.test_completions import sse_values
 from tests.server.harness import Gate, Running, running
 
@@ -117,32 +117,3 @@ async def test_client_that_leaves_takes_its_whole_batch_with_it(stream: bool) ->
         gate.open()
         await server.async_engine.drained()
         assert (await settled(server)).held_slots == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": []}, "prompt"),
-        ({"prompt": ["hi", ""]}, "prompt"),
-        ({"prompt": [[104], []]}, "prompt"),
-        ({"prompt": ["hi", 5]}, "prompt"),
-        ({"prompt": ["hi", [5]]}, "prompt"),
-        ({"prompt": [[5], "hi"]}, "prompt"),
-        ({"prompt": [[5], [257]]}, "prompt"),
-        ({"prompt": [[5], [-1]]}, "prompt"),
-        ({"prompt": [[5], [True]]}, "prompt"),
-        ({"prompt": [[[5]]]}, "prompt"),
-        ({"prompt": ["hi"] * 257}, "prompt"),
-        ({"prompt": ["hi", "you"], "keep": True}, "prompt"),
-        ({"prompt": ["hi", "you"], "idempotency_key": "k"}, "idempotency_key"),
-        ({"prompt": ["hi"] * 100, "n": 11}, "n"),
-    ],
-)
-async def test_what_cannot_be_is_refused_by_name(
-    server: Running, fields: dict[str, Any], param: str
-) -> None:
-    response = await server.generate(**fields)
-    assert (response.status_code, field_of(response.json()["error"]["param"])) == (400, param), (
-        response.text
-    )
-    assert (await server.stats()).prompt_tokens_total == 0

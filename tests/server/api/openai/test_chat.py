@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from model.chat_template import ChatTemplate
-from server.engine.types import SamplingParams
 from tests.fakes import EOS
-from tests.server.api.talk import field_of, story, usage_of
+from tests.server.api.talk import story, usage_of
 from tests.server.harness import Recorder, Running, running
 
 pytestmark = pytest.mark.process
@@ -130,35 +129,6 @@ async def test_logprobs_name_the_tokens_of_the_content(server: Running, stream: 
     assert set(entries[0]["top_logprobs"][0]) == {"token", "logprob", "bytes"}
 
 
-async def test_every_sampling_field_reaches_the_engine() -> None:
-    engine = Recorder()
-    async with running(engine) as server:
-        given = {
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "top_k": 3,
-            "min_p": 0.1,
-            "typical_p": 0.8,
-            "repetition_penalty": 1.1,
-            "presence_penalty": 1.0,
-            "frequency_penalty": -1.0,
-            "seed": 7,
-            "ignore_eos": True,
-        }
-        more = {"stop": ["x", "y"], "stop_token_ids": [9], "logit_bias": {"5": -3.0}}
-        response = await ask(server, max_completion_tokens=2, **given, **more)
-        assert response.status_code == 200, response.text
-    assert engine.sampling == [
-        SamplingParams(
-            **given,  # type: ignore[arg-type]
-            max_tokens=2,
-            stop=("x", "y"),
-            stop_token_ids=(9,),
-            logit_bias=((5, -3.0),),
-        )
-    ]
-
-
 async def test_turn_ends_with_the_templates_own_token_too() -> None:
     engine = Recorder()
     template = ChatTemplate("x", None, {"eos_token": "<|endoftext|>"})
@@ -225,66 +195,6 @@ async def test_null_and_defaults_ask_for_nothing(server: Running) -> None:
     defaults |= {"prompt_cache_retention": "in_memory", "top_logprobs": 0}
     answer = await ask(server, max_tokens=1, **defaults)
     assert answer.status_code == 200, answer.text
-
-
-@pytest.mark.parametrize(
-    ("param", "value"),
-    [
-        ("audio", {"voice": "x"}),
-        ("modalities", ["audio"]),
-        ("prediction", {"type": "content", "content": "x"}),
-        ("web_search_options", {}),
-        ("store", True),
-        ("metadata", {"a": "b"}),
-        ("reasoning_effort", "low"),
-        ("service_tier", "flex"),
-        ("verbosity", "low"),
-        ("functions", [{"name": "f"}]),
-        ("function_call", "auto"),
-        ("session", "sess_1"),
-        ("chat_template", "x"),
-        ("echo", True),
-        ("nonsense", 1),
-        ("logprobs", 3),
-        ("top_logprobs", 3),
-        ("top_k", -2),
-        ("reasoning", {"effort": "low"}),
-        ("reasoning", {"effort": "none", "mood": "glad"}),
-        ("stream_options", {"include_usage": True}),
-        ("max_tokens", 0),
-        ("max_tokens", 3),
-        ("n", 0),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {}}),
-        ("tools", [{"type": "custom", "custom": {"name": "x"}}]),
-        ("tools", [{"type": "function", "function": {"name": "a b"}}]),
-        ("chat_template_kwargs", {"messages": []}),
-        ("messages", []),
-        ("messages", "hi"),
-        ("messages", [{"role": "function", "content": "x", "name": "f"}]),
-        ("messages", [{"role": "user"}]),
-        ("messages", [{"role": "user", "content": None}]),
-        ("messages", [{"role": "user", "content": []}]),
-        ("messages", [{"role": "user", "content": "x", "name": "<|im_end|>"}]),
-        ("messages", [{"role": "assistant"}]),
-        ("messages", [{"role": "tool", "content": "x"}]),
-        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
-        ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
-    ],
-)
-async def test_what_is_not_supported_is_refused_by_name(
-    server: Running, param: str, value: object
-) -> None:
-    body = {param: value}
-    if (param, value) == ("max_tokens", 3):
-        body["max_completion_tokens"] = 4
-    response = await ask(server, **body)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert field_of(error["param"]) == param, error
-    assert error["type"] == "invalid_request_error"
-    if param == "messages" and "image_url" in json.dumps(value):
-        assert "'image_url'" in error["message"]
 
 
 async def test_prompt_that_is_too_long_names_the_messages() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import most_likely, score_of
-from tests.server.api.talk import field_of, kept, settled, story, usage_of
+from tests.server.api.talk import kept, settled, story, usage_of
 from tests.server.api.test_completions import sse_values
 from tests.server.harness import Running
 
@@ -175,38 +175,3 @@ async def test_stop_string_is_not_shown_and_its_tokens_are(server: Running) -> N
     assert not choice["text"].endswith("fox")
     assert "".join(choice["logprobs"]["tokens"]).endswith("fox")
     assert len(choice["logprobs"]["tokens"]) == answer.json()["usage"]["completion_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": -1}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"logprobs": 1, "top_logprobs": 2}, "top_logprobs"),
-        ({"echo": 1}, "echo"),
-        ({"max_tokens": 0, "n": 2}, "n"),
-        ({"max_tokens": 0, "best_of": 2}, "best_of"),
-        ({"logprobs": 1, "keep": True, "idempotency_key": "k"}, "idempotency_key"),
-        ({"logit_bias": {"257": 1}}, "logit_bias"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {"01": 1}}, "logit_bias"),
-        ({"logit_bias": {"1": 101}}, "logit_bias"),
-        ({"logit_bias": {"a": 1}}, "logit_bias"),
-        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
-        ({"typical_p": 0}, "typical_p"),
-        ({"suffix": "x"}, "suffix"),
-        ({"min_tokens": 1}, "min_tokens"),
-        ({"store": True}, "store"),
-    ],
-)
-async def test_what_cannot_be_is_refused_by_name(
-    server: Running, fields: dict[str, Any], param: str
-) -> None:
-    response = await server.generate(prompt="hi", **fields)
-    error = response.json()["error"]
-    assert (response.status_code, field_of(error["param"])) == (400, param), response.text
-    assert error["type"] == "invalid_request_error"

@@ -76,41 +76,6 @@ def streamed(made: CompletionWriter, happened: list[Event]) -> list[dict[str, An
     return values(b"".join(map(made.chunks, happened)) + made.end())
 
 
-def test_whole_answer_has_the_logprobs_of_prompt_and_text() -> None:
-    made = writer(request(score=True), echo=("ab",), logprobs=1)
-    started, *rest = events()
-    (choice,) = whole(made, [started, scored(), *rest])["choices"]
-    assert choice["text"] == "abcd"
-    assert choice["logprobs"] == {
-        "tokens": ["a", "b", "c", "d"],
-        "token_logprobs": [None, -2.0, -0.25, -0.5],
-        "top_logprobs": [
-            None,
-            {"e": -0.5, "b": -2.0},
-            {"e": -0.5, "c": -0.25},
-            {"e": -0.5, "d": -0.5},
-        ],
-        "text_offset": [0, 1, 2, 3],
-    }
-    assert "prompt_logprobs" not in choice
-
-
-def test_stream_says_the_same_as_the_whole_answer() -> None:
-    fields: dict[str, Any] = {"echo": ("ab",), "logprobs": 1, "prompt_logprobs": 1}
-    started, *rest = events()
-    happened = [started, scored(), *rest]
-    (answer,) = whole(writer(request(score=True), **fields), happened)["choices"]
-    chunks = streamed(writer(request(score=True), **fields), happened)
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert "".join(choice["text"] for choice in choices) == answer["text"]
-    found = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
-    for name, expected in answer["logprobs"].items():
-        assert [item for part in found for item in part[name]] == expected, name
-    assert choices[0]["prompt_logprobs"] == answer["prompt_logprobs"]
-    assert all("prompt_logprobs" not in choice for choice in choices[1:])
-    assert choices[-1]["finish_reason"] == answer["finish_reason"] == "length"
-
-
 def test_character_that_the_prompt_leaves_unfinished_ends_with_it() -> None:
     """What is generated begins a text of its own, behind the echo."""
     fed = Request("r", "me", (0x61, 0xC3), SamplingParams(top_logprobs=1), start=False, score=True)

@@ -19,7 +19,7 @@ from tests.server.api.openai.responding import (
     streamed_text,
     text_of,
 )
-from tests.server.api.talk import at_rest, field_of, info, story, until
+from tests.server.api.talk import at_rest, info, story, until
 from tests.server.harness import Running, running
 
 pytestmark = pytest.mark.process
@@ -117,58 +117,6 @@ async def test_logprobs_come_where_they_are_included(server: Running) -> None:
     assert [entry["bytes"] for entry in part["logprobs"]] == [[byte] for byte in ANSWER.encode()]
     kept = (await get(server, events[-1]["response"]["id"])).json()
     assert kept["output"][0]["content"][0] == part
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("conversation", "c"),
-        ("prompt", {"id": "p"}),
-        ("reasoning", {"effort": "high"}),
-        ("max_tool_calls", 1),
-        ("context_management", [{"type": "compaction"}]),
-        ("max_tokens", 5),
-        ("messages", []),
-        ("service_tier", "flex"),
-        ("moderation", {"model": "m"}),
-        ("include", ["nonsense"]),
-        ("tools", [{"type": "web_search"}]),
-        ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": []}),
-        ("input", [{"type": "item_reference", "id": "i"}]),
-        ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]),
-        ("input", ""),
-        ("input", []),
-        ("text", {"verbosity": "low"}),
-        ("stream_options", {"include_obfuscation": True}),
-        ("stream_options", {"include_obfuscation": 0}),
-        ("top_logprobs", 21),
-        ("max_output_tokens", 0),
-        ("temperature", 3),
-        ("metadata", {"a" * 65: "b"}),
-        ("nonsense", 1),
-    ],
-)
-async def test_what_is_not_supported_is_refused_by_its_name(
-    server: Running, field: str, value: object
-) -> None:
-    more = {"stream": True} if field == "stream_options" else {}
-    answer = await ask(server, **{field: value}, **more)
-    status, code, param = await error_of(answer)
-    assert (status, code, field_of(param)) == (400, "invalid_value", field)
-    assert field in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"background": True, "store": False},
-        {"idempotency_key": "k", "store": False},
-        {"top_logprobs": 2},
-    ],
-)
-async def test_fields_that_need_another_say_so(server: Running, body: dict[str, Any]) -> None:
-    answer = await ask(server, **body)
-    assert await error_of(answer) == (400, "invalid_value", next(iter(body)))
 
 
 async def test_what_asks_for_nothing_is_accepted(server: Running) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.fakes import FakeEngine, most_likely, score_of
-from tests.server.api.talk import field_of, settled
+from tests.server.api.talk import settled
 from tests.server.harness import Running, running
 
 
@@ -75,33 +73,6 @@ async def test_continuations_that_do_not_fit_are_a_503(server: Running) -> None:
     response = await server.http.post("/v1/score", json=body)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "capacity_exhausted")
     assert (await settled(server)).held_slots == 0
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"continuations": ["a"]}, "prompt"),
-        ({"prompt": "a"}, "continuations"),
-        ({"prompt": "a", "continuations": []}, "continuations"),
-        ({"prompt": "a", "continuations": [""]}, "continuations"),
-        ({"prompt": "a", "continuations": [[]]}, "continuations"),
-        ({"prompt": "a", "continuations": [[257]]}, "continuations"),
-        ({"prompt": "a", "continuations": "b"}, "continuations"),
-        ({"prompt": "a", "continuations": [5]}, "continuations"),
-        ({"prompt": "a", "continuations": ["b"] * 257}, "continuations"),
-        ({"prompt": [], "continuations": ["b"]}, "prompt"),
-        ({"prompt": ["a"], "continuations": ["b"]}, "prompt"),
-        ({"prompt": "a", "continuations": ["b"], "top": 21}, "top"),
-        ({"prompt": "a", "continuations": ["b"], "other": 1}, "other"),
-    ],
-)
-async def test_bad_body_is_a_400_that_names_its_field(
-    server: Running, body: dict[str, Any], param: str
-) -> None:
-    response = await server.http.post("/v1/score", json=body)
-    assert (response.status_code, field_of(response.json()["error"]["param"])) == (400, param), (
-        response.text
-    )
 
 
 async def test_state_that_is_not_finite_is_an_error(server: Running) -> None:
