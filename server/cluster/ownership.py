@@ -168,7 +168,7 @@ class PostgresOwnership:
 
     async def _tell(self, key: int, message: dict[str, Any]) -> None:
         text = orjson.dumps(message).decode()
-        await self._ask(lambda store: store.tell(key, text))
+        await self._async_engine.ask_store(lambda _: self._store.tell(key, text))
 
     async def _ask(self, ask: Callable[[PostgresStore], R], *, always: bool = False) -> R:
         """On the store thread, in turn with what the engine records."""

@@ -14,13 +14,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from server.engine.engine import Engine
 from server.engine.prefix_cache import Evicted
 from server.engine.types import EngineStats, Event
 from server.errors import InternalFailure, QueueFull, RequestError
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.command_queue import CommandQueue
-from server.runtime.commands import Absent, Call, Command, EngineLike
+from server.runtime.commands import Absent, Call, Command
 from server.runtime.delivery_queue import DeliveryQueue
 from server.runtime.engine_thread import EngineThread
 from server.runtime.request_registry import RequestRegistry, Sink
@@ -57,7 +58,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        engine: EngineLike,
+        engine: Engine,
         clock: Callable[[], float],
         metrics: Metrics,
         store: Store,
@@ -244,7 +245,7 @@ class AsyncEngine:
     async def evict(self, max_sessions: int) -> int:
         """Saves at most so many kept sessions, as `retire` does all; returns how many."""
 
-        def evict(engine: EngineLike, now: float) -> int:
+        def evict(engine: Engine, now: float) -> int:
             return engine.retire(0) - engine.retire(min(max_sessions - moved, RETIRED_AT_ONCE))
 
         moved = 0

@@ -10,59 +10,18 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from server.engine.prefix_cache import Evicted
-from server.engine.types import EngineStats, Event, Request, SessionInfo
-from server.engine.value import Past, Record, SessionValue, StateBlock
+from server.engine.engine import Engine
+from server.engine.types import Request, SessionInfo
+from server.engine.value import Past, SessionValue
 from server.errors import RequestError
 from server.runtime.tenant import TenantAccount
 from server.store.errors import StoreFailed
 
 R = TypeVar("R")
 
-
-class EngineLike(Protocol):
-    """What is needed of `server.engine.engine.Engine`; see there."""
-
-    def submit(self, request: Request, now: float, start: SessionValue | None = None) -> None: ...
-    def cancel(self, request_id: str) -> None: ...
-    def park(self, request_id: str) -> None: ...
-    def unpark(self, request_id: str) -> None: ...
-    def detach(self, request_id: str) -> None: ...
-    def attach(self, session: str, owner: str, request_id: str, take_over: bool) -> SessionInfo: ...
-    def go_on(self, session: str, owner: str) -> None: ...
-    def create_session(self, owner: str, now: float) -> SessionInfo: ...
-    def has_session(self, session: str, owner: str) -> bool: ...
-    def session_info(self, session: str, owner: str, now: float) -> SessionInfo: ...
-    def cancel_session(self, session: str, owner: str) -> None: ...
-    def delete_session(self, session: str, owner: str) -> None: ...
-    def value(self, session: str, owner: str) -> SessionValue: ...
-    def fork(
-        self, session: str, owner: str, num: int, now: float, past: Past | None = None
-    ) -> list[SessionInfo]: ...
-    def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo: ...
-    def rewind(self, session: str, owner: str, past: Past, now: float) -> SessionInfo: ...
-    def restore(self, past: Past, now: float) -> SessionInfo: ...
-    def retire(self, max_sessions: int) -> int: ...
-    def give(self, session: str, owner: str, how: str, now: float) -> SessionInfo | None: ...
-    def discard_kept(self, error: RequestError, id: str | None = None) -> None: ...
-    def insert_prefix(
-        self, owner: str, tokens: tuple[int, ...], block: StateBlock, origin: str = ""
-    ) -> None: ...
-    def take_usage(self) -> dict[str, int]: ...
-    def num_running(self, owner: str) -> int: ...
-    def num_starting(self, session: str, owner: str) -> int: ...
-    def take_evicted_prefixes(self) -> list[Evicted]: ...
-    def take_records(self) -> list[Record]: ...
-    def step(self, now: float) -> list[Event]: ...
-    def has_work(self) -> bool: ...
-    def next_expiry(self) -> float | None: ...
-    def expire(self, now: float) -> None: ...
-    def stats(self) -> EngineStats: ...
-
-
-Call = Callable[[EngineLike, float], R]
+Call = Callable[[Engine, float], R]
 
 
 @dataclass(slots=True)
@@ -112,7 +71,7 @@ def on_session(
     With an ``arrival`` the engine restores the session first.
     """
 
-    def run(engine: EngineLike, now: float) -> R | Absent:
+    def run(engine: Engine, now: float) -> R | Absent:
         engine.expire(now)
         if arrival is None:
             return call(engine, now) if engine.has_session(session, owner) else Absent.ABSENT
@@ -131,7 +90,7 @@ def submit(
 ) -> Call[None]:
     """Starts a request; a new session begins as ``start`` says, and else empty."""
 
-    def run(engine: EngineLike, now: float) -> None:
+    def run(engine: Engine, now: float) -> None:
         _check_running(engine, tenant, request.owner, len(request.ids))
         engine.submit(request, now, start)
 
@@ -141,7 +100,7 @@ def submit(
 def go_on(session: str, owner: str, tenant: TenantAccount | None) -> Call[None]:
     """Lets what a session runs go on, without a reader."""
 
-    def run(engine: EngineLike, now: float) -> None:
+    def run(engine: Engine, now: float) -> None:
         _check_running(engine, tenant, owner, engine.num_starting(session, owner))
         engine.go_on(session, owner)
 
@@ -159,7 +118,7 @@ class Attach:
     tenant: TenantAccount | None
     is_attached: bool = False
 
-    def __call__(self, engine: EngineLike, now: float) -> SessionInfo:
+    def __call__(self, engine: Engine, now: float) -> SessionInfo:
         num_more = engine.num_starting(self.session, self.owner)
         _check_running(engine, self.tenant, self.owner, num_more)
         info = engine.attach(self.session, self.owner, self.request_id, self.take_over)
@@ -167,9 +126,7 @@ class Attach:
         return info
 
 
-def _check_running(
-    engine: EngineLike, tenant: TenantAccount | None, owner: str, num_more: int
-) -> None:
+def _check_running(engine: Engine, tenant: TenantAccount | None, owner: str, num_more: int) -> None:
     """Raises `RequestError` where the owner may not run so many more."""
     if num_more and tenant is not None:
         tenant.check_room("max_running", engine.num_running(owner) + num_more)

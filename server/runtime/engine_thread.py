@@ -10,9 +10,10 @@ import logging
 import threading
 from collections.abc import Callable
 
+from server.engine.engine import Engine
 from server.errors import InternalFailure, RequestError
 from server.runtime.command_queue import CommandQueue
-from server.runtime.commands import Command, EngineLike
+from server.runtime.commands import Command
 from server.runtime.delivery_queue import DeliveryQueue, EngineStep
 from server.runtime.store_queue import StoreQueue
 
@@ -27,7 +28,7 @@ class EngineThread:
 
     def __init__(
         self,
-        engine: EngineLike,
+        engine: Engine,
         clock: Callable[[], float],
         store_queue: StoreQueue,
         command_queue: CommandQueue[Command],
@@ -56,7 +57,7 @@ class EngineThread:
 
     # The thread
 
-    def _run(self, engine: EngineLike) -> None:
+    def _run(self, engine: Engine) -> None:
         try:
             while (commands := self._command_queue.take(self._patience_s(engine))) is not None:
                 for some in _by_generation(commands):
@@ -65,14 +66,14 @@ class EngineThread:
             logger.exception("the engine failed")
             self._delivery.end()
 
-    def _patience_s(self, engine: EngineLike) -> float | None:
+    def _patience_s(self, engine: Engine) -> float | None:
         """How long the thread may wait for a command: without a limit, unless there is work."""
         if engine.has_work():
             return 0.0
         expiry = engine.next_expiry()
         return None if expiry is None else max(0.0, expiry - self._clock())
 
-    def _turn(self, engine: EngineLike, commands: list[Command]) -> None:
+    def _turn(self, engine: Engine, commands: list[Command]) -> None:
         """Runs ``commands`` and a step of the engine. What they made goes on, unless it is nothing.
 
         It goes to the store thread, or to the event loop where it has nothing to log.

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
+from server.engine.engine import Engine
 from server.engine.types import Finished, Request, SessionInfo, TokenEvent
 from server.engine.value import Past, SessionValue
 from server.errors import InvalidRequest, RequestError, SessionNotFound
 from server.runtime import commands
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.commands import Absent, Call, EngineLike
+from server.runtime.commands import Absent, Call
 from server.runtime.request_registry import Sink
 from server.sessions.loader import Elsewhere, SessionLoader
 from server.sessions.named_states import NamedStates, StateNotFound
@@ -262,7 +263,7 @@ class Sessions:
     ) -> SessionInfo | Absent | None:
         """See `server.sessions.ownership.Owned`."""
 
-        def give(engine: EngineLike, now: float) -> SessionInfo | None:
+        def give(engine: Engine, now: float) -> SessionInfo | None:
             return engine.give(session, owner, handover, now)
 
         while True:
