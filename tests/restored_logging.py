@@ -19,7 +19,8 @@ def restored_logging() -> Iterator[None]:
     before = [(one.level, list(one.filters), list(one.handlers), one.propagate) for one in loggers]
     yield
     for logger, (level, filters, handlers, propagate) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
+        if logger.level != level:  # setting it goes through all loggers of the process
+            logger.setLevel(level)
         logger.filters[:] = filters
         logger.propagate = propagate
         for handler in set(logger.handlers) - set(handlers):
