@@ -59,7 +59,7 @@ async def _log_of(cluster: Cluster, database: str, model: Path) -> Log:
             log[session, epoch] = events
         return log
     finally:
-        server.__exit__(None, None, None)
+        server.close()
 
 
 async def _sessions(url: str) -> list[str]:

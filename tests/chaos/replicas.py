@@ -83,7 +83,7 @@ class Replica:
                 await asyncio.sleep(self._chance.uniform(0.1, 1.0))
         finally:
             self.is_up = False
-            self.process.__exit__(None, None, None)
+            self.process.close()
 
     async def _live(self) -> None:
         """From a start to an end."""

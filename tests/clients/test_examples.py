@@ -16,32 +16,31 @@ import pytest
 from clients.examples.follow import Memory, Usual
 from clients.examples.tail import Place
 from clients.python import Client
-from tests.clients.conftest import serving
+from tests.reliability.servers import ServerProcess
 
 USUAL = "Once upon a time there was a little girl who lived in a wood.\n"
 ODD = "zq#7 @@@ 0x1F !!\n"
 
 
 class Server:
-    """The bundled model on one store and, from the second start on, one port."""
+    """The bundled model on one store and one port."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, "0"
+    def __init__(self, process: ServerProcess) -> None:
+        self._process = process
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        command = [sys.executable, "-m", "server.cli.main", "serve", "--threads", "1"]
-        command += ["--store", str(self._folder / "store"), "--port", self._port]
-        processes = serving(command, self._folder)
-        url = next(processes)
-        self._port = url.rpartition(":")[2]
-        yield url
-        assert next(processes, None) is None  # it ends well
+        self._process.start()
+        yield self._process.url
+        assert self._process.stop() == 0, self._process.log()
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
-    return Server(tmp_path_factory.mktemp("served"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("served")
+    process = ServerProcess("--threads", 1, "--store", folder / "store")
+    yield Server(process)
+    process.close()
 
 
 def example(name: str, *arguments: str) -> list[str]:

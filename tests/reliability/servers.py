@@ -86,8 +86,7 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.kill()
-        self._log.close()
+        self.close()
 
     # Life
 
@@ -140,6 +139,11 @@ class ServerProcess:
         if self._process is not None:
             self._process.kill()
             self._forget()
+
+    def close(self) -> None:
+        """Kills it, if it runs, and forgets its log."""
+        self.kill()
+        self._log.close()
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code. Kills the process if it does not end."""

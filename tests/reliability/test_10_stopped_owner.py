@@ -34,7 +34,7 @@ def server_at(folder: Path) -> Iterator[ServerProcess]:
     try:
         yield server
     finally:
-        server.__exit__(None, None, None)
+        server.close()
 
 
 def is_committing(pid: int) -> bool:

@@ -7,10 +7,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -20,27 +18,15 @@ from websockets.sync.client import ClientConnection, connect
 
 from server.http.server import bind
 from tests.fakes import FakeEngine
+from tests.reliability.servers import FAKE, ServerProcess
 from tests.server.api.talk import settled
 from tests.server.harness import Gate, receive, receive_until, running, send
 
 pytestmark = pytest.mark.process
 
 
-@contextmanager
-def process(**environment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The fake server as its own process, and its port."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.fake_server", "--port", "0", "--step-ms", "2"],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        try:
-            assert child.stdout is not None
-            yield child, int(child.stdout.readline().split()[1])
-        finally:
-            child.kill()
+def process(**environment: str) -> ServerProcess:
+    return ServerProcess("--step-ms", 2, program=FAKE, environment=environment)
 
 
 def until_closed(client: ClientConnection) -> Iterator[Any]:
@@ -51,38 +37,39 @@ def until_closed(client: ClientConnection) -> Iterator[Any]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_lets_a_running_stream_end_then_1012_and_exit_0(number: signal.Signals) -> None:
-    with process() as (child, port), connect(f"ws://127.0.0.1:{port}/v1/stream") as client:
+    with process() as server, connect(server.stream_url) as client:
         message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": 100}
         client.send(json.dumps(message))
         client.recv(timeout=10)
-        child.send_signal(number)
+        os.kill(server.pid, number)
         messages = list(until_closed(client))
         assert [event["type"] for event in messages] == [*["token"] * 100, "finished"]
         assert messages[-1]["finish_reason"] == "length"
         assert client.close_code == 1012
-        assert child.wait(10) == 0
+        assert server.wait() == 0
 
 
 def test_death_of_the_engine_ends_the_process_with_1() -> None:
-    with process() as (child, port):
-        url = f"http://127.0.0.1:{port}/v1/completions"
-        assert httpx.post(url, json={"prompt": "<crash>"}).status_code == 500
-        assert child.wait(10) == 1
+    with process() as server:
+        assert (
+            httpx.post(f"{server.url}/v1/completions", json={"prompt": "<crash>"}).status_code
+            == 500
+        )
+        assert server.wait() == 1
 
 
 def test_keys_and_prompts_are_not_in_the_log() -> None:
-    with process(EVERSTREAM_API_KEYS="secret-key") as (child, port):
+    with process(EVERSTREAM_API_KEYS="secret-key") as server:
         headers = {"authorization": "Bearer secret-key"}
-        url = f"http://127.0.0.1:{port}"
+        url = f"{server.url}/v1/completions"
         for prompt in ("secret-prompt", "secret-prompt <fail>"):
-            httpx.post(f"{url}/v1/completions", json={"prompt": prompt}, headers=headers)
-        httpx.post(f"{url}/v1/completions", json={"prompt": ["secret-prompt"]}, headers=headers)
-        with connect(f"ws://127.0.0.1:{port}/v1/stream", additional_headers=headers) as client:
+            httpx.post(url, json={"prompt": prompt}, headers=headers)
+        httpx.post(url, json={"prompt": ["secret-prompt"]}, headers=headers)
+        with connect(server.stream_url, additional_headers=headers) as client:
             client.send("secret-prompt")
             client.recv(timeout=10)
-        child.terminate()
-        assert child.stderr is not None
-        log = child.stderr.read()
+        server.stop()
+        log = server.log()
     assert "draining" in log
     assert "secret" not in log
 
