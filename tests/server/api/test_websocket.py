@@ -3,9 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
-from websockets.exceptions import ConnectionClosed
-
 from server.engine.sampling_defaults import with_defaults
 from tests.fakes import STATE_BYTES, FakeEngine
 from tests.server.api.talk import settled
@@ -199,14 +196,6 @@ async def test_closing_the_socket_cancels_its_requests() -> None:
         async with asyncio.timeout(10):
             await server.async_engine.drained()
         assert (await settled(server)).held_slots == 0
-
-
-async def test_frame_over_the_limit_closes_with_1009(server: Running) -> None:
-    async with server.socket() as socket:
-        await socket.send("x" * (2 << 20))
-        with pytest.raises(ConnectionClosed):
-            await socket.recv()
-        assert socket.close_code == 1009
 
 
 async def test_texts_of_every_length_survive_the_framing(server: Running) -> None:
