@@ -15,7 +15,7 @@ from server.api.openai.bodies import DetokenizeBody, TokenizeBody
 from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import reasoning_of
 from server.api.openai.logprobs import JsonList, TokenNames
-from server.api.routes.lookup import service_for, service_of
+from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
 from server.api.translate import MAX_INLINE_CHARS, Translator, body_of
@@ -124,7 +124,7 @@ def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 @router.get("/tokenizer_info", response_model=answers.TokenizerInfo, responses=KEY_ERRORS)
 async def tokenizer_info(request: Request) -> Response:
     """What `tokenizer_config.json` says elsewhere."""
-    service = service_of(request)
+    service = service_for(request)
     model, special = service.model, service.tokenizer.special_ids
     names = {id: name for name, id in special.items()}
     answer: answers.TokenizerInfo = {

@@ -16,12 +16,7 @@ def models_of(request: Request) -> Models:
     return models
 
 
-def service_of(request: Request) -> Service:
-    """The service of the default model."""
-    return service_for(request, None)
-
-
-def service_for(request: Request, model: str | None) -> Service:
+def service_for(request: Request, model: str | None = None) -> Service:
     """The service of ``model``, or of the default one. Raises `ModelNotFound`."""
     models = models_of(request)
     return _held(request, models.default if model is None else models.service(model))
