@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import orjson
 
 from server.api.errors import SessionMigrated
-from server.api.event_stream import server_sent
+from server.api.streaming import server_sent
 from server.api.translate import usage_object
 from server.engine.types import Event, Failed, Finished, Usage
 from server.errors import InternalFailure

@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from starlette.types import Scope, Send
 
-from server.api.direct_write import DirectWriter, writer_of
-from server.api.event_stream import send_stream, server_sent
 from server.api.schemas.frames import FrameWriter, error_frame, resumed_frame
 from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
+from server.api.streaming import DirectWriter, send_stream, server_sent, writer_of
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Finished, TokenEvent
 from server.errors import RequestError, invalid
@@ -43,7 +42,6 @@ class EventsAnswer(WatchedAnswer):
         self._session, self._owner = session, owner
         self._cursor, self._take_over = cursor, take_over
         self._id, self._epoch = f"evt-{secrets.token_hex(16)}", b""
-        self._frames = FrameWriter(self._id, None, service.async_engine.epoch_name)
 
     async def _work(self, scope: Scope, send: Send) -> None:
         resumed = await self._sessions.resume(
@@ -55,6 +53,7 @@ class EventsAnswer(WatchedAnswer):
             self._take_over,
         )
         self._epoch = self._async_engine.epoch_name(resumed.info.epoch).encode()
+        self._frames = FrameWriter(self._id, None, self._async_engine.epoch_name)
         direct = DirectWriter(writer_of(scope), self._encode)
         await send_stream(send, self._pieces(resumed, direct), self._error)
 

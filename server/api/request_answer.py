@@ -11,10 +11,9 @@ from typing import Generic, Protocol, TypeVar
 from starlette.types import Scope, Send
 
 from server.api.completion import DONE, ended, sse
-from server.api.direct_write import DirectWriter, writer_of
 from server.api.errors import error_object
-from server.api.event_stream import send_stream
 from server.api.json_response import send_whole
+from server.api.streaming import DirectWriter, send_stream, writer_of
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started
 from server.errors import RequestError

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
 
-from server.api.direct_write import EXTENSION as SHORTCUT
-from server.api.direct_write import Write
 from server.api.errors import FAILED, error_body, error_headers, outcome
 from server.api.middleware.connections import EXTENSION as CONNECTION
 from server.api.middleware.connections import OpenConnection
 from server.api.middleware.gate import Reply
 from server.api.middleware.refuse import answer_with_error
 from server.api.middleware.request_ids import HEADER, new_request_id
+from server.api.streaming import EXTENSION as SHORTCUT
+from server.api.streaming import Write
 from server.errors import InternalFailure, InvalidRequest, RequestError
 from server.http.request_target import in_origin_form
 from server.runtime.async_engine import Draining

@@ -14,7 +14,7 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from server.api.direct_write import Write
+from server.api.streaming import Write
 from server.http.connection import CountedProtocol, ReadsLittle, RunsApp, refusal
 from server.http.websocket_protocol import WebSocketProtocol
 

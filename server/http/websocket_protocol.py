@@ -18,8 +18,8 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import StatusLike
 
-from server.api.direct_write import Write
 from server.api.errors import MethodNotAllowed, error_body
+from server.api.streaming import Write
 from server.errors import InternalFailure, InvalidRequest
 from server.http.connection import ReadsLittle, RunsApp, refusal, whole_answer
 from server.runtime.async_engine import Draining

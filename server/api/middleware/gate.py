@@ -12,7 +12,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.auth.authenticator import OPEN_PATHS, Authenticator
-from server.api.direct_write import EXTENSION as DIRECT_WRITE
 from server.api.errors import FAILED, TooManyConnections
 from server.api.middleware.connections import EXTENSION as CONNECTION
 from server.api.middleware.connections import ConnectionTable, address_of
@@ -22,6 +21,7 @@ from server.api.middleware.limits import BodyLimit
 from server.api.middleware.refuse import answer_with_error, refuse
 from server.api.middleware.request_ids import HEADER, request_id_of
 from server.api.middleware.wellformed import check_head
+from server.api.streaming import EXTENSION as DIRECT_WRITE
 from server.errors import InternalFailure, RequestError
 
 _STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
-from server.api.direct_write import DirectWriter, Write
+from server.api.streaming import DirectWriter, Write
 from server.engine.types import Event
 from server.errors import RequestError
 from server.runtime.async_engine import AsyncEngine

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.auth.authenticator import REVOKED, SUBPROTOCOL
 from server.api.auth.keyring import Caller
-from server.api.direct_write import writer_of
+from server.api.streaming import writer_of
 from server.api.websocket.socket import Socket, SocketCodec
 from server.models.registry import Models
 

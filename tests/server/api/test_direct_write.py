@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from server.api.auth.keyring import Keyring
-from server.api.direct_write import EXTENSION, writer_of
 from server.api.openai.completions.parts import Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.request_answer import SseAnswer
+from server.api.streaming import EXTENSION, writer_of
 from server.api.websocket.sockets import SocketEndpoint, Sockets
 from server.api.websocket.stream import StreamCodec
 from server.config.settings import ServerConfig

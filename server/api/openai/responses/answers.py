@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Sequence
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from server.api.direct_write import DirectWriter, writer_of
 from server.api.errors import SessionMigrated
-from server.api.event_stream import send_stream
 from server.api.json_response import send_whole
 from server.api.openai.responses.reading import Kept
 from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
+from server.api.streaming import DirectWriter, send_stream, writer_of
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import RequestError

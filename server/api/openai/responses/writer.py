@@ -12,10 +12,10 @@ import orjson
 
 from model.tokenizer import Tokenizer
 from server.api.errors import SessionMigrated, error_object
-from server.api.event_stream import server_sent
 from server.api.openai.responses.answers_schema import ResponseFailure, ResponseUsage, Status
 from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.output import Output
+from server.api.streaming import server_sent
 from server.engine.types import Event, Failed, Finished, Migrated, Started, TokenEvent
 from server.errors import RequestError
 

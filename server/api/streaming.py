@@ -1,18 +1,23 @@
-"""The short way to the wire, which `server.http.http_protocol` offers next to ASGI's ``send``.
+"""How streams get to the client: tokens by a direct write, all else by ASGI's ``send``.
 
 Most of a token's cost would be the layers between the engine's event and the
-socket. Where the server offers it, a write goes there at once, from whatever
-runs in the event loop. Any other ASGI server works without it.
+socket. Where the server offers it (`server.http` does), a write goes there at once,
+from whatever runs in the event loop. Any other ASGI server works without it.
+
+Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
+from server.api.json_response import PART_BYTES, send_piece
 from server.engine.types import TokenEvent
+from server.errors import RequestError
 from server.runtime.event_queue import EventQueue
 
 #: The name of the extension in a scope.
@@ -25,6 +30,12 @@ Over HTTP the parts are joined to one piece of a body that has begun and has no
 declared length; over a WebSocket each is a text frame. After False the caller
 sends by ASGI's ``send``, which waits until the client has read.
 """
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
 
 T = TypeVar("T")
 
@@ -67,3 +78,31 @@ class DirectWriter:
             return True
         self._refused, self._num_refused = parts, len(tokens)
         return False
+
+
+async def send_stream(
+    send: Send, pieces: AsyncGenerator[bytes, None], error: Callable[[RequestError], bytes]
+) -> None:
+    """Sends ``pieces`` as fast as the client reads them, those that are not empty.
+
+    ``error`` writes what ends the stream where they raise a `RequestError`.
+    """
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if len(piece) > PART_BYTES:
+                    await send_piece(send, piece)
+                elif piece:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except RequestError as ended_by:
+        await send_piece(send, error(ended_by))
+    await send({"type": "http.response.body", "body": b""})
+
+
+def server_sent(data: bytes, kind: bytes | None = None, id: bytes | None = None) -> bytes:
+    """One server-sent event of JSON, which has no line breaks."""
+    head = b"" if id is None else b"id: %b\n" % id
+    if kind is not None:
+        head += b"event: %b\n" % kind
+    return b"%bdata: %b\n\n" % (head, data)

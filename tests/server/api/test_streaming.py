@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.api.direct_write import DirectWriter
-from server.api.event_stream import send_stream, server_sent
 from server.api.json_response import PART_BYTES
+from server.api.streaming import DirectWriter, send_stream, server_sent
 from server.engine.types import Event, Failed, TokenEvent
 from server.errors import InternalFailure, RequestError
 from server.runtime.event_queue import EventQueue
