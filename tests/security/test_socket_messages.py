@@ -11,8 +11,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from server.api.openai.responses import socket as responses_socket
-from server.api.openai.responses.memory import MAX_REMEMBERED, Remembered
 from server.api.openai.responses.note import Note
+from server.api.openai.responses.socket import MAX_REMEMBERED, Remembered
 from server.api.websocket import stream as websocket
 from tests.server.api.openai.responding import ASKED
 from tests.server.api.test_quota import ALICE, serving

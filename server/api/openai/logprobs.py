@@ -25,7 +25,7 @@ class TokenNames:
     """Tokens as text: what is no whole characters is ``bytes:\\xe2\\x80``, as OpenAI shows it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._known = {id: name for name, id in tokenizer.special_ids.items()}
 
     def __getitem__(self, id: int) -> str:
@@ -35,19 +35,11 @@ class TokenNames:
         return name
 
     def _name(self, id: int) -> str:
-        data = self._tokenizer.token_bytes(id)
+        data = self.tokenizer.token_bytes(id)
         try:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    def data(self, id: int) -> bytes:
-        """The bytes of a token; none for a special one."""
-        return self._tokenizer.token_bytes(id)
-
-    def first_data(self, id: int) -> bytes:
-        """The bytes of a token that is the first of a text."""
-        return self._tokenizer.first_bytes(id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +59,17 @@ class ScoredPrompt:
     @classmethod
     def of(cls, request: Request, event: Scored | Finished) -> ScoredPrompt:
         """From what the engine says of a prompt that is generated from, or only fed."""
-        size = len(request.tokens)
-        if isinstance(event, Scored):
-            num_before = len(event.token_ids) - size
-            return cls(
-                num_before,
-                request.tokens,
-                event.logprobs[num_before:],
-                event.tops[num_before:],
-                request.session is None or num_before > 0,
-            )
-        known = event.logprobs or ()
-        tops = event.tops or ((),) * len(known)
-        none = size - len(known)
-        num_before = event.usage.prompt_tokens - size
+        size, logprobs = len(request.tokens), event.logprobs or ()
+        tops = event.tops or ((),) * len(logprobs)
+        num_fed = event.usage.prompt_tokens if isinstance(event, Finished) else len(event.token_ids)
+        unknown = max(0, size - len(logprobs))
+        first = len(logprobs) - size + unknown
         return cls(
-            num_before,
+            num_fed - size,
             request.tokens,
-            (None,) * none + tuple(known),
-            ((),) * none + tuple(tops),
-            request.session is None or num_before > 0,
+            (None,) * unknown + tuple(logprobs[first:]),
+            ((),) * unknown + tuple(tops[first:]),
+            request.session is None or num_fed > size,
         )
 
     @property
@@ -132,9 +115,9 @@ class LegacyLogprobs:
             logprobs.append(finite(logprob))
             tops.append(None if logprob is None else self._top(id, logprob, top))
             offsets.append(self.offset)
-            data = self.names.data(id)
+            data = self.names.tokenizer.token_bytes(id)
             if self.at_start and data:
-                self.at_start, data = False, self.names.first_data(id)
+                self.at_start, data = False, self.names.tokenizer.first_bytes(id)
             self.offset += len(self._decoder.decode(data))
         return {
             "tokens": names,

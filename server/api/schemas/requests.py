@@ -144,78 +144,74 @@ class RewindBody(Wire):
     at: int = Field(ge=0, le=2**53)
 
 
-class Create(Wire):
+class SocketMessage(Wire):
+    """Base of what a client sends on `/v1/stream`, under its own ``request_id``."""
+
+    request_id: RequestId
+
+
+class SessionMessage(SocketMessage):
+    """Base of what is about a session."""
+
+    session: SessionId
+
+
+class Create(CreateSessionBody, SocketMessage):
     """Asks for a kept session of ``model``, or of the default one: empty, or with ``state``."""
 
     type: Literal["create"]
-    request_id: RequestId
-    model: ModelName | None = None
-    state: StateName | None = None
 
 
-class Generate(Sampling, Continuation):
+class Generate(Sampling, Continuation, SocketMessage):
     """Asks for tokens of ``model``, or of the session's, or the default one."""
 
     type: Literal["generate"]
-    request_id: RequestId
     model: ModelName | None = None
 
 
-class Append(AppendBody):
+class Append(AppendBody, SessionMessage):
     """Feeds a session without generating."""
 
     type: Literal["append"]
-    request_id: RequestId
-    session: SessionId
 
 
-class Cancel(Wire):
+class Cancel(SocketMessage):
     """Ends a live request of the same socket."""
 
     type: Literal["cancel"]
-    request_id: RequestId
 
 
-class Delete(Wire):
+class Delete(SessionMessage):
     """Frees a session."""
 
     type: Literal["delete"]
-    request_id: RequestId
-    session: SessionId
 
 
-class Fork(ForkBody):
+class Fork(ForkBody, SessionMessage):
     """Copies a session."""
 
     type: Literal["fork"]
-    request_id: RequestId
-    session: SessionId
 
 
-class Rewind(RewindBody):
+class Rewind(RewindBody, SessionMessage):
     """Cuts a session's text back."""
 
     type: Literal["rewind"]
-    request_id: RequestId
-    session: SessionId
 
 
-class Resume(Wire):
+class Resume(SessionMessage):
     """Asks for all events of a session after ``last_seq``, and for those to come."""
 
     type: Literal["resume"]
-    request_id: RequestId
-    session: SessionId
     last_seq: int = Field(ge=0, le=2**53)
     epoch: Epoch | None = None
     take_over: bool | None = None
 
 
-class Detach(Wire):
+class Detach(SocketMessage):
     """Leaves a live request of the same socket to go on by itself."""
 
     type: Literal["detach"]
-    request_id: RequestId
 
 
 Message = Annotated[

@@ -202,7 +202,11 @@ class ChatWriter(AnswerWriter[ChatChoice]):
     def _logprobs(self, event: TokenEvent) -> list[Json]:
         """Those of a token; one of the thinking, or a special one, is no part of the content."""
         names = self._wanted.names
-        if not self._wanted.logprobs or names is None or not names.data(event.token_id):
+        if (
+            not self._wanted.logprobs
+            or names is None
+            or not names.tokenizer.token_bytes(event.token_id)
+        ):
             return []
         if event.thought is not None and not event.text:
             return []
@@ -221,7 +225,7 @@ def _choice(choice: ChatChoice, delta: Json, finish_reason: str | None = None) -
 
 
 def _entry(names: TokenNames, id: int, logprob: float | None) -> Json:
-    data = names.data(id)
+    data = names.tokenizer.token_bytes(id)
     return {"token": names[id], "logprob": finite(logprob), "bytes": list(data) if data else None}
 
 

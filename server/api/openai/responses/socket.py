@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,8 +19,7 @@ import orjson
 
 from server.api.auth.keyring import Caller
 from server.api.errors import error_object, outcome
-from server.api.openai.responses.memory import Remembered
-from server.api.openai.responses.note import Json
+from server.api.openai.responses.note import Json, Note
 from server.api.openai.responses.schemas import ResponseCreate
 from server.api.openai.responses.turns import FindTurn, ResponseTurn, history
 from server.api.openai.responses.work import (
@@ -39,8 +38,35 @@ from server.models.service import Service
 
 logger = logging.getLogger("everstream.responses")
 
+#: Responses that one socket remembers.
+MAX_REMEMBERED = 16
 #: What is remembered may take as many bytes as so many of the largest messages.
 REMEMBERED_MESSAGES = 4
+
+
+class Remembered:
+    """The last whole conversations, in at most ``max_bytes``; the oldest ones are forgotten."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._packed: OrderedDict[str, str] = OrderedDict()  # parsed, one takes many times that
+
+    def keep(self, note: Note) -> None:
+        """``note`` has all items up to the end of its response."""
+        self._packed[note.id] = note.packed()
+        sizes = list(map(len, self._packed.values()))
+        while len(sizes) > MAX_REMEMBERED or sum(sizes) > self._max_bytes:
+            self._packed.popitem(last=False)
+            del sizes[0]
+
+    def find(self, id: str) -> ResponseTurn | None:
+        """The turn called ``id``."""
+        packed = self._packed.get(id)
+        return None if packed is None else ResponseTurn(Note.unpacked(packed), _nothing)
+
+
+async def _nothing() -> list[Json]:
+    return []
 
 
 @dataclass(slots=True, eq=False)
