@@ -26,6 +26,8 @@ FOLDERS = {
     "clients": "process",
     "compat": "package",
     "deploy": "process",
+    "model/convert": "slow",
+    "model/training": "slow",
     "reliability": "process",
     "security": "process",
     "server/cluster": "process",

@@ -44,6 +44,7 @@ def estimates(kind: str, orthogonal: bool, q: Tensor, k: Tensor, num_draws: int)
     return torch.stack(results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cosine", [-0.8, 0.0, 0.8])
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])

@@ -47,6 +47,7 @@ def test_commands_take_it(attention: str, tmp_path: Path) -> None:
         assert output(*generate, "--backend", backend).startswith("Once")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("attention", MECHANISMS)
 async def test_session_goes_on_after_a_restart(

@@ -71,6 +71,7 @@ def test_every_form_equals_the_equations(model: Rwkv7, name: str, form: str) -> 
                 assert_close(layer[shift][row], wanted_layer[shift])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_any_chunking_equals_the_steps(model: Rwkv7, name: str, seed: int) -> None:
     tokens = texts(name, 200)

@@ -138,6 +138,7 @@ def test_chunks_and_steps_mix(layer: Attention) -> None:
     assert_close(torch.cat([first, second, third], dim=1), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["parallel", "chunks", "steps"])
 def test_gradients_equal_definition(layer: Attention, form: str) -> None:
     length = 65
@@ -208,6 +209,7 @@ def test_rows_may_be_at_different_positions(layer: Attention) -> None:
         assert_close(last[row], wanted[row, start + length])
 
 
+@pytest.mark.slow
 def test_future_never_changes_the_past(layer: Attention) -> None:
     """Not even in rounding, however large the future is."""
     start, x = 30, inputs(130)
@@ -224,6 +226,7 @@ def test_future_never_changes_the_past(layer: Attention) -> None:
         assert torch.equal(form(x)[:, :at], form(changed)[:, :at]), at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "count"), [(1e4, 1), (1e-30, 70), (0.0, 1), (0.0, 70)])
 def test_extreme_inputs_stay_finite(layer: Attention, value: float, count: int) -> None:
     """Outputs, states and gradients."""

@@ -24,6 +24,7 @@ def test_bundled_vocabulary_is_the_published_one() -> None:
     assert PUBLISHED.read_bytes() == (folder("rwkv") / FILE).read_bytes().replace(b"\r\n", b"\n")
 
 
+@pytest.mark.slow
 def test_file_alone_is_loaded_with_it(file: Path) -> None:
     checkpoint = load_checkpoint(file)
     assert checkpoint.tokenizer.encode("User: hi\n\n") == [24281, 59, 4571, 261]

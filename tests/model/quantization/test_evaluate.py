@@ -27,6 +27,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["gated", "elu", "vq"])
 @pytest.mark.parametrize("window", [2, 31, 512])
 @pytest.mark.parametrize("mode", ["windows", "stream", "sliding"])

@@ -37,6 +37,7 @@ def theirs() -> Any:
     return load_file(folder("rwkv") / "rwkv_tokenizer.py").TRIE_TOKENIZER(str(published()))
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_ids_of_texts_are_those_of_the_package(text: str) -> None:
     assert world().encode(text) == theirs().encode(text)

@@ -74,6 +74,7 @@ async def test_events_begin_with_resumed_and_have_ids_of_epoch_and_seq(server: R
     assert "".join(event["text"] for _, event in rest) == story(2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last_seq", range(5))
 async def test_reader_goes_on_after_any_event_by_header_or_query(
     server: Running, last_seq: int

@@ -26,6 +26,7 @@ def text_of(events: list[dict[str, object]]) -> str:
     return "".join(str(event["text"]) for event in events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_read", range(NUM_EVENTS + 1))
 @pytest.mark.parametrize("live", [True, False])
 async def test_generation_cut_after_any_event_is_read_on_without_gap_or_repeat(
@@ -284,6 +285,7 @@ async def test_detach_of_what_is_over_has_no_answer(server: Running) -> None:
         assert (await receive(socket))["type"] == "created"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_queued_events", [16, 2048])
 async def test_many_sessions_are_resumed_at_once_over_one_socket(max_queued_events: int) -> None:
     async with running(FakeEngine(), max_queued_events=max_queued_events) as server:

@@ -45,6 +45,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", REGEXES)
 def test_every_text_matches_the_regular_expression(regex: str) -> None:
     grammar = compiled({"type": "regex", "regex": regex})
@@ -55,6 +56,7 @@ def test_every_text_matches_the_regular_expression(regex: str) -> None:
             assert re.fullmatch(regex, text), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: choices[0][:20])
 def test_every_text_is_one_of_the_choices(choices: list[str]) -> None:
     grammar = compiled({"type": "choice", "choices": choices})
@@ -112,6 +114,7 @@ GRAMMARS: list[tuple[str, Callable[[str], bool]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lark", "is_text"), GRAMMARS, ids=[lark[:24] for lark, _ in GRAMMARS])
 def test_every_text_is_one_of_the_grammar(lark: str, is_text: Callable[[str], bool]) -> None:
     grammar = compiled({"type": "grammar", "grammar": lark})

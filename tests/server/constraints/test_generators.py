@@ -20,6 +20,8 @@ from server.constraints.exclusive import NULL, Exclusive
 from server.constraints.json_schema import normal
 from tests.server.constraints.drawing import accepts, budgets, compiled, draw, of_schema
 
+pytestmark = pytest.mark.slow
+
 Schema = dict[str, Any]
 
 

@@ -102,6 +102,7 @@ def test_model_is_tried_once() -> None:
     assert len(products) == num_products > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", SERVED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_have_the_same_bits_in_all_sizes(attention: str, dtype: torch.dtype) -> None:

@@ -36,6 +36,7 @@ def shared(backend: str) -> tuple[Runner, StatePool]:
     return runner, pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_draws_equal_their_definition(backend: str) -> None:
     """Of the parallel form's logits; nearly all, since those are rounded in another way."""

@@ -61,6 +61,7 @@ def test_same_tokens_alone_or_among_63_others(make_engine: MakeEngine, attention
     assert tokens_of(drain(engine)["me"]) == alone
 
 
+@pytest.mark.slow
 def test_same_state_bits_alone_or_among_others(make: MakeEngine) -> None:
     engine = make()
 

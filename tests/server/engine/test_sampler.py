@@ -120,6 +120,7 @@ def test_draws_equal_their_definition(vocab_size: int, kind: str) -> None:
     assert sum(len(each) == 1 for each in wanted) >= 0.8 * num
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("params", "kept"), TYPICAL)
 def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[int]) -> None:
     assert frequencies(logits_of(*TYPICAL_OF), **vars(params)).keys() == kept

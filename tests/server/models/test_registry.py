@@ -11,6 +11,8 @@ import pytest
 from tests.server.harness import receive, receive_until, send
 from tests.server.served import Served, served, write_model
 
+pytestmark = pytest.mark.slow
+
 NOBODY = f"sess_{0:032x}"
 
 

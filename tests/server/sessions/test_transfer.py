@@ -88,6 +88,7 @@ async def test_file_of_another_model_is_refused(server: Running) -> None:
     assert refused(await take(server, data), 409, "snapshot_mismatch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, 7, 8, 0.3, 0.5, 0.99, -1])
 async def test_part_of_a_file_is_refused(server: Running, part: float) -> None:
     data = await export(server, await kept(server))

@@ -101,6 +101,7 @@ def test_a_database_that_was_cut_off(path: Path, writers: dict[str, Writer], sha
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_pages_that_were_overwritten(path: Path, writers: dict[str, Writer], seed: int) -> None:
     size = (path / FILE_NAME).stat().st_size

@@ -88,6 +88,7 @@ def test_any_chunking_equals_definition(layer: Attention) -> None:
     contract.test_any_chunking_equals_definition(layer, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [
@@ -106,6 +107,7 @@ def test_the_rest_of_the_contract_holds(
     check(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "count"), [(1e4, 1), (1e-30, 70), (0.0, 1), (0.0, 70)])
 def test_extreme_inputs_stay_finite(layer: Attention, value: float, count: int) -> None:
     x = inputs(70)

@@ -67,6 +67,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_prompt_equals_definition_and_torch(name: str, shape: str) -> None:

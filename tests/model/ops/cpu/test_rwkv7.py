@@ -96,6 +96,7 @@ def near(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> Non
     assert error <= PACKAGE_TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_rounded_weights_equal_the_equations_with_these(name: str, dtype: str, level: str) -> None:

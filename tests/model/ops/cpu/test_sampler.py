@@ -54,6 +54,7 @@ def draw_of(params: Params) -> Draw:
     return small_runtime("elu").draw(**vars(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vocab_size", "num_draws"),
     [(1, 50), (17, 2000), (31, 300), (32, 300), (300, 2000), (8192, 400), (32000, 100)],

@@ -54,6 +54,7 @@ def kinds(events: list[Json]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "ab", CALL, f"{CALL}\n{CALL}", "<tool_call>", "a" + CALL])
 @pytest.mark.parametrize("may_call", [False, True])
 def test_any_part_of_the_events_is_that_of_the_whole(text: str, may_call: bool) -> None:
