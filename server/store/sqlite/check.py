@@ -13,10 +13,10 @@ import apsw
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry
 from server.store.base import Identity
-from server.store.codec import Malformed, decode_json, decode_value, running_after, unpack_entry
+from server.store.codec import Malformed, decode_json, decode_value, unpack_entry
 from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch, StoreError
 from server.store.heads import COLUMNS, Head
-from server.store.log_rows import COUNTED, Line, unpack_row
+from server.store.log_rows import Line, unpack_row
 from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.migrations import MIGRATIONS, format_of, migrate
 from server.store.sqlite.named_files import broken_named
@@ -152,7 +152,7 @@ def _broken_log(execute: Execute, head: Head) -> Iterator[str]:
         for entry in entries:
             if not _follows(entry, seq):
                 yield f"session {id}: its log has a gap after event {seq}"
-            seq = _seq_after(entry, seq)
+            seq = entry.seq if isinstance(entry, TokenEvent | Finished) else seq
     if place is None and seq == head.seq:
         return  # a snapshot has it all
     if place != head.num_stored:
@@ -182,10 +182,10 @@ def _broken_journal(execute: Execute, heads: dict[int, Head]) -> Iterator[str]:
 
 
 def _broken_line(line: Line, head: Head, number: int) -> Iterator[str]:
-    """Brings ``head`` forward as far as this needs: the events, the request and the count."""
+    """Brings ``head`` forward by the line."""
     try:
         entry = unpack_entry(line.entry, head.running)
-        is_good = line.is_entry(head.num_stored)
+        is_good = line.is_entry(head.num_entries)
     except (Malformed, TypeError):
         is_good = False
     if not is_good:
@@ -194,12 +194,7 @@ def _broken_line(line: Line, head: Head, number: int) -> Iterator[str]:
         return
     if not _follows(entry, head.seq):
         yield f"session {head.id}: the journal has a gap after event {head.seq}"
-    head.seq, head.running = _seq_after(entry, head.seq), running_after(entry, head.running)
-    head.num_stored += isinstance(entry, COUNTED)
-
-
-def _seq_after(entry: Entry, seq: int) -> int:
-    return entry.seq if isinstance(entry, TokenEvent | Finished) else seq
+    head.add(entry, number)
 
 
 def _follows(entry: Entry, seq: int) -> bool:

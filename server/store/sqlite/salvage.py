@@ -12,15 +12,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from server.engine.types import Finished, TokenEvent
-from server.engine.value import Accepted, Entry, Opened, Rewound, SessionValue
-from server.store.codec import Malformed, decode_value, running_after
+from server.engine.value import Entry, SessionValue
+from server.store.codec import Malformed, decode_value
 from server.store.errors import SessionBroken, StoreError, StoreFailed
 from server.store.files import DiskFiles
 from server.store.heads import COLUMNS, Head
-from server.store.history import length_after
 from server.store.sqlite.check import identity_of
 from server.store.sqlite.damaged import Damaged, Row
 from server.store.sqlite.database import SqliteDatabase
@@ -39,16 +38,6 @@ TABLES = ("identity", "session", "segment", "snapshot", "request_key", "journal"
 
 
 Segments = list[tuple[LogSegment, list[Entry]]]
-
-
-class Reach(NamedTuple):
-    """What a log leads to from a snapshot: where it ends, and the session there."""
-
-    end: int
-    epoch: int
-    length: int
-    seq: int
-    running: str | None
 
 
 def salvage(path: Path, new: Path) -> Iterator[str]:
@@ -208,38 +197,29 @@ def _segments(execute: Any, head: Head) -> Segments:
     return found
 
 
-def _reach(execute: Any, head: Head, segments: Segments) -> Reach | None:
-    """The furthest that any snapshot leads to."""
+def _reach(execute: Any, head: Head, segments: Segments) -> Head | None:
+    """The session where any of its snapshots leads furthest."""
     query = "SELECT place, value FROM snapshot WHERE session = ? ORDER BY key"
     found = [
-        _folded(place, decode_value(value), segments)
+        _folded(head.key, place, decode_value(value), segments)
         for place, value in execute(query, (head.key,)).fetchall()
     ]
-    return max(found, key=lambda reach: reach.end, default=None)
+    return max(found, key=lambda reach: reach.num_entries, default=None)
 
 
-def _folded(place: int, value: SessionValue, segments: Segments) -> Reach:
-    reach = Reach(place, value.epoch, value.length, value.seq, running_after(Opened(value), None))
+def _folded(key: int, place: int, value: SessionValue, segments: Segments) -> Head:
+    reach = Head.of(key, value, 0)
+    reach.num_stored = place
     for segment, entries in segments:
-        if segment.first <= reach.end < segment.end:
-            for entry in entries[reach.end - segment.first :]:
-                reach = _after(reach, entry)
+        if segment.first <= reach.num_entries < segment.end:
+            for entry in entries[reach.num_entries - segment.first :]:
+                reach.add(entry, 0)
     return reach
 
 
-def _after(reach: Reach, entry: Entry) -> Reach:
-    epoch, seq = reach.epoch, reach.seq
-    if isinstance(entry, Rewound):
-        epoch, seq = entry.value.epoch, entry.value.seq
-    elif isinstance(entry, Accepted | TokenEvent | Finished):
-        seq = entry.seq
-    length, running = length_after(entry, reach.length), running_after(entry, reach.running)
-    return Reach(reach.end + 1, epoch, length, seq, running)
-
-
-def _beginning(reach: Reach, segments: Segments) -> tuple[int, int]:
+def _beginning(reach: Head, segments: Segments) -> tuple[int, int]:
     """The first entry that leads to ``reach`` without a gap, and the event before it."""
-    first, log_seq = reach.end, reach.seq
+    first, log_seq = reach.num_entries, reach.seq
     for segment, entries in reversed(segments):
         if segment.first < first <= segment.end:
             first = segment.first
@@ -249,19 +229,23 @@ def _beginning(reach: Reach, segments: Segments) -> tuple[int, int]:
 
 
 def _shorten(
-    execute: Any, head: Head, reach: Reach, first: int, log_seq: int, last_row: int
+    execute: Any, head: Head, reach: Head, first: int, log_seq: int, last_row: int
 ) -> None:
     """The session has the entries from ``first`` to ``reach``."""
-    head.epoch, head.length, head.seq, head.running = reach[1:]
-    head.num_stored, head.journal = reach.end, last_row
+    end = head.num_stored = reach.num_entries
+    head.epoch, head.length, head.seq = reach.epoch, reach.length, reach.seq
+    head.running, head.journal = reach.running, last_row
     where = "session = ? AND (first < ? OR first >= ?)"
-    execute(f"DELETE FROM segment WHERE {where}", (head.key, first, reach.end))  # noqa: S608
+    execute(f"DELETE FROM segment WHERE {where}", (head.key, first, end))  # noqa: S608
     where = "session = ? AND (place < ? OR place > ?)"
-    execute(f"DELETE FROM snapshot WHERE {where}", (head.key, first, reach.end))  # noqa: S608
+    execute(f"DELETE FROM snapshot WHERE {where}", (head.key, first, end))  # noqa: S608
     execute(
         "UPDATE session SET epoch = ?, length = ?, seq = ?, running = ?, num_entries = ?, "
         "log_seq = ?, journal = ?, broken = NULL, sum = ? WHERE key = ?",
-        (*reach[1:], reach.end, log_seq, last_row, head.sum, head.key),
+        (
+            *(head.epoch, head.length, head.seq, head.running, end),
+            *(log_seq, last_row, head.sum, head.key),
+        ),
     )
 
 
