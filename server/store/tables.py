@@ -248,18 +248,12 @@ class Tables:
     def begin_key(self, head: Head, entry: Accepted) -> None:
         """A request came under its client's key."""
         request = entry.request
-        self._execute(
-            _BEGIN_KEY,
-            (
-                *(head.owner, request.key, head.key, head.id, request.request_id),
-                *(entry.seq, entry.length, int(request.sampling is None), request.note),
-                row_sum(
-                    *(head.owner, request.key, head.key, head.id, request.request_id),
-                    *(entry.seq, entry.length, int(request.sampling is None)),
-                ),
-                None if request.note is None else row_sum(request.note),
-            ),
+        columns = (
+            *(head.owner, request.key, head.key, head.id, request.request_id),
+            *(entry.seq, entry.length, int(request.sampling is None)),
         )
+        note_sum = None if request.note is None else row_sum(request.note)
+        self._execute(_BEGIN_KEY, (*columns, request.note, row_sum(*columns), note_sum))
         if request.note is not None:
             self.grow(head.key, len(request.note))
 

@@ -30,12 +30,16 @@ def _make(path: Path) -> None:
     """Whole or not at all, and never readable by others."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    _write(new, secrets.token_bytes(_KEY_BYTES))
+    new.rename(path)
+
+
+def _write(path: Path, key: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(secrets.token_bytes(_KEY_BYTES))
+        file.write(key)
         file.flush()
         os.fsync(descriptor)
-    new.rename(path)
 
 
 def is_key(path: Path) -> bool:
@@ -50,7 +54,5 @@ def copy_key(store: Path, new: Path) -> bool:
     """Gives another directory the key of ``store``; False where there is none that can be used."""
     if not is_key(store):
         return False
-    descriptor = os.open(new / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write((store / FILE_NAME).read_bytes())
+    _write(new / FILE_NAME, (store / FILE_NAME).read_bytes())
     return True
