@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Literal, Protocol
 
 from server.store.clock import StoreClock
 from server.store.heads import Head
@@ -17,6 +17,15 @@ from server.store.tables import Tables
 from server.store.unsaved import Save, Unsaved
 
 KEY_RETENTION_S = 86_400.0
+#: What may wait in memory for its place in the store.
+MAX_UNSAVED_BYTES = 64 << 20
+#: Where there is more, each commit brings so many values to the store.
+SAVED_AT_ONCE = 64
+#: What a store with `StoreLimits.max_bytes` says.
+OVER = "the session store has all the bytes that it may have"
+
+#: Whether a commit outlasts a power cut, or the process alone.
+Durability = Literal["full", "relaxed"]
 
 
 @dataclass(frozen=True)

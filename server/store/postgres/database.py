@@ -254,6 +254,11 @@ class PostgresDatabase:
         query = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = ?"
         self.execute(query, (name, str(value), str(value)))
 
+    def meta_once(self, name: str, value: str) -> str:
+        """What the store remembers: ``value``, unless it had another one already."""
+        self.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING", (name, value))
+        return str(self.meta(name))
+
     def close(self) -> None:
         self._connection.close()
 

@@ -7,12 +7,13 @@ knows only what the database has.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import psycopg
 
@@ -26,14 +27,13 @@ from server.store.postgres.migrations import migrate
 from server.store.postgres.presence import Presence
 from server.store.postgres.states import SharedStates
 from server.store.redo import recover
+from server.store.saving import Durability
 from server.store.sifting import Recovery
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
-
-Durability = Literal["full", "relaxed"]
 
 #: After a connection could not be made.
 REST_S = 0.5
@@ -202,7 +202,8 @@ class Link:
 
     def _open(self, database: PostgresDatabase) -> SharedConnection:
         migrate(database)
-        store_id = _store_id(database)
+        with database.whole():
+            store_id = database.meta_once("store_id", secrets.token_hex(16))[:16]
         if store_id != self.store_id:
             self._begin_anew(store_id)
         assert self.presence is not None
@@ -260,15 +261,6 @@ class Link:
         self._unsaved.clear()
         self._last_row, self._next_key = None, 0
         self.store_id = store_id
-
-
-def _store_id(database: PostgresDatabase) -> str:
-    with database.whole():
-        database.execute(
-            "INSERT INTO meta VALUES ('store_id', replace(gen_random_uuid()::text, '-', '')) "
-            "ON CONFLICT DO NOTHING"
-        )
-        return str(database.meta("store_id"))[:16]
 
 
 def _new_link(database: PostgresDatabase) -> int:

@@ -119,7 +119,8 @@ class Presence:
     def _enter(self, connection: psycopg.Connection[Any]) -> None:
         connection.execute(self._text(_END_EARLIER), (self.key,))
         connection.execute(self._text(_LOCK), (self.key,))
-        connection.execute(sql.SQL("LISTEN {}").format(channel(self._schema, self.key)))
+        channel = sql.Identifier(channel_name(self._schema, self.key))
+        connection.execute(sql.SQL("LISTEN {}").format(channel))
 
     def _turn(self, connection: psycopg.Connection[Any]) -> None:
         began_s = time.monotonic()
@@ -169,11 +170,6 @@ class Presence:
             replica=sql.Identifier(self._schema, "replica"),
             sequence=sql.Literal(f'"{self._schema}".replica_key'),
         )
-
-
-def channel(schema: str, key: int) -> sql.Identifier:
-    """Where a replica listens."""
-    return sql.Identifier(channel_name(schema, key))
 
 
 def channel_name(schema: str, key: int) -> str:

@@ -29,26 +29,21 @@ from server.store.postgres.key_claims import KeyClaims
 from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, twice
 from server.store.postgres.presence import Presence, channel_name
 from server.store.postgres.upkeep import RARELY_S, ROUND_S, SharedUpkeep
-from server.store.saving import StoreLimits
+from server.store.saving import MAX_UNSAVED_BYTES, OVER, SAVED_AT_ONCE, StoreLimits
 
 logger = logging.getLogger(__name__)
 
 #: Sessions that are written and let go in one transaction, after the engine has forgotten all.
 RELEASED_AT_ONCE = 32
-#: What may wait in memory for its place in the store.
-MAX_UNSAVED_BYTES = 64 << 20
-#: Where there is more, each commit brings so many values to the store.
-SAVED_AT_ONCE = 64
 
 R = TypeVar("R")
-
-OVER = "the session store has all the bytes that it may have"
 
 
 class PostgresStore:
     """See `server.store.base.Store` for what it does of that.
 
-    A session that another replica has is `OwnedElsewhere`.
+    A session that another replica has is `OwnedElsewhere`. ``presence`` and ``key`` are this
+    replica's, of the store that it is connected to.
     """
 
     durable = True
@@ -56,7 +51,9 @@ class PostgresStore:
     def __init__(self, place: SharedPlace, limits: StoreLimits | None = None) -> None:
         self._schema, self._limits = place.schema, limits or StoreLimits()
         self._clock = StoreClock()
-        self._link = Link(place, self._clock, self._note_forgotten)
+        self.store_id, self.key = "", 0
+        self.presence: Presence | None = None
+        self._link = Link(place, self._clock, self._note_connection)
         self._touched: set[int] = set()
         self._is_over = False
         self._round_s = self._rarely_s = -math.inf
@@ -69,19 +66,6 @@ class PostgresStore:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def store_id(self) -> str:
-        return self._link.store_id
-
-    @property
-    def presence(self) -> Presence | None:
-        return self._link.presence
-
-    @property
-    def key(self) -> int:
-        """This replica's, at present."""
-        return 0 if self.presence is None else self.presence.key
 
     def listen(
         self,
@@ -241,6 +225,11 @@ class PostgresStore:
         if self._link.connection is not None:
             self._note_forgotten(self._link.connection)
 
+    def _note_connection(self, connection: SharedConnection) -> None:
+        self.store_id, self.presence = self._link.store_id, self._link.presence
+        self.key = connection.database.me
+        self._note_forgotten(connection)
+
     def _note_forgotten(self, connection: SharedConnection) -> None:
         if self._forgets:
             self._forgotten |= connection.log.heads.keys()
@@ -300,12 +289,8 @@ class PostgresStore:
     def signing_key(self) -> bytes:
         """Made with the store, and the same for all replicas."""
         with self._link.connected() as connection, connection.database.whole():
-            database = connection.database
-            database.execute(
-                "INSERT INTO meta VALUES ('signing_key', ?) ON CONFLICT DO NOTHING",
-                (secrets.token_hex(32),),
-            )
-            return bytes.fromhex(str(database.meta("signing_key")))
+            key = connection.database.meta_once("signing_key", secrets.token_hex(32))
+            return bytes.fromhex(key)
 
     @twice
     def _ask(self, ask: Callable[[SharedConnection], R]) -> R:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import apsw
 
@@ -18,7 +17,7 @@ from server.engine.value import Deleted, Record
 from server.store.base import Identity
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.files import Chunk, DiskFiles, Files
-from server.store.saving import StoreLimits
+from server.store.saving import MAX_UNSAVED_BYTES, OVER, SAVED_AT_ONCE, Durability, StoreLimits
 from server.store.sqlite.connection import Connection, Known, StoreLocation
 from server.store.sqlite.database import ERRORS, REFUSALS, failure
 from server.store.sqlite.lock import Lock, Waiting
@@ -31,15 +30,6 @@ from server.store.table_store import TableStore
 from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
-
-Durability = Literal["full", "relaxed"]
-
-#: What may wait in memory for its place on the disk.
-MAX_UNSAVED_BYTES = 64 << 20
-#: Where there is more, each commit brings so many values to the disk.
-SAVED_AT_ONCE = 64
-
-OVER = "the session store has all the bytes that it may have"
 
 
 def open_store(
