@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from decimal import Decimal
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
+import jsonschema
 import numpy as np
 
 from model.bundled_models import DEFAULT_MODEL
@@ -95,3 +98,23 @@ def accepts(grammar: str, text: str) -> bool:
 
 def shown(format: dict[str, Any]) -> str:
     return json.dumps(format)[:100]
+
+
+def exact(value: Any) -> Any:
+    """With its numbers as they are written."""
+    return json.loads(value if isinstance(value, str) else json.dumps(value), parse_float=Decimal)
+
+
+def check(schema: dict[str, Any], *seeds: int, means: dict[str, Any] | None = None) -> list[str]:
+    """Texts of ``schema``, each of which another library finds valid, as ``means`` says."""
+    meaning = schema if means is None else means
+    jsonschema.Draft202012Validator.check_schema(meaning)
+    validator = jsonschema.Draft202012Validator(exact(meaning))
+    grammar = compiled(of_schema(schema))
+    texts = []
+    for seed, budget in product(seeds or range(3), budgets(grammar)):
+        text, ended = draw(grammar, seed, budget)
+        assert ended, (schema, budget, text)
+        validator.validate(exact(text))
+        texts.append(text)
+    return texts

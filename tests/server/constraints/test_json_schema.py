@@ -93,6 +93,9 @@ def test_bad_value_is_named(schema: dict[str, Any], named: str) -> None:
     ("schema", "named"),
     [
         ({"type": "string", "format": "iri"}, "format: iri"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+        ({"type": "object", "propertyNames": {"format": "email"}}, "propertyNames"),
         ({"type": "string", "pattern": "(?=a)"}, "look-around"),
         ({"type": "string", "pattern": "("}, "unclosed"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),

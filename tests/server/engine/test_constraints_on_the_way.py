@@ -123,65 +123,6 @@ def test_rest_is_the_same_after_a_crash(
     drain(engine)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_rest_is_the_same_after_a_stay_in_the_store(
-    make: MakeEngine, whole: list[int], place: int
-) -> None:
-    """What runs is retired, and another engine goes on with it."""
-    ledger, engine, heir = Ledger(), make(can_evict=True), make()
-    seen = begun(engine, place)
-    engine.retire(1)
-    drain(engine)
-    ledger.take(engine.take_records())
-    (session,) = ledger.entries
-    heir.restore(ledger.past(session), 0.0)
-    heir.unpark("r")
-    assert seen + tokens_of(drain(heir)["r"]) == whole
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_idle_session_comes_back_from_the_store_under_its_grammar(
-    make: MakeEngine, whole: list[int], place: int
-) -> None:
-    ledger, engine = Ledger(), make(max_sessions=2, can_evict=True)
-    session = ended(engine, max_tokens=place)
-    for _ in range(2):
-        engine.create_session("me", 1.0)
-    ledger.take(engine.take_records())
-    assert engine.restore(ledger.past(session), 2.0).position == 1 + len(PROMPT) + place
-    rest = rest_of(engine, session)
-    assert whole[:place] + rest == whole
-
-
-@pytest.mark.parametrize("save_interval", [3, 10**6])
-@pytest.mark.parametrize("way", ["fork", "rewind"])
-def test_rest_is_the_same_from_any_token_of_the_past(
-    make: MakeEngine, whole: list[int], way: str, save_interval: int
-) -> None:
-    ledger, engine = Ledger(), make(save_interval=save_interval)
-    session = ended(engine)
-    ledger.take(engine.take_records())
-    start = 1 + len(PROMPT)
-    for place in range(LENGTH - 1, 0, -1):
-        past = ledger.past(session, start + place)
-        if way == "fork":
-            name = engine.fork(session, "me", 1, 0.0, past)[0].session
-        else:
-            name = engine.rewind(session, "me", past, 0.0).session
-        ledger.take(engine.take_records())
-        assert constraint(engine, name) == Constraint(GRAMMAR, tuple(whole[:place]))
-        if way == "fork":
-            rest = rest_of(engine, name)
-            assert whole[:place] + rest == whole
-            engine.delete_session(name, "me")
-    if way == "rewind":
-        heir = make()
-        heir.restore(ledger.past(session), 0.0)
-        for one in (engine, heir):
-            rest = rest_of(one, session)
-            assert whole[:1] + rest == whole
-
-
 def test_whole_text_of_the_past_is_free(make: MakeEngine) -> None:
     ledger, engine = Ledger(), make()
     session = ended(engine)

@@ -177,53 +177,6 @@ def test_cancel_frees_the_slot_and_keeps_the_rest(engine: Engine) -> None:
     assert not engine.has_work()
 
 
-def test_cancel_before_it_ran(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_running=1)
-    engine.submit(request("a"), 0.0)
-    engine.submit(request("b"), 0.0)
-    engine.cancel("b")
-    assert finished(drain(engine)["b"]).usage.completion_tokens == 0
-
-
-def test_cancelled_session_goes_on_where_it_stopped(engine: Engine) -> None:
-    whole = tokens_of(solo(engine, request(max_tokens=20, seed=9)))
-    engine.submit(request(max_tokens=1000, seed=9, keep=True), 0.0)
-    seen = [event for _ in range(9) for event in engine.step(0.0)]
-    engine.cancel("r")
-    seen += drain(engine)["r"]
-    count = len(tokens_of(seen))
-    rest = solo(
-        engine, request(tokens=(), session=finished(seen).session, seed=9, max_tokens=20 - count)
-    )
-    assert tokens_of(seen) + tokens_of(rest) == whole
-
-
-def test_deleting_a_busy_session_cancels_its_request(engine: Engine) -> None:
-    session = engine.create_session("me", 0.0).session
-    engine.submit(request(session=session, max_tokens=1000), 0.0)
-    engine.step(0.0)
-    engine.delete_session(session, "me")
-    last = finished(drain(engine)["r"])
-    assert (last.finish_reason, last.session) == ("cancelled", None)
-    assert engine.stats().held_slots == 0
-
-
-def test_idle_sessions_expire_and_busy_ones_do_not(make_engine: MakeEngine) -> None:
-    engine = make_engine(session_ttl_s=60.0, max_sessions=3)
-    idle = engine.create_session("me", 0.0).session
-    busy = engine.create_session("me", 0.0).session
-    engine.submit(request(session=busy, max_tokens=500), 0.0)
-    engine.step(59.0)
-    assert engine.session_info(idle, "me", 59.0).idle_s == 59.0
-    assert engine.next_expiry() == 60.0
-    engine.step(60.0)
-    with pytest.raises(SessionNotFound):
-        engine.session_info(idle, "me", 60.0)
-    assert engine.session_info(busy, "me", 60.0).busy
-    assert engine.stats().expired_sessions_total == 1
-    engine.delete_session(busy, "me")
-
-
 def test_stop_string_ends_and_is_not_shown(engine: Engine) -> None:
     text = text_of(solo(engine, request(max_tokens=60, seed=3)))
     stop = text[20:24]

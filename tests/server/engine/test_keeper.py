@@ -9,9 +9,9 @@ import pytest
 
 from model.ops.cpu.runtime import Runtime
 from server.engine.engine import Engine
-from server.engine.types import Failed, Finished, Migrated, TokenEvent
+from server.engine.types import Finished, Migrated, TokenEvent
 from server.engine.value import Accepted, Deleted, Opened, Saved
-from server.errors import CapacityExhausted, InternalFailure, SessionNotFound
+from server.errors import CapacityExhausted, SessionNotFound
 from tests.server.engine.ledger import Ledger
 from tests.tiny import drain, finished, request, solo, state_of, tokens_of
 
@@ -271,23 +271,3 @@ def test_cancelled_request_that_is_parked_can_not_leave_before_it_ends(
     engine.expire(1e9)
     assert finished(drain(engine)["r"]).finish_reason == "cancelled"
     engine.create_session("me", 0.0)
-
-
-def test_store_that_has_failed_takes_all_kept_sessions_with_it(
-    make_engine: MakeEngine, ledger: Ledger
-) -> None:
-    engine = make_engine()
-    session = kept(engine)
-    ledger.take(engine.take_records())
-    solo(engine, request("unsafe", (1, 2), session))
-    engine.submit(request("kept", (), session, max_tokens=50), 0.0)
-    engine.submit(request("other", max_tokens=10), 0.0)
-    engine.step(0.0)
-    error = InternalFailure("the store failed")
-    engine.discard_kept(error)
-    assert engine.take_records() == []
-    events = drain(engine)
-    assert events["kept"] == [Failed("kept", error)]
-    assert finished(events["other"]).finish_reason == "length"
-    info = engine.restore(ledger.past(session), 0.0)
-    assert (info.position, info.busy) == (1 + len(PROMPT) + 8, False)

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from tests.server.served import Served, served, write_model
+from tests.server.harness import receive_until, send
+from tests.server.served import ENDLESS, Served, served, write_model
 
 LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.9, "seed": 7}
 
@@ -33,6 +34,20 @@ async def reload(server: Served, **body: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     reloaded: dict[str, Any] = answer.json()
     return reloaded
+
+
+@asynccontextmanager
+async def old_version_running(server: Served, folder: Path) -> AsyncIterator[None]:
+    """Other weights are served; those before them still run a request, which ends at the end."""
+    async with server.socket() as socket:
+        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
+        await receive_until(socket, "token")
+        write_model(folder / "a", seed=1)
+        await reload(server)
+        yield
+        await send(socket, type="cancel", request_id="r")
+        await receive_until(socket, "finished")
+    await server.retired()
 
 
 async def statuses(server: Served) -> list[tuple[str, str]]:

@@ -12,7 +12,15 @@ import pytest
 from model.checkpoint import save_checkpoint
 from server.errors import SessionNotFound
 from tests.server.harness import receive, receive_until, send
-from tests.server.models.changing import LONG, engines, post, reload, serving, statuses
+from tests.server.models.changing import (
+    LONG,
+    engines,
+    old_version_running,
+    post,
+    reload,
+    serving,
+    statuses,
+)
 from tests.server.served import ENDLESS, served, write_model
 from tests.tiny import tiny_checkpoint
 
@@ -110,40 +118,20 @@ async def test_session_of_other_weights_is_409_and_goes_on_when_they_come_back(
 async def test_session_of_an_old_version_answers_so_while_that_still_runs_others(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path) as server, server.socket() as socket:
-        idle = (await server.complete(keep=True))["session"]
-        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
-        await receive_until(socket, "token")
-        write_model(tmp_path / "a", seed=1)
-        await reload(server)
-        answer = await server.complete(session=idle)
-        assert answer["error"]["code"] == "snapshot_mismatch"
-        assert await statuses(server) == [("a", "serving"), ("a", "retiring")]
-        assert await server.text()
-        await send(socket, type="cancel", request_id="r")
-        await receive_until(socket, "finished")
-        await server.retired()
-
-
-async def test_retiring_version_does_not_tell_others_of_its_sessions(tmp_path: Path) -> None:
     """Its owner hears that it rests, and anybody else that there is none."""
-    async with serving(tmp_path) as server, server.socket() as socket:
+    async with serving(tmp_path) as server:
         idle = (await server.complete(keep=True))["session"]
-        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
-        await receive_until(socket, "token")
-        write_model(tmp_path / "a", seed=1)
-        await reload(server)
-        assert (await server.complete(session=idle))["error"]["code"] == "snapshot_mismatch"
-        models = server.models
-        for name in (None, "a"):
-            service = await models.holding(idle, "another", name)
-            with pytest.raises(SessionNotFound):
-                await service.sessions.info(idle, "another")
-            with pytest.raises(SessionNotFound):
-                await service.sessions.fork(idle, "another", 1, None)
-        await send(socket, type="cancel", request_id="r")
-        await receive_until(socket, "finished")
-        await server.retired()
+        async with old_version_running(server, tmp_path):
+            answer = await server.complete(session=idle)
+            assert answer["error"]["code"] == "snapshot_mismatch"
+            assert await statuses(server) == [("a", "serving"), ("a", "retiring")]
+            assert await server.text()
+            for name in (None, "a"):
+                service = await server.models.holding(idle, "another", name)
+                with pytest.raises(SessionNotFound):
+                    await service.sessions.info(idle, "another")
+                with pytest.raises(SessionNotFound):
+                    await service.sessions.fork(idle, "another", 1, None)
 
 
 async def test_versions_find_their_sessions_after_a_restart(tmp_path: Path) -> None:
@@ -176,17 +164,11 @@ async def test_same_weights_keep_their_engine_and_sessions(tmp_path: Path) -> No
 
 
 async def test_reload_to_a_version_that_still_ends_is_refused_for_now(tmp_path: Path) -> None:
-    async with serving(tmp_path) as server, server.socket() as socket:
+    async with serving(tmp_path) as server:
         shutil.copytree(tmp_path / "a", tmp_path / "before")
-        await send(socket, type="generate", request_id="r", prompt="Once", **ENDLESS)
-        await receive_until(socket, "token")
-        write_model(tmp_path / "a", seed=1)
-        await reload(server)
-        answer = await post(server, "/a/reload", path="before")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_in_use")
-        await send(socket, type="cancel", request_id="r")
-        await receive_until(socket, "finished")
-        await server.retired()
+        async with old_version_running(server, tmp_path):
+            answer = await post(server, "/a/reload", path="before")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_in_use")
         assert (await reload(server, path="before"))["changed"] is True
 
 
