@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from server.api.completion import DONE, total_usage
+from server.api.schemas.requests import StreamOptions
 from server.api.streaming import server_sent
 from server.api.translate import usage_object, whole_usage
 from server.engine.types import Event, Finished, Usage
@@ -32,13 +33,14 @@ C = TypeVar("C", bound=Choice)
 class AnswerWriter(Generic[C]):
     """Writes the ``choices`` of an answer, by the ids of their events, into what ``head`` says.
 
-    ``usage`` ends a stream where it is wanted, and usage ``so_far`` is in each chunk.
+    Usage ends a stream, or is in each chunk so far, where its ``options`` say so.
     """
 
-    def __init__(self, head: Json, choices: Mapping[str, C], usage: bool, so_far: bool) -> None:
+    def __init__(self, head: Json, choices: Mapping[str, C], options: StreamOptions | None) -> None:
         self._head = {**head, "choices": []}
         self._choices = choices
-        self._shows_usage, self._shows_so_far = usage, so_far
+        self._shows_usage = bool(options and options.include_usage)
+        self._shows_so_far = bool(options and options.continuous_usage_stats)
         self._so_far = Usage(0, 0)
 
     def end(self) -> bytes:

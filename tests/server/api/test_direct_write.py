@@ -17,6 +17,7 @@ from server.api.auth.keyring import Keyring
 from server.api.openai.completions.parts import Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.request_answer import SseAnswer
+from server.api.schemas.requests import StreamOptions
 from server.api.streaming import EXTENSION, writer_of
 from server.api.websocket.sockets import SocketEndpoint, Sockets
 from server.api.websocket.stream import StreamCodec
@@ -127,7 +128,9 @@ async def test_order_holds_whichever_writes_are_refused(stream: Any, refuse: str
 async def test_writer_that_counts_makes_each_chunk_once(refuse: str) -> None:
     peer = Peer([digit == "1" for digit in refuse])
     request = Request("r", "me", (1,), SamplingParams(max_tokens=NUM_TOKENS))
-    writer = CompletionWriter((request,), "fake", 0, shown=Shown(usage_so_far=True))
+    writer = CompletionWriter(
+        (request,), "fake", 0, shown=Shown(options=StreamOptions(continuous_usage_stats=True))
+    )
     async with serving() as service:
         answer = SseAnswer(service, request, writer)
         await answer({"extensions": {EXTENSION: peer.write}}, peer.receive, peer.send)

@@ -18,7 +18,7 @@ from server.api.openai.chat.reasoning import (
 )
 from server.api.openai.chat.schemas import ChatBody, ChatCompletion
 from server.api.openai.chat.tools import ToolUse, tool_use
-from server.api.openai.chat.writer import ChatWriter, Wanted
+from server.api.openai.chat.writer import ChatWriter
 from server.api.openai.logprobs import TokenNames
 from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_for
@@ -50,10 +50,8 @@ async def chat(request: Request) -> Response:
     num_bytes = 0 if body.stream else _num_bytes(body, work)
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     service.large_answers.check(num_bytes, param, f"n, {param} and top_logprobs")
-    model = service.model
-    writer = ChatWriter(
-        work, model.name, model.digest, int(time.time()), _wanted(service, body, tools)
-    )
+    names, now = TokenNames(service.tokenizer) if body.logprobs else None, int(time.time())
+    writer = ChatWriter(work, service.model, now, body.stream_options, tools.may_call, names)
     if body.stream:
         return SseAnswer(service, work, writer)
     return JsonAnswer(service, work, writer, num_bytes)
@@ -127,17 +125,6 @@ def _sampling(service: Service, body: ChatBody, tools: ToolUse) -> Sampling:
             "stop": stops_of(service, body.stop, tools.format, bool(body.ignore_eos)),
             "stop_token_ids": end_tokens(service, body.stop_token_ids, bool(body.ignore_eos)),
         }
-    )
-
-
-def _wanted(service: Service, body: ChatBody, tools: ToolUse) -> Wanted:
-    options = body.stream_options
-    return Wanted(
-        usage=bool(options and options.include_usage),
-        usage_so_far=bool(options and options.continuous_usage_stats),
-        may_call=tools.may_call,
-        logprobs=bool(body.logprobs),
-        names=TokenNames(service.tokenizer) if body.logprobs else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import StringIO
 
 import orjson
@@ -15,19 +14,10 @@ from server.api.openai.chat.schemas import CompletionDetails
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList, TokenNames, finite
 from server.api.openai.writer import AnswerWriter, Choice, Json, written_list
+from server.api.schemas.requests import StreamOptions
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What an answer has beside the text. ``logprobs`` need ``names``."""
-
-    usage: bool = False
-    usage_so_far: bool = False
-    may_call: bool = False
-    logprobs: bool = False
-    names: TokenNames | None = None
+from server.models.info import ModelInfo
 
 
 class ChatChoice(Choice):
@@ -95,33 +85,42 @@ class ChatChoice(Choice):
 
 
 class ChatWriter(AnswerWriter[ChatChoice]):
-    """Writes the answer to ``request``. ``created_s`` is a Unix time, ``digest`` the model's."""
+    """Writes the answer to ``request`` of ``model``. ``created_s`` is a Unix time.
+
+    With ``may_call`` it may be calls. It has log-probabilities where there are ``names``.
+    """
 
     def __init__(
-        self, request: Request, model: str, digest: str, created_s: int, wanted: Wanted
+        self,
+        request: Request,
+        model: ModelInfo,
+        created_s: int,
+        options: StreamOptions | None = None,
+        may_call: bool = False,
+        names: TokenNames | None = None,
     ) -> None:
         assert request.sampling is not None
         head: Json = {
             "id": request.request_id,
             "object": "chat.completion.chunk",
             "created": created_s,
-            "model": model,
-            "system_fingerprint": f"fp_{digest[:12]}",
+            "model": model.name,
+            "system_fingerprint": f"fp_{model.digest[:12]}",
             "seed": request.sampling.seed,
         }
-        choices = {id: ChatChoice(index, wanted.may_call) for index, id in enumerate(request.ids)}
-        super().__init__(head, choices, wanted.usage, wanted.usage_so_far)
-        self._wanted = wanted
+        choices = {id: ChatChoice(index, may_call) for index, id in enumerate(request.ids)}
+        super().__init__(head, choices, options)
+        self._may_call, self._names = may_call, names
         self._thinks = request.sampling.turn is not None
         self._so_far = Usage(len(request.tokens), 0)
-        self._is_plain = not (wanted.may_call or wanted.logprobs or wanted.usage_so_far)
+        self._is_plain = not (may_call or names is not None or self._shows_so_far)
 
     def add(self, event: Event) -> None:
         """Takes in an event of a whole answer."""
         choice = self._choices[event.request_id]
         if isinstance(event, TokenEvent):
             choice.keep(choice.read(event))
-            if self._wanted.logprobs:
+            if self._names is not None:
                 choice.logprobs.add(self._logprobs(event))
         elif not isinstance(event, Started | Scored):
             choice.last = event
@@ -140,7 +139,7 @@ class ChatWriter(AnswerWriter[ChatChoice]):
             {
                 "index": choice.index,
                 "message": choice.message(),
-                "logprobs": logprobs if self._wanted.logprobs else None,
+                "logprobs": logprobs if self._names is not None else None,
                 "finish_reason": choice.finish_reason,
             }
         )
@@ -186,27 +185,23 @@ class ChatWriter(AnswerWriter[ChatChoice]):
         if choice.has_begun:
             return b""
         choice.has_begun = True
-        content = None if self._wanted.may_call else ""
+        content = None if self._may_call else ""
         delta = {"role": "assistant", "content": content, "refusal": None}
         return self._chunk(_choice(choice, delta))
 
     def _token(self, choice: ChatChoice, event: TokenEvent) -> bytes:
         """At least one chunk, so that a client sees each token; the first has its logprobs."""
-        is_silent = self._wanted.may_call or event.thought is not None
+        is_silent = self._may_call or event.thought is not None
         deltas = choice.read(event) or [{} if is_silent else {"content": ""}]
         written = [_choice(choice, delta) for delta in deltas]
-        if self._wanted.logprobs:
+        if self._names is not None:
             written[0]["logprobs"] = {"content": self._logprobs(event), "refusal": None}
         return b"".join(map(self._chunk, written))
 
     def _logprobs(self, event: TokenEvent) -> list[Json]:
         """Those of a token; one of the thinking, or a special one, is no part of the content."""
-        names = self._wanted.names
-        if (
-            not self._wanted.logprobs
-            or names is None
-            or not names.tokenizer.token_bytes(event.token_id)
-        ):
+        names = self._names
+        if names is None or not names.tokenizer.token_bytes(event.token_id):
             return []
         if event.thought is not None and not event.text:
             return []

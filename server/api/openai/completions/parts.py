@@ -22,6 +22,7 @@ from server.api.openai.logprobs import (
     prompt_logprobs,
 )
 from server.api.openai.writer import Choice
+from server.api.schemas.requests import StreamOptions
 from server.engine.types import Finished, Request, Scored, TokenEvent
 
 
@@ -31,12 +32,11 @@ class Shown:
 
     ``num`` choices of each prompt. ``names`` are needed for ``logprobs`` and
     ``prompt_logprobs``: so many of the most probable tokens, None for none at all.
-    ``echo`` has the prompts' texts. ``usage_so_far`` stands in each chunk.
+    ``echo`` has the prompts' texts.
     """
 
     num: int = 1
-    usage: bool = False
-    usage_so_far: bool = False
+    options: StreamOptions | None = None
     echo: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -160,14 +160,13 @@ def _num_scored(body: CompletionBody) -> int | None:
 
 
 def _shown(service: Service, body: CompletionBody, prompts: Sequence[OnePrompt | None]) -> Shown:
-    options, tokenizer = body.stream_options, service.tokenizer
+    tokenizer = service.tokenizer
     echo: tuple[str, ...] = ()
     if body.echo:
         echo = tuple(p if isinstance(p, str) else tokenizer.decode(p or ()) for p in prompts)
     return Shown(
         num=body.n or 1,
-        usage=bool(options and options.include_usage),
-        usage_so_far=bool(options and options.continuous_usage_stats),
+        options=body.stream_options,
         echo=echo,
         logprobs=_num_top(body),
         prompt_logprobs=body.prompt_logprobs,

@@ -58,9 +58,9 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         for request, echo in zip(requests, echoes, strict=True):
             for id in request.ids:
                 choices[id] = TextChoice(len(choices), request, echo, shown)
-        super().__init__(head, choices, shown.usage, shown.usage_so_far)
+        super().__init__(head, choices, shown.options)
         self._requests, self._epoch_name, self._shown = requests, epoch_name, shown
-        self._is_plain = shown.logprobs is None and not shown.usage_so_far
+        self._is_plain = shown.logprobs is None and not self._shows_so_far
         self._id = b""
 
     # Whole

@@ -10,6 +10,7 @@ import pytest
 from server.api.openai.completions.parts import Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.openai.logprobs import TokenNames
+from server.api.schemas.requests import StreamOptions
 from server.engine.types import (
     Event,
     Failed,
@@ -25,6 +26,7 @@ from server.errors import QueueFull, RequestError
 from tests.fakes import ByteTokenizer
 
 NAMES = TokenNames(ByteTokenizer())
+ALL_ALONG = StreamOptions(include_usage=True, continuous_usage_stats=True)
 TOP = ((ord("e"), -0.5), (ord("t"), -1.0))
 
 
@@ -156,7 +158,7 @@ def test_prompt_that_is_only_fed_has_its_logprobs() -> None:
 
 
 def test_usage_so_far_is_in_each_chunk_and_ends_at_the_whole() -> None:
-    made = writer(request(), usage=True, usage_so_far=True)
+    made = writer(request(), options=ALL_ALONG)
     found = [chunk["usage"]["total_tokens"] for chunk in streamed(made, events())]
     assert found == [3, 4, 4, 4]
     found = [chunk["usage"]["prompt_tokens"] for chunk in streamed(made, events())]
@@ -166,7 +168,7 @@ def test_usage_so_far_is_in_each_chunk_and_ends_at_the_whole() -> None:
 def test_plain_chunk_is_the_same_by_either_way() -> None:
     """The template that most tokens take, and the dictionaries of those with more to say."""
     plain = values(writer(request()).chunks(token("r", 1, "c")))
-    (detailed,) = values(writer(request(), usage_so_far=True).chunks(token("r", 1, "c")))
+    (detailed,) = values(writer(request(), options=ALL_ALONG).chunks(token("r", 1, "c")))
     del detailed["usage"]
     assert plain == [detailed]
     assert list(plain[0]) == list(detailed)
@@ -177,7 +179,7 @@ def test_one_prompt_that_fails_fails_the_answer_and_is_named_in_a_stream() -> No
     happened = [*events("r"), Failed("q", QueueFull("full"))]
     with pytest.raises(RequestError, match="full"):
         whole(writer(*both), happened)
-    *chunks, last = streamed(writer(*both, usage=True), happened)
+    *chunks, last = streamed(writer(*both, options=StreamOptions(include_usage=True)), happened)
     assert last["error"]["code"] == "queue_full"
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
