@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import gc
+from inspect import Parameter, Signature
+from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from server.cli.failures import fail
 from server.cli.greeting import greet, invite
-from server.cli.options import TokenizerFile, version
+from server.cli.options import version
+from server.config.errors import ConfigError, flag_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -22,146 +25,69 @@ if TYPE_CHECKING:
     from server.observability.tracing import Tracer
 
 
-def serve(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder, .pth or .gguf file, bundled model or hub id; NAME=PATH for several"
+#: Each is a setting, the type that the command line reads it as, and what it is.
+FLAGS: tuple[tuple[str, Any, str], ...] = (
+    (
+        "model",
+        list[str],
+        (
+            "Folder, .pth or .gguf file, bundled model or hub id; NAME=PATH for several"
             " [everstream-stories]."
         ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="TOML file of settings, named as variables are."),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model [its folder's name].")
-    ] = None,
-    tokenizer: TokenizerFile = None,
-    model_dir: Annotated[
-        Path | None, typer.Option(help="Folder from which models may be loaded at run time.")
-    ] = None,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(help="State that sessions begin with, as NAME=FILE or MODEL/NAME=FILE."),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8000].")] = None,
-    backend: Annotated[str | None, typer.Option(help="auto, native or torch [auto].")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Of weights: auto, float32, bfloat16 or int8 [auto].")
-    ] = None,
-    reasoning: Annotated[
-        str | None,
-        typer.Option(help="Thinking in chats: on, off, or its most tokens [as the template says]."),
-    ] = None,
-    max_sessions: Annotated[int | None, typer.Option(help="Sessions that fit the pool.")] = None,
-    state_memory: Annotated[
-        str | None, typer.Option(help="Size of the pool instead, such as 2GiB [512MiB].")
-    ] = None,
-    max_waiting: Annotated[int | None, typer.Option(help="Requests that may wait [256].")] = None,
-    session_ttl_s: Annotated[
-        float | None,
-        typer.Option("--session-ttl", help="Seconds until an idle session expires [900]."),
-    ] = None,
-    api_keys: Annotated[
-        list[str] | None,
-        typer.Option("--api-key", help="Key that clients must send; repeat for more."),
-    ] = None,
-    admin_keys: Annotated[
-        list[str] | None,
-        typer.Option("--admin-key", help="Key that may also administer; repeat for more."),
-    ] = None,
-    keys_file: Annotated[
-        Path | None, typer.Option(help="TOML file of keys with names, scopes and limits.")
-    ] = None,
-    allowed_origins: Annotated[
-        list[str] | None,
-        typer.Option("--allow-origin", help="Foreign page that may call in; repeat for more."),
-    ] = None,
-    allowed_hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            help="Name by which clients reach it, where it has no keys; repeat for more.",
-        ),
-    ] = None,
-    drain_timeout_s: Annotated[
-        float | None,
-        typer.Option("--drain-timeout", help="Seconds that running requests get at the end [10]."),
-    ] = None,
-    retire_timeout_s: Annotated[
-        float | None,
-        typer.Option(
-            "--retire-timeout", help="Seconds that streams of a replaced model get [3600]."
-        ),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder of the sessions, postgresql://URL, or memory [the user's state folder]."
-        ),
-    ] = None,
-    durability: Annotated[
-        str | None, typer.Option(help="full: survives a power cut; relaxed: a kill [full].")
-    ] = None,
-    store_size: Annotated[str | None, typer.Option(help="Most that the store may hold.")] = None,
-    retention_s: Annotated[
-        float | None,
-        typer.Option("--retention", help="Seconds until an unused session is deleted [30 days]."),
-    ] = None,
-    sleep_memory: Annotated[
-        str | None, typer.Option(help="For sessions that have lost their slot [256MiB].")
-    ] = None,
-    prefix_cache: Annotated[
-        str | None, typer.Option(help="For the states of prompts, 0 for none [64MiB].")
-    ] = None,
-    prefix_disk: Annotated[
-        str | None, typer.Option(help="For those that memory does not hold, in the store [0].")
-    ] = None,
-    max_detached_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that a session generates without its client [4096].")
-    ] = None,
-    continue_on_start: Annotated[
-        bool | None,
-        typer.Option("--continue-on-start", help="Continue what ran when the server stopped."),
-    ] = None,
-    trust_unsigned_state: Annotated[
-        bool | None,
-        typer.Option("--trust-unsigned-state", help="Import sessions without a signature."),
-    ] = None,
-    ray: Annotated[
-        bool | None, typer.Option("--ray", help="Serve by replicas on Ray Serve [off].")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="A Ray cluster to join; else one is started here.")
-    ] = None,
-    replicas: Annotated[
-        str | None, typer.Option(help="On Ray: how many, or MIN-MAX to follow the load [1].")
-    ] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json [text].")] = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error [info].")
-    ] = None,
-    access_log: Annotated[
-        bool | None, typer.Option("--access-log", help="Log a line for each request [off].")
-    ] = None,
-    otel_endpoint: Annotated[
-        str | None, typer.Option(help="Where OpenTelemetry traces go, such as http://host:4318.")
-    ] = None,
-) -> None:
+    ),
+    ("config", Path, "TOML file of settings, named as variables are."),
+    ("served_model_name", str, "What clients call the model [its folder's name]."),
+    ("tokenizer", Path, "Tokenizer's file, where the model's is elsewhere."),
+    ("model_dir", Path, "Folder from which models may be loaded at run time."),
+    ("state", list[str], "State that sessions begin with, as NAME=FILE or MODEL/NAME=FILE."),
+    ("host", str, "Address to listen on [127.0.0.1]."),
+    ("port", int, "Port; 0 takes a free one [8000]."),
+    ("backend", str, "auto, native or torch [auto]."),
+    ("threads", int, "Threads of the model [all cores, or 1 on torch]."),
+    ("dtype", str, "Of weights: auto, float32, bfloat16 or int8 [auto]."),
+    ("reasoning", str, "Thinking in chats: on, off, or its most tokens [as the template says]."),
+    ("max_sessions", int, "Sessions that fit the pool."),
+    ("state_memory", str, "Size of the pool instead, such as 2GiB [512MiB]."),
+    ("max_waiting", int, "Requests that may wait [256]."),
+    ("session_ttl_s", float, "Seconds until an idle session expires [900]."),
+    ("api_keys", list[str], "Key that clients must send; repeat for more."),
+    ("admin_keys", list[str], "Key that may also administer; repeat for more."),
+    ("keys_file", Path, "TOML file of keys with names, scopes and limits."),
+    ("allowed_origins", list[str], "Foreign page that may call in; repeat for more."),
+    (
+        "allowed_hosts",
+        list[str],
+        "Name by which clients reach it, where it has no keys; repeat for more.",
+    ),
+    ("drain_timeout_s", float, "Seconds that running requests get at the end [10]."),
+    ("retire_timeout_s", float, "Seconds that streams of a replaced model get [3600]."),
+    (
+        "store",
+        str,
+        "Folder of the sessions, postgresql://URL, or memory [the user's state folder].",
+    ),
+    ("durability", str, "full: survives a power cut; relaxed: a kill [full]."),
+    ("store_size", str, "Most that the store may hold."),
+    ("retention_s", float, "Seconds until an unused session is deleted [30 days]."),
+    ("sleep_memory", str, "For sessions that have lost their slot [256MiB]."),
+    ("prefix_cache", str, "For the states of prompts, 0 for none [64MiB]."),
+    ("prefix_disk", str, "For those that memory does not hold, in the store [0]."),
+    ("max_detached_tokens", int, "Tokens that a session generates without its client [4096]."),
+    ("continue_on_start", bool, "Continue what ran when the server stopped."),
+    ("trust_unsigned_state", bool, "Import sessions without a signature."),
+    ("ray", bool, "Serve by replicas on Ray Serve [off]."),
+    ("ray_address", str, "A Ray cluster to join; else one is started here."),
+    ("replicas", str, "On Ray: how many, or MIN-MAX to follow the load [1]."),
+    ("log_format", str, "text or json [text]."),
+    ("log_level", str, "debug, info, warning or error [info]."),
+    ("access_log", bool, "Log a line for each request [off]."),
+    ("otel_endpoint", str, "Where OpenTelemetry traces go, such as http://host:4318."),
+)
+
+
+def serve(**flags: Any) -> None:
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
-    flags = {name: tuple(v) if isinstance(v, list) else v for name, v in locals().items()}
-    _serve({name: value for name, value in flags.items() if value not in (None, ())})
-
-
-def _serve(flags: dict[str, Any]) -> None:
-    """Serves by ``flags``, which are named as the settings are. Raises `typer.Exit`."""
     gc.disable()  # what imports and loading make stays
-    from server.config.errors import ConfigError
     from server.config.settings import ServerConfig
     from server.http.descriptors import with_fitting_connections
     from server.http.server import bind
@@ -170,7 +96,9 @@ def _serve(flags: dict[str, Any]) -> None:
     from server.observability.tracer import TracingError, open_tracer
 
     try:
-        config = ServerConfig.load(**flags)
+        given = {name: value for name, value in flags.items() if value not in (None, [])}
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        config = ServerConfig.load(**given | lists)
         configure_logs(
             config.log_format, config.log_level.upper(), keys=(*config.api_keys, *config.admin_keys)
         )
@@ -194,6 +122,15 @@ def _serve(flags: dict[str, Any]) -> None:
         exit_code = serve_app(fastapi_app, config, listener)
     tracer.close()
     raise typer.Exit(exit_code)
+
+
+def _parameter(name: str, kind: Any, help_text: str) -> Parameter:
+    option = typer.Option(None, flag_of(name), help=help_text)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+
+
+#: By which typer reads the command line.
+serve.__signature__ = Signature(list(starmap(_parameter, FLAGS)))  # type: ignore[attr-defined]
 
 
 def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
