@@ -18,7 +18,7 @@ REST: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi"},
 }
 
-#: See `test_labels`.
+#: What a client notes down for itself.
 LABELS = [
     (name, value)
     for name in ("user", "safety_identifier", "prompt_cache_key")
