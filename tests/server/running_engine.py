@@ -52,6 +52,21 @@ async def submit(async_engine: AsyncEngine, work: Request, sink: EventQueue[Even
     await Sessions(async_engine).submit(work, sink)
 
 
+async def begun(
+    at: Sessions | AsyncEngine, work: Request, max_items: int = 10**6
+) -> EventQueue[Event]:
+    """The events of ``work``, which has been accepted."""
+    event_queue: EventQueue[Event] = EventQueue(max_items)
+    sessions = at if isinstance(at, Sessions) else Sessions(at)
+    await sessions.submit(work, event_queue)
+    return event_queue
+
+
+async def run(at: Sessions | AsyncEngine, work: Request) -> list[Event]:
+    """All events of ``work``."""
+    return await collect(await begun(at, work))
+
+
 async def create(async_engine: AsyncEngine) -> SessionInfo:
     return await async_engine.call(lambda engine, now: engine.create_session("me", now), work=True)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
@@ -12,10 +10,8 @@ import pytest
 from server.errors import RequestError
 from server.store.errors import SessionBroken
 from server.store.postgres.store import PostgresStore
-from tests.server.cluster.stores import shared_place
+from tests.server.cluster.stores import Join
 from tests.server.store.records import Writer, block, text_after
-
-Join = Callable[[], PostgresStore]
 
 #: What is altered, and the session that it costs; None: it costs none.
 ALTERED = {
@@ -43,13 +39,6 @@ ALTERED = {
     "a snapshot": ("UPDATE snapshot SET place = 1 WHERE value LIKE '%two%'", "two"),
     "an identity": ("UPDATE identity SET fields = replace(fields, 'model-1', 'model-2')", None),
 }
-
-
-@pytest.fixture
-def join(database_url: str) -> Iterator[Join]:
-    """Another replica on the database of this test."""
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(PostgresStore(shared_place(database_url))))
 
 
 def filled(store: PostgresStore) -> dict[str, Writer]:

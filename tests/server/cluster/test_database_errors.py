@@ -18,9 +18,9 @@ from server.sessions.sessions import Sessions
 from server.store.errors import SessionBroken, StoreFailed, StoreFull
 from server.store.postgres.store import PostgresStore
 from tests.fakes import FakeEngine
-from tests.server.cluster.stores import fake_place, shared_place
+from tests.server.cluster.stores import check_whole, fake_place
 from tests.server.running_engine import driving, request
-from tests.server.store.records import Writer, text_after
+from tests.server.store.records import Writer
 
 #: Raised by the next inserts into the journal, as many as are allowed to fail.
 _FAULT = """
@@ -63,21 +63,9 @@ class Administrator:
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(shared_place(database_url))) as store:
-        yield store
-
-
-@pytest.fixture
 def administrator(store: PostgresStore, database_url: str) -> Iterator[Administrator]:
     with closing(Administrator(database_url)) as administrator:
         yield administrator
-
-
-def is_whole(store: PostgresStore, writer: Writer) -> bool:
-    loaded = store.load(writer.id, writer.value.owner)
-    length = loaded.value.length
-    return text_after(length, loaded.entries)[length:] == writer.text[length:]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +84,7 @@ def test_error_that_passes_costs_nothing(
     store.commit([writer.opened(), *writer.turn(2)])
     administrator.fail(code, 1)
     assert commit_apart(store, writer.turn(2)) == {}
-    assert is_whole(store, writer)
+    check_whole(store, writer)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +108,8 @@ def test_outage_is_one_of_all_sessions_and_none_is_blamed(
     administrator.repair()
     store.maintain(1.0)
     assert commit_apart(store, records) == {}
-    assert all(is_whole(store, writer) for writer in writers)
+    for writer in writers:
+        check_whole(store, writer)
 
 
 def test_database_that_can_only_be_read_fails_until_it_can_be_written(
@@ -135,7 +124,7 @@ def test_database_that_can_only_be_read_fails_until_it_can_be_written(
     administrator.make_read_only(False)
     store._link._rests_until_s = 0.0  # as half a second later
     assert commit_apart(store, records) == {}
-    assert is_whole(store, writer)
+    check_whole(store, writer)
 
 
 async def test_streams_of_others_go_on_after_a_row_that_is_refused(database_url: str) -> None:

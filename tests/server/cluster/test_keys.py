@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,9 +15,8 @@ from server.runtime.event_queue import EventQueue
 from server.sessions.idempotency import KeyInUse
 from server.store.errors import StoreFailed
 from server.store.postgres.link import REST_S
-from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
-from tests.server.cluster.stores import fake_place
+from tests.server.cluster.stores import Join
 from tests.server.cluster.test_moves import Replica, replicas
 from tests.server.running_engine import request
 
@@ -100,18 +99,15 @@ async def test_commit_that_fails_does_not_keep_the_key(database_url: str) -> Non
 
 
 def test_key_that_could_not_be_given_back_is_not_while_it_is_used_again(
-    database_url: str, postgres: Postgres
+    join: Join, postgres: Postgres
 ) -> None:
-    with ExitStack() as stack:
-        one, other = (
-            stack.enter_context(closing(PostgresStore(fake_place(database_url)))) for _ in range(2)
-        )
-        assert one.claim_key("ann", "k")
-        postgres.stop()
-        with pytest.raises(StoreFailed):
-            one.give_back_key("ann", "k")
-        postgres.start()
-        time.sleep(REST_S)  # for so long it does not try
-        assert one.claim_key("ann", "k")
-        one.maintain(1.0)
-        assert not other.claim_key("ann", "k")
+    one, other = join(), join()
+    assert one.claim_key("ann", "k")
+    postgres.stop()
+    with pytest.raises(StoreFailed):
+        one.give_back_key("ann", "k")
+    postgres.start()
+    time.sleep(REST_S)  # for so long it does not try
+    assert one.claim_key("ann", "k")
+    one.maintain(1.0)
+    assert not other.claim_key("ann", "k")

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-
 import psycopg
-import pytest
 
 from server.store.postgres.store import PostgresStore
 from server.store.postgres.upkeep import SAVES_AT_ONCE
-from tests.server.cluster.stores import shared_place
 from tests.server.store.records import Writer
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(shared_place(database_url))) as store:
-        yield store
 
 
 def test_no_session_waits_for_ever_for_its_state_to_be_written(

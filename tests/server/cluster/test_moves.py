@@ -22,7 +22,7 @@ from server.store.errors import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.fakes import STORY, FakeEngine
 from tests.server.cluster.stores import fake_place
-from tests.server.running_engine import collect, driving, request
+from tests.server.running_engine import driving, request, run
 
 
 @dataclass
@@ -96,9 +96,7 @@ def seqs(events: list[Event]) -> list[int]:
 
 async def test_a_session_at_rest_moves_without_a_question(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        await one.sessions.submit(request("r", 5, keep=True), event_queue)
-        end = (await collect(event_queue))[-1]
+        end = (await run(one.sessions, request("r", 5, keep=True)))[-1]
         assert isinstance(end, Finished)
         info = await other.sessions.info(end.session, "me")
         assert info.seq == end.seq
@@ -230,9 +228,7 @@ async def test_a_replica_that_does_not_answer_is_an_error_and_no_wait_for_ever(
 
 async def test_fork_and_rewind_take_a_session_at_rest(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        await one.sessions.submit(request("r", 20, keep=True), event_queue)
-        end = (await collect(event_queue))[-1]
+        end = (await run(one.sessions, request("r", 20, keep=True)))[-1]
         assert isinstance(end, Finished)
         (copy,) = await other.sessions.fork(end.session, "me", 1, 10)
         assert copy.position == 10

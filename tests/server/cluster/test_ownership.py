@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -14,27 +13,9 @@ from server.errors import SessionNotFound
 from server.runtime.async_engine import STALL_S
 from server.store.errors import Fenced, OwnedElsewhere, StoreFailed, StoreLost
 from server.store.postgres import reclaiming
-from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
-from tests.server.cluster.stores import shared_place
-from tests.server.store.records import Writer, block, in_ticks, text_after
-
-Join = Callable[[], PostgresStore]
-
-
-@pytest.fixture
-def join(database_url: str) -> Iterator[Join]:
-    """Another replica on the database of this test."""
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(PostgresStore(shared_place(database_url))))
-
-
-def has_all(store: PostgresStore, writer: Writer) -> None:
-    """``store`` may have the session, and it is what was written."""
-    loaded = store.load(writer.id, writer.value.owner)
-    length = loaded.value.length
-    assert text_after(length, loaded.entries)[length:] == writer.text[length:]
-    assert length <= len(writer.text)
+from tests.server.cluster.stores import Join, check_whole, linked
+from tests.server.store.records import Writer, block, in_ticks
 
 
 def test_each_replica_has_a_key_of_its_own(join: Join) -> None:
@@ -85,7 +66,7 @@ def test_a_session_goes_on_where_it_was_let_go(join: Join, num_tokens: int) -> N
     assert loaded.value.state is not None
     assert loaded.value.state.data.tolist() == block(writer.value.position).data.tolist()
     other.commit([*writer.tokens(2)])
-    has_all(other, writer)
+    check_whole(other, writer)
     with pytest.raises(OwnedElsewhere):
         one.load("s1", "ann")
 
@@ -104,10 +85,8 @@ def test_a_journal_entry_of_another_s_session_is_refused_by_the_database(join: J
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), *writer.turn(3)])
-    connection = one._link.connection
-    assert connection is not None
-    with connection.database.transaction():
-        connection.database.execute("UPDATE session SET holder = ?", (other.key,))
+    with linked(one).database.transaction():
+        linked(one).database.execute("UPDATE session SET holder = ?", (other.key,))
     with pytest.raises(StoreLost):
         one.commit([writer.accepted()])
 
@@ -117,7 +96,7 @@ def test_release_lets_another_have_it(join: Join) -> None:
     writer = Writer()
     in_ticks(one, [writer.opened(), *writer.turn(5)])
     one.release("s1")
-    has_all(other, writer)
+    check_whole(other, writer)
 
 
 def test_a_session_that_came_and_went_is_taken_back(join: Join) -> None:
@@ -126,9 +105,9 @@ def test_a_session_that_came_and_went_is_taken_back(join: Join) -> None:
     in_ticks(one, [writer.opened(), *writer.turn(400)])
     for holder, next_one in ((one, other), (other, one), (one, other), (other, one)):
         holder.release("s1")
-        has_all(next_one, writer)
+        check_whole(next_one, writer)
         in_ticks(next_one, writer.turn(100))
-    has_all(one, writer)
+    check_whole(one, writer)
 
 
 class TestBurial:
@@ -138,7 +117,7 @@ class TestBurial:
         in_ticks(one, [writer.opened(), *writer.turn(700), writer.accepted(), *writer.tokens(3)])
         assert other.reclaim(one.key)
         assert other.unfinished() == [("s1", "ann")]
-        has_all(other, writer)
+        check_whole(other, writer)
 
     def test_it_can_neither_write_nor_go_on(self, join: Join) -> None:
         one, other = join(), join()
@@ -158,45 +137,32 @@ class TestBurial:
         """The replica ends, or its connection, after a commit and before what follows from it."""
         one, other = join(), join()
         writer = Writer()
-        assert one._link.connection is not None
-        one._link.connection.log.append([writer.opened(block(2), (1, 2)), *writer.turn(2)])
+        linked(one).log.append([writer.opened(block(2), (1, 2)), *writer.turn(2)])
         if by_itself:
             one._link.abandon()
-            has_all(one, writer)
+            check_whole(one, writer)
         else:
             other.reclaim(one.key)
-            has_all(other, writer)
+            check_whole(other, writer)
 
-    def test_one_that_stopped_within_a_transaction_holds_nobody_up(self, join: Join) -> None:
+    @pytest.mark.parametrize("in_pipeline", [False, True])
+    def test_one_that_stopped_within_a_transaction_holds_nobody_up(
+        self, join: Join, in_pipeline: bool
+    ) -> None:
+        """The database has no limit of time for a transaction that waits for a Sync."""
         one, other = join(), join()
         writer, another = Writer(), Writer("s2")
         in_ticks(one, [writer.opened(), *writer.turn(2)])
-        assert one._link.connection is not None
-        database = one._link.connection.database
+        database = linked(one).database
         transaction = database.transaction()
         transaction.__enter__()
-        assert database.execute("SELECT 1").fetchall() == [(1,)]
+        execute = database.connection.execute if in_pipeline else database.execute
+        assert execute("SELECT 1").fetchall() == [(1,)]
         while not other.reclaim(one.key):
             in_ticks(other, [another.opened(), another.deleted()])
         with pytest.raises(psycopg.Error):
             transaction.__exit__(None, None, None)
-        has_all(other, writer)
-
-    def test_one_that_stopped_within_a_pipeline_holds_nobody_up(self, join: Join) -> None:
-        """The database has no limit of time for a transaction that waits for a Sync."""
-        one, other = join(), join()
-        writer = Writer()
-        in_ticks(one, [writer.opened(), *writer.turn(2)])
-        assert one._link.connection is not None
-        database = one._link.connection.database
-        transaction = database.transaction()
-        transaction.__enter__()
-        assert database.connection.execute("SELECT 1").fetchall() == [(1,)]
-        while not other.reclaim(one.key):
-            other.maintain(0.0)
-        with pytest.raises(psycopg.Error):
-            transaction.__exit__(None, None, None)
-        has_all(other, writer)
+        check_whole(other, writer)
 
     def test_who_takes_long_to_bury_it_is_not_held_for_stuck(
         self, join: Join, monkeypatch: pytest.MonkeyPatch
@@ -204,8 +170,7 @@ class TestBurial:
         """Two watch each replica: they would end each other's attempts for ever."""
         monkeypatch.setattr(reclaiming, "STUCK_S", 2)
         one, other, third = join(), join(), join()
-        assert other._link.connection is not None
-        database = other._link.connection.database
+        database = linked(other).database
         with database.transaction(pipelined=False):
             lock = "SELECT pg_advisory_xact_lock(hashtext(current_schema()), ?::int)"
             database.execute(lock, (one.key,))
@@ -230,7 +195,7 @@ class TestBurial:
         in_ticks(other, writer.turn(10))
         assert third.reclaim(one.key)
         in_ticks(other, writer.turn(10))
-        has_all(other, writer)
+        check_whole(other, writer)
 
     def test_what_it_had_taken_keeps_what_came_after(self, join: Join) -> None:
         """Its rows are numbered from the beginning again, below those of the one before it."""
@@ -243,7 +208,7 @@ class TestBurial:
         third.load("s1", "ann")
         in_ticks(third, writer.turn(10))
         assert other.reclaim(third.key)
-        has_all(other, writer)
+        check_whole(other, writer)
 
     def test_a_deleted_session_does_not_come_back(self, join: Join) -> None:
         one, other = join(), join()
@@ -271,7 +236,7 @@ def test_a_replica_that_leaves_leaves_everything(join: Join) -> None:
     writer = Writer()
     in_ticks(one, [writer.opened(), *writer.turn(5), writer.saved(), writer.accepted()])
     one.close()
-    has_all(other, writer)
+    check_whole(other, writer)
     assert not other.reclaim(one.key)
 
 
@@ -318,7 +283,7 @@ class TestDatabase:
         postgres.kill()
         postgres.start()
         in_ticks(one, [*writer.tokens(300)])
-        has_all(one, writer)
+        check_whole(one, writer)
 
     def test_a_lost_connection_is_made_again(self, join: Join, postgres: Postgres) -> None:
         one, other = join(), join()
@@ -328,7 +293,7 @@ class TestDatabase:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         )
         in_ticks(one, writer.turn(3))
-        has_all(one, writer)
+        check_whole(one, writer)
         with pytest.raises(OwnedElsewhere):
             other.load("s1", "ann")
 
@@ -337,27 +302,29 @@ class TestDatabase:
         one = join()
         writer = Writer()
         records = [writer.opened(block(3), (1, 2, 3)), *writer.turn(2)]
-        assert one._link.connection is not None
-        log = one._link.connection.log
+        log = linked(one).log
         known = log.last_row, log.next_key
         log.append(records)
         log.last_row, log.next_key = known
         one._link.abandon()
         one.commit(records)
-        has_all(one, writer)
+        check_whole(one, writer)
         assert len(one.list(None, None, 10)) == 1
 
-    def test_a_database_that_has_lost_commits_ends_its_replica(self, join: Join) -> None:
-        """A standby that was promoted too early: nothing is built on a gap."""
+    @pytest.mark.parametrize("reconnects", [True, False])
+    def test_a_database_that_has_lost_commits_ends_its_replica(
+        self, join: Join, reconnects: bool
+    ) -> None:
+        """A standby that was promoted too early, which a pooler may hide: none builds on a gap."""
         one = join()
         writer = Writer()
-        in_ticks(one, [writer.opened(), *writer.turn(4)])
-        assert one._link.connection is not None
-        last = one._link.connection.log.last_row
-        one._link.connection.database.execute("DELETE FROM journal WHERE id = ?", (last,))
-        one._link.abandon()
-        with pytest.raises(Fenced):
-            one.commit([writer.accepted()])
+        in_ticks(one, [writer.opened(), writer.accepted(), *writer.tokens(2)])
+        last = linked(one).log.last_row
+        linked(one).database.execute("DELETE FROM journal WHERE id = ?", (last,))
+        if reconnects:
+            one._link.abandon()
+        with pytest.raises(Fenced, match="lost what this replica had committed"):
+            one.commit([writer.token()])
 
     def test_what_the_engine_has_forgotten_is_let_go(self, join: Join) -> None:
         one, other = join(), join()
@@ -366,7 +333,7 @@ class TestDatabase:
         one.forget()
         one.load("s2", "ann")
         one.maintain(0.0)
-        has_all(other, writer)
+        check_whole(other, writer)
         with pytest.raises(OwnedElsewhere):
             other.load("s2", "ann")
 
@@ -394,21 +361,18 @@ class TestDatabase:
         one = join()
         writer = Writer()
         one.commit([writer.opened()])
-        assert one._link.connection is not None
-        old = one._link.connection.database
+        old = linked(one).database
         row = (old.me, old.link, 77, b"[]", "{}", True)
         one._link.abandon()
         one.maintain(0.0)
-        assert one._link.connection is not None
-        assert one._link.connection.database.call("append_journal", row) == 1
+        assert linked(one).database.call("append_journal", row) == 1
 
     def test_an_emptied_database_is_another_store(self, join: Join, postgres: Postgres) -> None:
         one = join()
         writer = Writer()
         one.commit([writer.opened(), *writer.turn(2)])
         before, key = one.store_id, one.key
-        assert one._link.connection is not None
-        one._link.connection.database.run('DROP SCHEMA "everstream_test" CASCADE')
+        linked(one).database.run('DROP SCHEMA "everstream_test" CASCADE')
         with pytest.raises(Exception, match="shared store"):
             one.commit([writer.accepted()])
         one.maintain(0.0)
@@ -424,8 +388,7 @@ def test_tokens_of_many_sessions_are_one_row(join: Join) -> None:
     writers = [Writer(f"s{number}") for number in range(64)]
     one.commit([writer.opened() for writer in writers])
     one.commit([writer.accepted() for writer in writers])
-    assert one._link.connection is not None
-    row = one._link.connection.log.last_row
+    row = linked(one).log.last_row
     one.commit([writer.token() for writer in writers])
-    assert one._link.connection.log.last_row == row + 1
+    assert linked(one).log.last_row == row + 1
     assert all(isinstance(w.entries[-1], TokenEvent) for w in writers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -26,12 +25,6 @@ NUM_TOKENS = 150
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 class Reader:

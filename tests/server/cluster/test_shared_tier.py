@@ -9,10 +9,9 @@ from functools import partial
 
 import pytest
 
-from server.engine.types import EngineStats, Event
+from server.engine.types import EngineStats
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
-from server.runtime.event_queue import EventQueue
 from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
@@ -20,7 +19,7 @@ from server.store.object_storage.objects import TableObjects
 from server.store.postgres.database import PostgresDatabase, connect
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
-from tests.server.running_engine import collect, submit
+from tests.server.running_engine import begun, collect
 from tests.tiny import request, solo, tiny_checkpoint, tiny_engine, tokens_of
 
 SCHEMA = "everstream_test"
@@ -34,8 +33,7 @@ class Replica:
     async def generate(self, request_id: str, owner: str) -> list[int]:
         asked = request(request_id, PROMPT, owner=owner)
         await self._tier.fetch(asked)
-        event_queue: EventQueue[Event] = EventQueue(100)
-        await submit(self._async_engine, asked, event_queue)
+        event_queue = await begun(self._async_engine, asked, 100)
         return tokens_of(await collect(event_queue))
 
     async def stats(self) -> EngineStats:

@@ -23,14 +23,22 @@ from server.runtime.async_engine import MAX_COMMANDS, STALL_S, Draining
 from server.runtime.event_queue import EventQueue, ReaderTooSlow
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate
-from tests.server.running_engine import collect, create, driving, info, request, settled, submit
+from tests.server.running_engine import (
+    begun,
+    collect,
+    create,
+    driving,
+    info,
+    request,
+    run,
+    settled,
+    submit,
+)
 
 
 async def test_events_come_in_order_and_end_with_finished() -> None:
     async with driving(FakeEngine()) as async_engine:
-        event_queue: EventQueue[Event] = EventQueue(100)
-        await submit(async_engine, request(), event_queue)
-        events = await collect(event_queue)
+        events = await run(async_engine, request())
     assert [type(event) for event in events] == [Started, *[TokenEvent] * 5, Finished]
     assert [event.seq for event in events if isinstance(event, TokenEvent)] == [1, 2, 3, 4, 5]
 
@@ -96,8 +104,7 @@ async def test_release_cancels_all_requests_of_a_reader_and_no_others() -> None:
 
 async def test_overflow_releases_the_reader() -> None:
     async with driving(FakeEngine()) as async_engine:
-        event_queue: EventQueue[Event] = EventQueue(16)
-        await submit(async_engine, request(max_tokens=10**6), event_queue)
+        event_queue = await begun(async_engine, request(max_tokens=10**6), 16)
         await async_engine.drained()
         with pytest.raises(ReaderTooSlow):
             await event_queue.take()
@@ -169,8 +176,7 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
 
 async def test_crash_of_the_engine_fails_every_reader_and_shows() -> None:
     async with driving(FakeEngine()) as async_engine:
-        bystander: EventQueue[Event] = EventQueue(10**6)
-        await submit(async_engine, request("bystander", 10**6), bystander)
+        bystander = await begun(async_engine, request("bystander", 10**6))
         with pytest.raises(InternalFailure):
             await submit(async_engine, request("culprit", prompt="<crash>"), EventQueue(10))
         await async_engine.died.wait()
@@ -237,9 +243,7 @@ async def test_latencies_are_measured_on_the_given_clock() -> None:
         clock[0] += 0.25
 
     async with driving(FakeEngine(before_step=tick), clock=clock) as async_engine:
-        event_queue: EventQueue[Event] = EventQueue(100)
-        await submit(async_engine, request(max_tokens=3), event_queue)
-        await collect(event_queue)
+        await run(async_engine, request(max_tokens=3))
         text = render([Scrape("m", async_engine.metrics, [await async_engine.stats()])], 0).decode()
     assert 'everstream_ttft_seconds_sum{model="m"} 0.25\n' in text
     assert 'everstream_inter_token_seconds_sum{model="m"} 0.5\n' in text

@@ -15,6 +15,7 @@ from server.sessions.sessions import Sessions
 from tests.fakes import FakeEngine
 from tests.server.harness import Gate
 from tests.server.running_engine import (
+    begun,
     collect,
     create,
     driving,
@@ -58,8 +59,7 @@ async def test_parked_request_of_a_reader_that_leaves_is_cancelled() -> None:
 
 async def test_kept_session_goes_on_without_its_reader_up_to_the_bound() -> None:
     async with driving(FakeEngine(max_detached_tokens=30)) as async_engine:
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        await submit(async_engine, request(max_tokens=10**6, keep=True), event_queue)
+        event_queue = await begun(async_engine, request(max_tokens=10**6, keep=True))
         (first, *_) = await event_queue.take()
         assert isinstance(first, Started)
         async_engine.requests.release(event_queue)
@@ -98,8 +98,7 @@ class Resuming:
         self.event_queue: EventQueue[Event] = EventQueue(10**6)
 
     async def begin(self, max_tokens: int = 10**6) -> None:
-        left: EventQueue[Event] = EventQueue(10**6)
-        await submit(self.async_engine, request("left", max_tokens, keep=True), left)
+        left = await begun(self.async_engine, request("left", max_tokens, keep=True))
         first = (await left.take())[0]
         assert isinstance(first, Started)
         self.session = first.session

@@ -12,8 +12,8 @@ from server.runtime.event_queue import EventQueue
 from server.sessions.idempotency import IdempotencyKeys, KeyInUse
 from server.store.errors import HistoryGone
 from tests.server.failing_store import FailingStore
-from tests.server.running_engine import collect, request
-from tests.server.sessions.test_kept_sessions import SHORT, keeping, run, shortened
+from tests.server.running_engine import begun, collect, request, run
+from tests.server.sessions.test_kept_sessions import SHORT, keeping, shortened
 
 
 async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
@@ -45,8 +45,7 @@ async def test_work_under_a_key_is_read_again_alone_whatever_came_after_it() -> 
         end = (await run(sessions, request("a", 3, keep=True, key="k")))[-1]
         assert isinstance(end, Finished)
         assert end.session is not None
-        busy: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("b", 10**6, session=end.session), busy)
+        busy = await begun(sessions, request("b", 10**6, session=end.session))
         found = await keys.find("me", "k")
         assert found is not None
         again = await keys.resume("me", found, "c", EventQueue(9))

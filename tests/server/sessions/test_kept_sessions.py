@@ -28,7 +28,7 @@ from server.store.errors import Fenced, RecordRefused, SnapshotBroken, StoreFail
 from server.store.saving import StoreLimits
 from tests.fakes import STORY, FakeEngine
 from tests.server.failing_store import FailingStore
-from tests.server.running_engine import collect, driving, request, settled, until
+from tests.server.running_engine import begun, collect, driving, request, run, settled, until
 
 ANOTHER = "0" * 16
 #: A log that reaches back no farther than this.
@@ -46,12 +46,6 @@ async def keeping(
 def small(**more: Any) -> FakeEngine:
     """Room for one session; the others are in the store."""
     return FakeEngine(max_sessions=1, can_evict=True, **more)
-
-
-async def run(sessions: Sessions, work: Request) -> list[Event]:
-    event_queue: EventQueue[Event] = EventQueue(10**6)
-    await sessions.submit(work, event_queue)
-    return await collect(event_queue)
 
 
 async def until_failed(event_queue: EventQueue[Event]) -> tuple[list[int], RequestError]:
@@ -179,8 +173,7 @@ async def test_resume_that_fails_because_of_another_session_leaves_no_reader() -
 
     store = Picky(durable=True)
     async with keeping(small(max_detached_tokens=5), store) as (async_engine, sessions):
-        sink: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("r", 10**6, keep=True), sink)
+        sink = await begun(sessions, request("r", 10**6, keep=True))
         ((running, _),) = store.unfinished()
         async_engine.requests.release(sink)
         await until(async_engine, lambda stats: stats.num_parked == 1)
@@ -342,10 +335,8 @@ async def test_what_ran_when_the_server_went_down_goes_on_and_a_broken_one_stops
 async def test_nothing_of_a_failed_commit_is_seen_and_unkept_work_is_not_disturbed() -> None:
     store = FailingStore()
     async with keeping(store=store) as (async_engine, sessions):
-        kept: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("kept", 10**6, keep=True), kept)
-        unkept: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("unkept", 2000), unkept)
+        kept = await begun(sessions, request("kept", 10**6, keep=True))
+        unkept = await begun(sessions, request("unkept", 2000))
         error = store.error = StoreFull("no room")
         assert [e.seq for e in await collect(unkept) if isinstance(e, TokenEvent)][-1] == 2000
         seen = await until_failed(kept)
@@ -377,8 +368,7 @@ async def test_command_whose_record_is_lost_gets_the_error() -> None:
 async def test_sessions_go_on_from_what_the_store_has_when_it_works_again() -> None:
     store = FailingStore()
     async with keeping(store=store) as (async_engine, sessions):
-        kept: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("kept", 10**6, keep=True), kept)
+        kept = await begun(sessions, request("kept", 10**6, keep=True))
         first = await kept.take()
         store.error = StoreFailed("a write failed")
         seqs, _ = await until_failed(kept)
@@ -404,8 +394,7 @@ async def test_server_whose_store_was_taken_sends_nothing_more_and_dies() -> Non
     store = FailingStore()
     async with driving(FakeEngine(), store=store) as async_engine:
         sessions = Sessions(async_engine)
-        kept: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("kept", 10**6, keep=True), kept)
+        kept = await begun(sessions, request("kept", 10**6, keep=True))
         store.error = Fenced("another process has the store")
         async with asyncio.timeout(10):
             await async_engine.died.wait()
@@ -420,8 +409,7 @@ async def test_server_whose_store_was_taken_sends_nothing_more_and_dies() -> Non
 async def test_retired_sessions_tell_where_they_stand_and_go_on_in_the_next_server() -> None:
     store = FailingStore(durable=True)
     async with keeping(store=store) as (async_engine, sessions):
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("kept", 50, keep=True), event_queue)
+        event_queue = await begun(sessions, request("kept", 50, keep=True))
         async_engine.begin_drain()
         await async_engine.retire()
         async with asyncio.timeout(10):

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from server.engine.prefix_cache import Evicted, Hit, keys
-from server.engine.types import Event, Request, SamplingParams
+from server.engine.types import Request, SamplingParams
 from server.engine.value import StateBlock
-from server.runtime.event_queue import EventQueue
 from server.sessions.prefix_tier import MAX_UNWRITTEN, PrefixTier
 from tests.fakes import EOS, STATE_BYTES, FakeEngine
-from tests.server.running_engine import collect, driving, submit, until
+from tests.server.running_engine import driving, run, until
 
 PREFIXES: dict[str, Any] = {"max_prefixes": 64, "max_evicted_prefixes": 64}
 TEXT = tuple(range(1, 201))
@@ -87,9 +86,7 @@ async def test_new_states_go_to_a_shared_tier_alone(shared: bool) -> None:
     prefixes = FakePrefixes()
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS, shared=shared)
-        event_queue: EventQueue[Event] = EventQueue(100)
-        await submit(async_engine, request(), event_queue)
-        await collect(event_queue)
+        await run(async_engine, request())
         await async_engine.stats()
         tier.close()
     assert {e.num_tokens for e in prefixes.put_entries} == ({128, 199} if shared else set())
@@ -100,9 +97,7 @@ async def test_evicted_states_go_to_every_tier() -> None:
     prefixes = FakePrefixes()
     async with driving(FakeEngine(max_prefixes=1, max_evicted_prefixes=64)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS)
-        event_queue: EventQueue[Event] = EventQueue(100)
-        await submit(async_engine, request(), event_queue)
-        await collect(event_queue)
+        await run(async_engine, request())
         await async_engine.stats()
         tier.close()
     assert [(e.num_tokens, e.kept) for e in prefixes.put_entries] == [(128, False)]

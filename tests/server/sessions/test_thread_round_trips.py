@@ -13,7 +13,7 @@ from server.sessions.resume import PAGE_EVENTS, Cursor
 from server.sessions.sessions import Sessions
 from tests.fakes import FakeEngine
 from tests.server.failing_store import FailingStore
-from tests.server.running_engine import collect, driving, request
+from tests.server.running_engine import begun, collect, driving, request, run
 from tests.server.sessions.test_kept_sessions import keeping
 
 
@@ -80,9 +80,7 @@ async def test_each_further_page_of_missed_events_is_one_round_trip(num_pages: i
 
 async def test_resume_of_a_session_in_the_engine_takes_two_round_trips() -> None:
     async with keeping() as (async_engine, sessions):
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("r", 5, keep=True), event_queue)
-        await collect(event_queue)
+        await run(sessions, request("r", 5, keep=True))
         (listed,) = await sessions.listed("me", None, 1)
         asked = counted(async_engine)
         assert await resumed(sessions, listed.id, 0)
@@ -95,7 +93,6 @@ async def test_request_on_an_evicted_session_takes_three_round_trips() -> None:
         first = (await sessions.create("me")).session
         await sessions.create("me")
         asked = counted(async_engine)
-        event_queue: EventQueue[Event] = EventQueue(10**6)
-        await sessions.submit(request("r", 2, session=first), event_queue)
+        event_queue = await begun(sessions, request("r", 2, session=first))
         assert asked == ["engine", "store", "engine"]
         await collect(event_queue)
