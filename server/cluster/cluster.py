@@ -19,7 +19,8 @@ from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity, Store
 from server.store.errors import StoreError
 from server.store.object_storage.objects import Connection, Objects, TableObjects
-from server.store.postgres.database import TIMEOUT_S, connect, failure
+from server.store.postgres.connecting import TIMEOUT_S, connect
+from server.store.postgres.database import failure
 from server.store.postgres.link import SharedPlace
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from server.store.postgres.store import PostgresStore

@@ -1,4 +1,4 @@
-"""One connection to PostgreSQL: transactions that are fenced, and waits that end.
+"""One connection to PostgreSQL: transactions that are fenced, and statements in pipelines.
 
 The SQL of `server.store` is written for both databases, with a question mark for each
 parameter. Every transaction names its schema, so that a pooler may stand in between.
@@ -7,24 +7,19 @@ parameter. Every transaction names its schema, so that a pooler may stand in bet
 from __future__ import annotations
 
 import errno
-import select
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, Self
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
-from psycopg.waiting import Ready, Wait
 
 from server.store.codec import UNSTORABLE
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
+from server.store.postgres.connecting import connect
 
-#: Nothing that a store asks takes so long, unless the database hangs.
-TIMEOUT_S = 2.5
 #: So that nobody waits for long for a replica that was stopped or cut off in a transaction.
 _LIMITS = {
     "idle_in_transaction_session_timeout": "3000",
@@ -37,35 +32,6 @@ _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 FENCED = "another replica has taken over what this one had"
-
-
-class Hung(psycopg.OperationalError):
-    """No answer came in time."""
-
-
-class _Timed(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that waits for `TIMEOUT_S` at most, whatever the database does.
-
-    For a statement, or for all that a pipeline has sent.
-    """
-
-    def wait(
-        self, gen: Generator[Any, Any, Any], interval: float = 0.0, timeout: float | None = None
-    ) -> Any:
-        """Runs ``gen`` to its end. Raises `psycopg.OperationalError` after the time."""
-        until_s = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
-        poll, fd = select.poll(), self.pgconn.socket
-        try:
-            wanted = next(gen)
-            while True:
-                poll.register(fd, _events(wanted))
-                found = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
-                if not found:
-                    self.pgconn.finish()  # whatever it still answers is of no use
-                    raise Hung("the database does not answer")
-                wanted = gen.send(_ready(found[0][1]))
-        except StopIteration as end:
-            return end.value
 
 
 class _Cursor(psycopg.Cursor[tuple[Any, ...]]):
@@ -86,17 +52,6 @@ class _Cursor(psycopg.Cursor[tuple[Any, ...]]):
     def __iter__(self) -> Self:
         self._sync()
         return super().__iter__()
-
-
-def _events(wanted: Wait) -> int:
-    reads = select.POLLIN if wanted & Wait.R else 0
-    return reads | (select.POLLOUT if wanted & Wait.W else 0)
-
-
-def _ready(events: int) -> Ready:
-    """An error is for the next read to find."""
-    reads = Ready.R if events & ~select.POLLOUT else Ready.NONE
-    return Ready(reads | (Ready.W if events & select.POLLOUT else Ready.NONE))
 
 
 class PostgresDatabase:
@@ -261,26 +216,6 @@ class PostgresDatabase:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Connection[Any]:
-    """A connection that is noticed to be dead. Raises errors of psycopg's."""
-    kind = _Timed if timed else psycopg.Connection
-    try:
-        conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        raise StoreFailed("the URL of the shared store cannot be read") from None
-    return kind.connect(
-        url,
-        autocommit=True,
-        prepare_threshold=2 if prepare else None,
-        connect_timeout=2,
-        keepalives_idle=5,
-        keepalives_interval=2,
-        keepalives_count=3,
-        tcp_user_timeout=10_000,
-        application_name="everstream",
-    )
 
 
 @cache

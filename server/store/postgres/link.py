@@ -21,7 +21,8 @@ from server.store.base import Identity
 from server.store.clock import StoreClock
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed
 from server.store.object_storage.objects import Connection, Objects
-from server.store.postgres.database import ERRORS, FENCED, REFUSALS, Hung, PostgresDatabase, failure
+from server.store.postgres.connecting import Hung
+from server.store.postgres.database import ERRORS, FENCED, REFUSALS, PostgresDatabase, failure
 from server.store.postgres.log import SharedLog
 from server.store.postgres.migrations import migrate
 from server.store.postgres.presence import Presence

@@ -22,7 +22,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from server.store.postgres.database import connect
+from server.store.postgres.connecting import connect
 
 logger = logging.getLogger("everstream.presence")
 

@@ -10,7 +10,7 @@ import pytest
 
 from server.store.errors import SnapshotBroken, StoreFailed
 from server.store.object_storage.objects import Connection, TableObjects
-from server.store.postgres.database import connect
+from server.store.postgres.connecting import connect
 
 TABLE = """
     CREATE TABLE object (name text PRIMARY KEY, data bytea NOT NULL);

@@ -17,7 +17,8 @@ from server.store.base import Identity
 from server.store.files import Chunk
 from server.store.object_storage.objects import Connection, Objects, TableObjects
 from server.store.object_storage.s3 import S3Objects
-from server.store.postgres.database import PostgresDatabase, connect
+from server.store.postgres.connecting import connect
+from server.store.postgres.database import PostgresDatabase
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from server.store.state_file import encode_state

@@ -16,7 +16,8 @@ from server.sessions.prefix_tier import PrefixTier
 from server.store.base import Identity
 from server.store.memory_store import MemoryStore
 from server.store.object_storage.objects import TableObjects
-from server.store.postgres.database import PostgresDatabase, connect
+from server.store.postgres.connecting import connect
+from server.store.postgres.database import PostgresDatabase
 from server.store.postgres.migrations import migrate
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from tests.server.running_engine import begun, collect
