@@ -1,16 +1,14 @@
 """The store of many replicas: one PostgreSQL, in which each session belongs to one of them.
 
-The journal's thread owns it, as it does an embedded store.
+The store thread owns it, as it does an embedded store.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import TypeVar
 
 import psycopg
@@ -28,13 +26,10 @@ from server.store.postgres.database import ERRORS, REFUSALS, PostgresDatabase, f
 from server.store.postgres.key_claims import KeyClaims
 from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, twice
 from server.store.postgres.presence import Presence, channel_name
-from server.store.postgres.upkeep import RARELY_S, ROUND_S, SharedUpkeep
+from server.store.postgres.rounds import Rounds
 from server.store.saving import MAX_UNSAVED_BYTES, OVER, SAVED_AT_ONCE, StoreLimits
 
 logger = logging.getLogger(__name__)
-
-#: Sessions that are written and let go in one transaction, after the engine has forgotten all.
-RELEASED_AT_ONCE = 32
 
 R = TypeVar("R")
 
@@ -49,16 +44,11 @@ class PostgresStore:
     durable = True
 
     def __init__(self, place: SharedPlace, limits: StoreLimits | None = None) -> None:
-        self._schema, self._limits = place.schema, limits or StoreLimits()
-        self._clock = StoreClock()
+        self._schema, self._clock = place.schema, StoreClock()
+        self._rounds = Rounds(self._clock, limits or StoreLimits())
         self.store_id, self.key = "", 0
         self.presence: Presence | None = None
         self._link = Link(place, self._clock, self._note_connection)
-        self._touched: set[int] = set()
-        self._is_over = False
-        self._round_s = self._rarely_s = -math.inf
-        self._has_garbage = self._forgets = False
-        self._forgotten: set[str] = set()
         self._claims = KeyClaims()
         try:
             with self._link.connected():
@@ -82,7 +72,7 @@ class PostgresStore:
     def commit(self, records: Sequence[Record]) -> None:
         """See `server.store.base.Store.commit`."""
         with self._link.connected() as connection:
-            if self._is_over and not all(isinstance(entry, Deleted) for _, entry in records):
+            if self._rounds.is_over and not all(isinstance(entry, Deleted) for _, entry in records):
                 raise StoreFull(OVER)
             log = connection.log
             log.now_s = self._clock.now_s
@@ -94,9 +84,9 @@ class PostgresStore:
                 log.settle(steps, self._clock.now_s)
                 left = {head for head, entry, _ in steps if is_leaving(entry)}
                 if left := {head for head in left if log.heads.get(head.id) is head}:
-                    self._upkeep(connection).release(list(left))
+                    self._rounds.upkeep(connection).release(list(left))
                 if connection.unsaved.num_bytes > MAX_UNSAVED_BYTES:
-                    self._upkeep(connection).save(SAVED_AT_ONCE)
+                    self._rounds.upkeep(connection).save(SAVED_AT_ONCE)
             except REFUSALS as error:
                 logger.error("the shared store is loaded again: %s", failure(error).message)
                 self._link.sift()
@@ -112,13 +102,13 @@ class PostgresStore:
         Nobody's is this replica's from then on. Raises `OwnedElsewhere`.
         """
         with self._link.connected() as connection:
-            self._forgotten.discard(session)
+            self._rounds.forgotten.discard(session)
             head = holdings.held(connection, session, owner)
             if head is None:
                 head, loaded = holdings.taken(connection, session, owner, at)
-                self._touched.add(head.key)
+                self._rounds.touched.add(head.key)
                 return loaded
-            self._touched.add(head.key)
+            self._rounds.touched.add(head.key)
             with holdings.holding(connection):
                 return reading.loaded(connection, head, at)
 
@@ -191,20 +181,9 @@ class PostgresStore:
         self._clock.advance(now_s)
         with self._link.connected() as connection:
             connection.database.check_fence()
-            upkeep = self._upkeep(connection)
-            held = {head.key for head in connection.log.heads.values()}
-            has_more = upkeep.run(self._touched & held)
-            self._touched = set()
-            if now_s - self._round_s >= ROUND_S:
-                self._round_s = now_s
-                upkeep.expire()
-            if now_s - self._rarely_s >= RARELY_S:
-                self._rarely_s, self._has_garbage = now_s, True
-                self._is_over = upkeep.measure()
-            self._has_garbage = self._has_garbage and upkeep.take_out_garbage()
-            self._let_go_of_forgotten(connection)
+            has_more = self._rounds.turn(connection, now_s)
             self._claims.give_back(connection.database)
-        if self._is_over:
+        if self._rounds.is_over:
             raise StoreFull(OVER)
         return has_more
 
@@ -213,7 +192,7 @@ class PostgresStore:
         connection = self._link.connection
         if connection is not None:
             try:
-                self._upkeep(connection).release([*connection.log.heads.values()])
+                self._rounds.upkeep(connection).release([*connection.log.heads.values()])
                 _leave(connection.database)
             except (*ERRORS, StoreError) as error:
                 logger.warning("the session store could not be left cleanly: %s", error)
@@ -221,27 +200,12 @@ class PostgresStore:
 
     def forget(self) -> None:
         """See `server.store.base.Store.forget`: others may have what was the engine's."""
-        self._forgets = True
-        if self._link.connection is not None:
-            self._note_forgotten(self._link.connection)
+        self._rounds.forget(self._link.connection)
 
     def _note_connection(self, connection: SharedConnection) -> None:
         self.store_id, self.presence = self._link.store_id, self._link.presence
         self.key = connection.database.me
-        self._note_forgotten(connection)
-
-    def _note_forgotten(self, connection: SharedConnection) -> None:
-        if self._forgets:
-            self._forgotten |= connection.log.heads.keys()
-            self._forgets = False
-
-    def _let_go_of_forgotten(self, connection: SharedConnection) -> None:
-        """Some of them, so that no commit waits for all."""
-        some = [*islice(self._forgotten, RELEASED_AT_ONCE)]
-        heads = [head for id in some if (head := connection.log.head(id)) is not None]
-        if heads:
-            self._upkeep(connection).release(heads)
-        self._forgotten.difference_update(some)
+        self._rounds.note_connection(connection)
 
     # What only a shared store does
 
@@ -251,7 +215,7 @@ class PostgresStore:
         with self._link.connected() as connection:
             head = connection.log.head(session)
             if head is not None:
-                self._upkeep(connection).release([head])
+                self._rounds.upkeep(connection).release([head])
 
     @twice
     def tell(self, key: int, message: str) -> None:
@@ -306,16 +270,13 @@ class PostgresStore:
         with self._link.connected() as connection:
             head = holdings.held(connection, session, owner)
             if head is not None:
-                self._touched.add(head.key)
+                self._rounds.touched.add(head.key)
                 with holdings.holding(connection):
                     yield connection, head, ()
                 return
             with connection.database.reading():
                 holder, head = holdings.away(connection, session, owner)
                 yield connection, head, connection.log.entries_away(holder, head)
-
-    def _upkeep(self, connection: SharedConnection) -> SharedUpkeep:
-        return SharedUpkeep(connection, self._clock, self._limits)
 
 
 def is_leaving(entry: Entry) -> bool:

@@ -16,10 +16,6 @@ from server.store.unsaved import Save
 
 logger = logging.getLogger(__name__)
 
-#: How often sessions are looked for that have not been used for long.
-ROUND_S = 1.0
-#: How often the bytes of all sessions are counted, and unused states looked for.
-RARELY_S = 60.0
 #: States written at a time, so that commits do not wait long: with the store thread's ``SOON_S``
 #: and the settings' ``SHARED_SAVE_INTERVAL``, those of 6,400 tokens/s.
 SAVES_AT_ONCE = 2
