@@ -7,14 +7,19 @@ from __future__ import annotations
 
 
 class RequestError(Exception):
-    """A request that cannot be done. ``param`` names the field at fault, if one is."""
+    """A request that cannot be done. ``param`` names the field at fault, if one is.
+
+    A kind of error that has the same ``message`` each time has both in its class.
+    """
 
     code = "engine_error"
+    message = ""
+    param: str | None = None
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+    def __init__(self, message: str | None = None, param: str | None = None) -> None:
+        super().__init__(self.message if message is None else message)
+        if message is not None:
+            self.message, self.param = message, param
 
 
 class InvalidRequest(RequestError):
@@ -27,27 +32,24 @@ class SessionNotFound(RequestError):
     """No such session, or not this owner's: the two look alike on purpose."""
 
     code = "session_not_found"
-
-    def __init__(self) -> None:
-        super().__init__("no such session", "session")
+    message = "no such session"
+    param = "session"
 
 
 class SessionBusy(RequestError):
     """The session already runs a request; one at a time keeps its tokens in order."""
 
     code = "session_busy"
-
-    def __init__(self) -> None:
-        super().__init__("the session is running another request", "session")
+    message = "the session is running another request"
+    param = "session"
 
 
 class SessionAttached(RequestError):
     """Somebody reads what the session runs; one reader at a time."""
 
     code = "session_attached"
-
-    def __init__(self) -> None:
-        super().__init__("the session's events have another reader", "session")
+    message = "the session's events have another reader"
+    param = "session"
 
 
 class CapacityExhausted(RequestError):
@@ -66,9 +68,7 @@ class OutOfMemory(RequestError):
     """There was no memory for the batch that this request was in."""
 
     code = "out_of_memory"
-
-    def __init__(self) -> None:
-        super().__init__("the server is out of memory; try again later")
+    message = "the server is out of memory; try again later"
 
 
 class InternalFailure(RequestError):
@@ -81,9 +81,8 @@ class ModelNotFound(RequestError):
     """A name that is not the served model's."""
 
     code = "model_not_found"
-
-    def __init__(self) -> None:
-        super().__init__("model: this server does not serve it; see /v1/models", "model")
+    message = "model: this server does not serve it; see /v1/models"
+    param = "model"
 
 
 def invalid(param: str, message: str) -> InvalidRequest:

@@ -15,68 +15,53 @@ class InvalidApiKey(RequestError):
     """No key, or none that this server knows."""
 
     code = "invalid_api_key"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "no API key, or none that this server knows; "
-            "send Authorization: Bearer KEY, or api-key: KEY"
-        )
+    message = (
+        "no API key, or none that this server knows; "
+        "send Authorization: Bearer KEY, or api-key: KEY"
+    )
 
 
 class ForeignOrigin(RequestError):
     """A page from elsewhere that the operator has not allowed."""
 
     code = "foreign_origin"
-
-    def __init__(self) -> None:
-        super().__init__("pages of this origin may not call this server")
+    message = "pages of this origin may not call this server"
 
 
 class ForeignHost(RequestError):
     """Asked by a name that the operator has not given."""
 
     code = "foreign_host"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this server answers to localhost, to IP addresses and to the names of --allow-host"
-        )
+    message = "this server answers to localhost, to IP addresses and to the names of --allow-host"
 
 
 class SessionMigrated(RequestError):
     """The server is about to stop and has saved the session: it goes on where it comes back."""
 
     code = "migrated"
-
-    def __init__(self) -> None:
-        super().__init__("the server is stopping; the session was saved, resume it", "session")
+    message = "the server is stopping; the session was saved, resume it"
+    param = "session"
 
 
 class RouteNotFound(RequestError):
     """No such path."""
 
     code = "not_found"
-
-    def __init__(self) -> None:
-        super().__init__("no such route; see /docs")
+    message = "no such route; see /docs"
 
 
 class MethodNotAllowed(RequestError):
     """The path is right and the method is not."""
 
     code = "method_not_allowed"
-
-    def __init__(self) -> None:
-        super().__init__("this route has other methods; see /docs")
+    message = "this route has other methods; see /docs"
 
 
 class RequestTimeout(RequestError):
     """The client sends its body too slowly."""
 
     code = "request_timeout"
-
-    def __init__(self) -> None:
-        super().__init__("the body did not arrive in time")
+    message = "the body did not arrive in time"
 
 
 class BodyTooLarge(RequestError):
@@ -92,9 +77,7 @@ class UnsupportedEncoding(RequestError):
     """A body that is compressed: its size is known when it is too late."""
 
     code = "unsupported_encoding"
-
-    def __init__(self) -> None:
-        super().__init__("Content-Encoding: send the body as it is, without compression")
+    message = "Content-Encoding: send the body as it is, without compression"
 
 
 class HeadTooLarge(RequestError):
@@ -110,9 +93,7 @@ class TooManyConnections(RequestError):
     """The bound on requests and sockets is reached."""
 
     code = "too_many_connections"
-
-    def __init__(self) -> None:
-        super().__init__("the server has as many connections as it takes")
+    message = "the server has as many connections as it takes"
 
 
 #: What a client hears of our own mistakes.

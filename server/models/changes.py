@@ -34,36 +34,29 @@ class LoadingRefused(RequestError):
     """The operator has named no folder to load from."""
 
     code = "loading_refused"
-
-    def __init__(self) -> None:
-        super().__init__("this server loads no models from a path: it was started without one")
+    message = "this server loads no models from a path: it was started without one"
 
 
 class ModelExists(RequestError):
     """A model of this name is served."""
 
     code = "model_exists"
-
-    def __init__(self) -> None:
-        super().__init__("name: a model of this name is served; reload it instead", "name")
+    message = "name: a model of this name is served; reload it instead"
+    param = "name"
 
 
 class ModelChanging(RequestError):
     """Another change of the models is on its way."""
 
     code = "model_changing"
-
-    def __init__(self) -> None:
-        super().__init__("another model is being loaded; try again later")
+    message = "another model is being loaded; try again later"
 
 
 class LastModel(RequestError):
     """Without it there would be nothing to serve."""
 
     code = "last_model"
-
-    def __init__(self) -> None:
-        super().__init__("the last model cannot be unloaded")
+    message = "the last model cannot be unloaded"
 
 
 class ModelBroken(RequestError):

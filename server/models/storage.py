@@ -62,9 +62,7 @@ class VersionInUse(RequestError):
     """The store of this very version is still open: it has been replaced and has not ended."""
 
     code = "model_in_use"
-
-    def __init__(self) -> None:
-        super().__init__("this version of the model still ends what it runs; try again later")
+    message = "this version of the model still ends what it runs; try again later"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,7 @@ class Draining(RequestError):
     """The server is about to stop and takes no new work."""
 
     code = "draining"
-
-    def __init__(self) -> None:
-        super().__init__("the server is draining; try another one")
+    message = "the server is draining; try another one"
 
 
 class AsyncEngine:

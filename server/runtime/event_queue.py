@@ -24,9 +24,7 @@ class ReaderTooSlow(RequestError):
     """The client did not read its events before the event queue was full."""
 
     code = "reader_too_slow"
-
-    def __init__(self) -> None:
-        super().__init__("the client reads too slowly; its requests were cancelled")
+    message = "the client reads too slowly; its requests were cancelled"
 
 
 class EventQueue(Generic[T]):

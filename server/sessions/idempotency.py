@@ -22,9 +22,8 @@ class KeyInUse(RequestError):
     """The first request under this key is still being accepted."""
 
     code = "key_in_use"
-
-    def __init__(self) -> None:
-        super().__init__("the same idempotency_key is being accepted", "idempotency_key")
+    message = "the same idempotency_key is being accepted"
+    param = "idempotency_key"
 
 
 class IdempotencyKeys:

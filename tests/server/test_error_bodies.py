@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from server.api.errors import error_object
+from server.errors import RequestError
 from server.store.errors import Fenced
 from tests.reliability.raw_websocket import handshake
 from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
@@ -214,3 +216,18 @@ async def test_key_is_asked_for_by_an_absolute_target_too() -> None:
             await server.exchange(get("http://x/v1/models", b"authorization: Bearer key\r\n"))
         )
         assert answer.status == 200
+
+
+def errors(base: type[RequestError] = RequestError) -> Iterator[type[RequestError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from errors(kind)
+
+
+def test_error_that_says_the_same_each_time_needs_no_arguments() -> None:
+    constant = [kind for kind in errors() if kind.message]
+    assert len(constant) > 15
+    for kind in constant:
+        error = kind()
+        assert str(error) == error_object(error)["message"] == kind.message
+        assert error.param == kind.param
