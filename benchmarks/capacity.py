@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.decode.shapes import SIZES
-from benchmarks.machine import available_bytes, machine, resident_bytes
+from benchmarks.machine import available_bytes, resident_bytes
 from benchmarks.pages.speed import capacity_table
-from benchmarks.report import Figures, print_result
+from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.models import text_checkpoint
 from model.state import StateLayout, kv_cache_bytes_per_token
 from server.cli.inspection import format_bytes
@@ -178,7 +178,7 @@ def kv_caches(bytes_per_token: int, lengths: Sequence[int], bytes_per_s: float) 
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--size", choices=SIZES, default="S1")
     parser.add_argument("--attention", default="gated")
     parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
@@ -192,7 +192,6 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--models", type=Path, help="folder that keeps the model between runs")
     parser.add_argument("--quick", action="store_true", help="a short form: 300 sessions")
-    parser.add_argument("--output", type=Path, help="file for the line of JSON")
     options = parser.parse_args(command)
     if options.quick:
         options.sessions, options.active, options.forks, options.fork_slots = 300, 32, 200, 64
@@ -204,7 +203,7 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
 def main(command: Sequence[str] | None = None) -> None:
     """Measures, prints, and ends with the line of JSON."""
     options = arguments(command)
-    on = machine()
+    result = Result("capacity", options.output)
     with ExitStack() as stack:
         folder = options.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         path = text_checkpoint(folder, SIZES[options.size], options.attention)
@@ -226,7 +225,7 @@ def main(command: Sequence[str] | None = None) -> None:
     }
     print(capacity_table(figures))
     print(f"one token for each session: {sessions['token_each_s']:.2f} s")
-    print_result("capacity", on, figures, options.output)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,14 @@ first start on, which is among the figures.
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.machine import machine
-from benchmarks.process import LOCAL, ROOT, STOP_TIMEOUT_S
-from benchmarks.report import print_result, show, table
+from benchmarks.process import LOCAL, STOP_TIMEOUT_S, ServerProcess
+from benchmarks.report import Result, command_line, figure_table, show
 
 #: Once in every event of a token.
 MARK = b'"position":'
@@ -27,26 +22,12 @@ RECEIVE_BYTES = 1 << 16
 
 
 def start_once(flags: Sequence[str]) -> tuple[float, float]:
-    """Seconds to the printed address, and to the first token."""
-    command = [sys.executable, "-m", "server.cli.main", "serve", "--host", LOCAL, "--port", "0"]
-    command += ["--store", "memory", *flags]
+    """Seconds until the server is ready, and to the first token."""
     start = time.perf_counter()
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as child:
-        try:
-            assert child.stdout is not None
-            port = next(
-                int(found[1])
-                for line in child.stdout
-                if (found := re.search(rb"http://\S+?:(\d+)/v1/completions", line))
-            )
-            listening_s = time.perf_counter() - start
-            first_token(port)
-            return listening_s, time.perf_counter() - start
-        finally:
-            child.terminate()
-            child.wait(STOP_TIMEOUT_S)
+    with ServerProcess(*flags) as server:
+        ready_s = time.perf_counter() - start
+        first_token(server.port)
+        return ready_s, time.perf_counter() - start
 
 
 def first_token(port: int) -> None:
@@ -66,20 +47,17 @@ def first_token(port: int) -> None:
 
 def main() -> None:
     """Measures, prints, and ends with the line of JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--starts", type=int, default=7)
     options, flags = parser.parse_known_args()
-    on = machine()
+    result = Result("cold_start", options.output)
     times = [start_once(flags) for _ in range(options.starts)]
-    medians = [round(statistics.median(column), 3) for column in zip(*times, strict=True)]
-    result = table(f"seconds, {options.starts} starts", ("", "median", "slowest"))
-    slowest = [round(max(column), 3) for column in zip(*times, strict=True)]
-    for name, median, most in zip(("listening", "first token"), medians, slowest, strict=True):
-        result.add_row(name, f"{median:.2f}", f"{most:.2f}")
-    show(result)
-    first_tokens = [round(seconds, 3) for _, seconds in times]
-    figures = {"listening_s": medians[0], "first_token_s": medians[1], "starts_s": first_tokens}
-    print_result("cold_start", on, figures)
+    figures = {
+        name: {"median_s": statistics.median(column), "slowest_s": max(column)}
+        for name, column in zip(("ready", "first token"), zip(*times, strict=True), strict=True)
+    }
+    show(figure_table(f"{options.starts} starts", figures))
+    result.finish({**figures, "starts_s": [round(seconds, 3) for _, seconds in times]})
 
 
 if __name__ == "__main__":

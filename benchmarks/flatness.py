@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.decode.softmax import Peer, peers
-from benchmarks.machine import machine, resident_bytes
+from benchmarks.machine import resident_bytes
 from benchmarks.pages.speed import flatness_table
-from benchmarks.report import Figures, print_result, show, table
+from benchmarks.report import Figures, Result, command_line, show, table
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspection import format_bytes
@@ -180,7 +180,7 @@ def figures_of(rows: list[Row]) -> list[Figures]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
     parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or int8")
@@ -198,7 +198,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measures, prints, and ends with the line of JSON."""
     options = arguments()
-    on = machine()
+    result = Result("flatness", options.output)
     positions = sorted(options.positions)
     checkpoint = load_model(options.model)
     backend = open_backend(checkpoint, options.backend, options.dtype, options.threads)
@@ -224,7 +224,7 @@ def main() -> None:
         "models": {group[0].name: figures_of(group) for group in groups},
     }
     print(flatness_table(figures))
-    print_result("flatness", on, figures)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

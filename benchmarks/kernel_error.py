@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
-from benchmarks.report import Figures, print_result, show, table
+from benchmarks.report import Figures, Result, command_line, show, table
 from model.ops.random_features import (
     gaussian_projection,
     log_positive_features,
@@ -141,7 +140,7 @@ def without_features(inputs: Inputs) -> Figures:
 
 
 @dataclass(frozen=True)
-class Result:
+class Errors:
     """One setting: summaries by kind and width, and the errors of using no features."""
 
     setting: Setting
@@ -149,7 +148,7 @@ class Result:
     without_features: Figures
 
 
-def measure(setting: Setting, widths: list[int], num_draws: int, length: int, seed: int) -> Result:
+def measure(setting: Setting, widths: list[int], num_draws: int, length: int, seed: int) -> Errors:
     """Every kind and width sees the same inputs, each draw a projection of its own."""
     generator = torch.Generator().manual_seed(seed)
     inputs = make_inputs(setting, length, generator)
@@ -162,10 +161,10 @@ def measure(setting: Setting, widths: list[int], num_draws: int, length: int, se
         }
         for kind in KINDS
     }
-    return Result(setting, errors, without_features(inputs))
+    return Errors(setting, errors, without_features(inputs))
 
 
-def print_tables(results: list[Result]) -> None:
+def print_tables(results: list[Errors]) -> None:
     """For each quantity and setting, the median error by kind and width."""
     for result in results:
         for quantity, label in QUANTITIES.items():
@@ -181,7 +180,7 @@ def print_tables(results: list[Result]) -> None:
             show(rows)
 
 
-def plot(results: list[Result], path: Path) -> None:
+def plot(results: list[Errors], path: Path) -> None:
     """Median of the draws as a line, their mean as a dot, the middle four fifths as a band."""
     from matplotlib.figure import Figure
 
@@ -198,7 +197,7 @@ def plot(results: list[Result], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def draw(axes: Any, result: Result, quantity: str) -> None:
+def draw(axes: Any, result: Errors, quantity: str) -> None:
     """One panel."""
     for color, (kind, by_width) in zip(COLORS, result.errors.items(), strict=True):
         widths, values = list(by_width), [by_width[width][quantity] for width in by_width]
@@ -217,7 +216,7 @@ def draw(axes: Any, result: Result, quantity: str) -> None:
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, that of the process for None."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64], help="K")
     parser.add_argument(
         "--scales", type=float, nargs="+", default=[0.5, 1.0], help="deviation of q's elements"
@@ -230,7 +229,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="PNG to write")
-    parser.add_argument("--json", type=Path, help="file for the JSON of the last line, indented")
     options = parser.parse_args(argv)
     if any(width < 2 or width % 2 for width in options.widths):
         parser.error("widths must be even")
@@ -240,7 +238,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Measures, prints, plots, and ends with the line of JSON."""
     options = arguments(argv)
-    on = machine()
+    result = Result("kernel_error", options.output)
     torch.set_num_threads(options.threads)
     results = [
         measure(Setting(dim, scale), options.widths, options.draws, options.length, options.seed)
@@ -264,7 +262,7 @@ def main(argv: list[str] | None = None) -> None:
             for result in results
         ],
     }
-    print_result("kernel_error", on, figures, options.json, indent=1)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
-from benchmarks.report import Figures, print_result, show, table
+from benchmarks.report import Figures, Result, command_line, show, table
 from model.attention import MECHANISMS
 from model.attention.base import Attention
 from model.config import ModelConfig
@@ -76,7 +75,9 @@ def make_layer(name: str, hidden_size: int, num_heads: int) -> Attention:
     )
     model = LanguageModel(config)
     model.init_weights(torch.Generator().manual_seed(0))
-    return model.get_submodule("blocks.0.attention")  # type: ignore[return-value]
+    layer = model.get_submodule("blocks.0.attention")
+    assert isinstance(layer, Attention)
+    return layer
 
 
 def one_pass(layer: Attention, mode: str, x: Tensor) -> None:
@@ -265,7 +266,7 @@ def plot(curves: Curves, path: Path) -> None:
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, that of the process for None."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--mechanisms", nargs="+", choices=list(MECHANISMS), metavar="NAME")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[256 << number for number in range(7)]
@@ -274,14 +275,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="PNG to write")
-    parser.add_argument("--json", type=Path, help="file for the JSON of the last line, indented")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Measures, prints, plots, and ends with the line of JSON."""
     options = arguments(argv)
-    on = machine()
+    result = Result("length", options.output)
     torch.set_num_threads(options.threads)
     lengths = sorted(options.lengths)
     curves: Curves = {mode: {} for mode in MODES}
@@ -313,7 +313,7 @@ def main(argv: list[str] | None = None) -> None:
             for mode, by_name in curves.items()
         },
     }
-    print_result("length", on, figures, options.json, indent=1)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""A real server process on a free port of the loopback."""
+"""Processes that are measured: servers on a free port of the loopback, and workers on pipes."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 import httpx
 
@@ -19,52 +20,73 @@ ROOT = Path(__file__).parent.parent
 LOCAL = "127.0.0.1"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
+POLL_S = 0.1
+MAX_LOG_CHARS = 4000
 
 
 class ServerError(RuntimeError):
     """The server did not start, or did not stop."""
 
 
-class ServerProcess:
-    """``everstream serve FLAGS`` on a free port of the loopback, while the ``with`` block runs.
+class Process:
+    """``command`` on two pipes and a log for stderr, while the ``with`` block runs.
 
-    ``environment`` is added to that of this process.
+    ``environment`` is added to that of this process. Where its ``output`` is not read it goes to
+    the log.
     """
 
-    def __init__(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
-        self._flags, self._environment = flags, {**os.environ, **(environment or {})}
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        is_read: bool = True,
+    ) -> None:
+        self._is_read = is_read
+        self._command = list(command)
+        self._environment = {**os.environ, **(environment or {})}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed in __exit__
-        self.url = ""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "server.cli.main", "serve", "--host", LOCAL, "--port", "0"]
-        command += ["--store", "memory"]  # unless a flag says otherwise
         self._process = subprocess.Popen(
-            [*command, *self._flags],
+            self._command,
             cwd=ROOT,
             env=self._environment,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if self._is_read else self._log,
             stderr=self._log,
         )
         try:
-            self.url = self._read_url()
-            wait_ready(self.url)
+            self.wait_started()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                pipe.close()
+
+    def wait_started(self) -> None:
+        """Returns when the process can be used. Raises `ServerError`."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def requests(self) -> IO[bytes]:
+        """Its stdin."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def output(self) -> IO[bytes]:
+        """Its stdout."""
+        assert self._process.stdout is not None
+        return self._process.stdout
 
     def stop(self) -> int:
         """Sends SIGTERM and returns the exit code; raises `ServerError` where none comes."""
@@ -75,24 +97,62 @@ class ServerProcess:
             raise ServerError(f"the server did not end within {STOP_TIMEOUT_S:g} s") from error
 
     def log(self) -> str:
-        """What the server wrote to stderr so far."""
+        """What the process wrote to stderr so far."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
-    def _read_url(self) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if found := re.search(rb"(http://\S+?)/v1/completions", line):
-                return found[1].decode()
-        raise ServerError(f"the server did not start:\n{self.log()}")
 
-    def _end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._log.close()
+class ServerProcess(Process):
+    """``everstream serve FLAGS``, or another ``module`` of ours that prints its address."""
+
+    def __init__(
+        self,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+        module: str = "server.cli.main",
+    ) -> None:
+        command = [sys.executable, "-m", module]
+        if module == "server.cli.main":  # in memory unless a flag says otherwise
+            command += ["serve", "--host", LOCAL, "--port", "0", "--store", "memory"]
+        super().__init__([*command, *flags], environment)
+        self.url = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def wait_started(self) -> None:
+        """Its socket listens before the address is printed, so one patient request is enough."""
+        for line in self.output:
+            if found := re.search(rb"http://[^/\s]+", line):
+                self.url = found[0].decode()
+                break
+        else:
+            raise ServerError(f"the server did not start:\n{self.log()}")
+        answer = httpx.get(f"{self.url}/ready", timeout=START_TIMEOUT_S, trust_env=False)
+        if answer.status_code != 200:
+            raise ServerError(f"the server is not ready: {answer.text}")
+
+
+class PeerProcess(Process):
+    """Another project's server on a free port."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        port = free_port()
+        super().__init__([*command, "--port", str(port)], is_read=False)
+        self.url = f"http://{LOCAL}:{port}"
+
+    def wait_started(self) -> None:
+        """Until ``/health`` is 200; before that some listen and some do not."""
+        until = time.monotonic() + START_TIMEOUT_S
+        while self._process.poll() is None and time.monotonic() < until:
+            try:
+                if httpx.get(f"{self.url}/health", trust_env=False).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(POLL_S)
+        raise ServerError(f"{self._command[0]} did not start:\n{self.log()[-MAX_LOG_CHARS:]}")
 
 
 def exit_on_sigterm() -> None:
@@ -100,17 +160,9 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def wait_ready(url: str) -> None:
-    """Returns when the server says that it takes work.
-
-    Its socket listens before the address is printed, so one patient request is
-    enough. Raises `ServerError`.
-    """
-    answer = httpx.get(f"{url}/ready", timeout=START_TIMEOUT_S, trust_env=False)
-    if answer.status_code != 200:
-        raise ServerError(f"the server is not ready: {answer.text}")
-
-
-def stream_url(url: str) -> str:
-    """The WebSocket address of the server at ``url``."""
-    return url.replace("http", "ws", 1) + "/v1/stream"
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind((LOCAL, 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import machine
 from benchmarks.process import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -61,23 +64,35 @@ def _cell(value: object) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
-def print_result(
-    benchmark: str,
-    on: Figures,
-    figures: Figures,
-    output: Path | None = None,
-    indent: int | None = None,
-) -> None:
-    """The last line: one JSON object, which also goes into the file ``output``."""
-    result = {"benchmark": benchmark, "machine": on, **figures}
-    if output:
-        write_result(output, result, indent)
-    print(json.dumps(result), flush=True)
+def command_line(doc: str | None, output: Path | None = None) -> argparse.ArgumentParser:
+    """The options of a benchmark with this docstring: ``--output``, and what the caller adds."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=output, help="file of the result")
+    return parser
 
 
-def write_result(path: Path, result: Figures, indent: int | None = 1) -> None:
+class Result:
+    """The result of one run; made before it begins, as the machine's load then is part of it."""
+
+    def __init__(self, benchmark: str, output: Path | None = None) -> None:
+        command = shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
+        self._origin = {"benchmark": benchmark, "command": command, "machine": machine()}
+        self._output = output
+
+    def save(self, figures: Figures) -> None:
+        """Writes the file, where there is one; for what was measured until now."""
+        if self._output:
+            write_result(self._output, {**self._origin, **figures})
+
+    def finish(self, figures: Figures) -> None:
+        """Writes the file, and prints the last line: one JSON object."""
+        self.save(figures)
+        print(json.dumps({**self._origin, **figures}), flush=True)
+
+
+def write_result(path: Path, result: Figures) -> None:
     """Writes a file of results."""
-    text = json.dumps(result, indent=indent, ensure_ascii=False)
+    text = json.dumps(result, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 

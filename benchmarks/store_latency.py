@@ -9,20 +9,18 @@ these calls, so that the longest is the pause that every kept stream may have.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from benchmarks.report import Figures, write_result
+from benchmarks.report import Figures, Result, command_line
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent, Usage
 from server.engine.value import Accepted, Opened, Record, Saved, SessionValue, StateBlock
 from server.store.base import Identity
@@ -72,7 +70,7 @@ class Work:
 
     def _each(self, name: str, call: Callable[[str], object]) -> None:
         for value in self.values:
-            self._timed(name, lambda id=value.id: call(id))  # type: ignore[misc]
+            self._timed(name, partial(call, value.id))
 
     def _commit(self, name: str, records: list[Record]) -> None:
         self._timed(name, lambda: self._store.commit(records))
@@ -156,18 +154,15 @@ def _figures(times_s: list[float]) -> Figures:
 
 def main() -> None:
     """Writes the figures of each round trip."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    parser = command_line(__doc__)
+    result = Result("store_latency", parser.parse_args().output)
     postgres = Postgres(fsync=True)
     postgres.start()
     try:
         found = {str(ms): measure(postgres, ms) for ms in ROUND_TRIPS_MS}
     finally:
         postgres.close()
-    if options.output is not None:
-        write_result(options.output, found)
-    print(json.dumps(found, indent=1))
+    result.finish(found)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
-from benchmarks.machine import machine
 from benchmarks.process import ROOT
-from benchmarks.report import RESULTS, Figures, print_result, write_result
+from benchmarks.report import RESULTS, Figures, Result, command_line
 from model.config import ModelConfig
 from model.memory import keep_freed_memory
 from model.ops.fused.native import without_kernels
@@ -61,12 +61,13 @@ PARTS = (
 def main() -> None:
     """Measures, writes the result and prints it."""
     options = arguments()
+    result = Result("training", options.output)
     keep_freed_memory()
     torch.set_num_threads(1)  # next to the threads of `Shares`
     pages = sorted((ROOT / "docs").glob("*.md"))
     with TemporaryDirectory() as folder:
         bench = Bench(Path(folder), "\n".join(page.read_text(encoding="utf-8") for page in pages))
-        on, figures = machine(), {"rounds": options.rounds}
+        figures: Figures = {"rounds": options.rounds}
         figures["peak_gflops"] = peaks(options.threads)
         figures["profile"] = [bench.parts("delta", fused) for fused in (True, False)]
         figures["speed"] = [
@@ -76,19 +77,17 @@ def main() -> None:
             for threads in options.threads
         ]
         figures["curves"] = [bench.curves(name, options.curve_steps) for name in PRECISIONS]
-    write_result(options.out, {"machine": on, **figures})
-    print_result("training", on, figures)
+    result.finish(figures)
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    parser = command_line(__doc__, RESULT)
     parser.add_argument("--attention", nargs="+", default=list(ATTENTIONS))
     parser.add_argument("--precision", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3, help="steps of each form, taking turns")
     parser.add_argument("--curve-steps", type=int, default=CURVE_STEPS)
-    parser.add_argument("--out", type=Path, default=RESULT)
     return parser.parse_args()
 
 
@@ -224,14 +223,14 @@ def peaks(threads: list[int]) -> Figures:
     return result
 
 
-def part_of(event: object) -> str:
+def part_of(event: Any) -> str:
     """The part of `PARTS` to which a profiled operation belongs."""
     ancestor = event
     while ancestor is not None:
-        if str(ancestor.name).startswith("Optimizer"):  # type: ignore[attr-defined]
+        if str(ancestor.name).startswith("Optimizer"):
             return "optimizer"
-        ancestor = ancestor.cpu_parent  # type: ignore[attr-defined]
-    name = str(event.name)  # type: ignore[attr-defined]
+        ancestor = ancestor.cpu_parent
+    name = str(event.name)
     return next((part for part, starts in PARTS if name.startswith(starts)), "autograd and rest")
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from benchmarks.process import LOCAL
+
 HANDSHAKE = (
     b"GET /v1/stream HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
@@ -20,6 +22,11 @@ Frame = dict[str, Any]
 
 _TEXT, _CLOSE, _PING, _PONG = 0x1, 0x8, 0x9, 0xA
 SWITCHED = b"HTTP/1.1 101 "
+
+
+async def connect(connection: asyncio.BaseProtocol, port: int) -> None:
+    """Connects to a port of the loopback."""
+    await asyncio.get_running_loop().create_connection(lambda: connection, LOCAL, port)
 
 
 def masked(payload: bytes, opcode: int = _TEXT) -> bytes:

@@ -25,10 +25,9 @@ from benchmarks.decode.peers import Point, Unavailable
 from benchmarks.decode.report import Turns
 from benchmarks.decode.roofline import Rates, bandwidth
 from benchmarks.decode.worker import Worker
-from benchmarks.machine import machine
 from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
 from benchmarks.process import exit_on_sigterm
-from benchmarks.report import Figures, print_result, write_result
+from benchmarks.report import Figures, Result, command_line
 
 CONTENDERS = {
     "everstream": "benchmarks.checkpoints.ours:FromFile",
@@ -104,9 +103,7 @@ def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.checkpoints", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command_line(__doc__, RESULT)
     cores = os.cpu_count() or 1
     parser.add_argument("--size", nargs="+", choices=CONFIGS, default=list(CONFIGS))
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "int8"])
@@ -116,21 +113,21 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
     parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
-    parser.add_argument("--out", type=Path, default=RESULT)
     return parser.parse_args(command)
 
 
 def main(command: Sequence[str] | None = None) -> None:
     """Measures, writes the result after each row, and prints the tables."""
     exit_on_sigterm()
-    options, on = arguments(command), machine()
+    options = arguments(command)
+    result = Result("checkpoints", options.output)
     figures: Figures = {"rounds": options.rounds, "seconds": options.seconds, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         for row in measure_all(options, options.models or Path(folder)):
             figures["rows"].append(row)
-            write_result(options.out, {"machine": on, **figures})
+            result.save(figures)
     print(speed_tables(figures["rows"]))
-    print_result("checkpoints", on, figures)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ saved slot), end, start again, and are asked for one more token. Their own start
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -20,11 +19,9 @@ import httpx
 import numpy as np
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.machine import machine
 from benchmarks.pages.models import RESTORE
-from benchmarks.process import LOCAL, ServerProcess, exit_on_sigterm
-from benchmarks.report import Figures, print_result, write_result
-from benchmarks.serve.processes import PeerProcess
+from benchmarks.process import LOCAL, PeerProcess, ServerProcess, exit_on_sigterm
+from benchmarks.report import Figures, Result, command_line
 from benchmarks.sessions.server import first_token_s
 from clients.python import Client
 
@@ -89,18 +86,15 @@ def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Measures, and writes the result after each length."""
     exit_on_sigterm()
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.checkpoints.restore",
-        description=(__doc__ or "").partition("\n")[0],
-    )
+    parser = command_line(__doc__, RESTORE)
     parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
     parser.add_argument("--size", choices=CONFIGS, default="0.1B")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
-    parser.add_argument("--out", type=Path, default=RESTORE)
-    options, on = parser.parse_args(), machine()
-    result: Figures = {"size": options.size, "threads": options.threads, "lengths": []}
+    options = parser.parse_args()
+    result = Result("checkpoints.restore", options.output)
+    figures: Figures = {"size": options.size, "threads": options.threads, "lengths": []}
     with tempfile.TemporaryDirectory() as folder:
         file = file_of(options.models or Path(folder), options.size, "int8")
         for length in options.tokens:
@@ -113,9 +107,9 @@ def main() -> None:
                         options.llama_server, file, ids, options.threads, Path(inner)
                     ),
                 }
-            result["lengths"].append(row)
-            write_result(options.out, {"machine": on, **result})
-    print_result("checkpoint_restore", on, result)
+            figures["lengths"].append(row)
+            result.save(figures)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

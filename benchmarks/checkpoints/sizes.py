@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.machine import machine, peak_bytes, resident_bytes
+from benchmarks.machine import peak_bytes, resident_bytes
 from benchmarks.pages.models import SIZES
 from benchmarks.process import ROOT, ServerProcess, exit_on_sigterm
-from benchmarks.report import Figures, print_result, write_result
+from benchmarks.report import Figures, Result, command_line
 from benchmarks.sessions.server import first_token_s
 from benchmarks.sessions.sleeping import make
 from clients.python import Client, Session
@@ -146,24 +146,21 @@ def measure(size: str, models: Path, options: argparse.Namespace) -> Figures:
 def main() -> None:
     """Measures, writes the result after each size."""
     exit_on_sigterm()
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.checkpoints.sizes",
-        description=(__doc__ or "").partition("\n")[0],
-    )
+    parser = command_line(__doc__, SIZES)
     parser.add_argument("--size", nargs="+", choices=CONFIGS, default=list(CONFIGS))
     parser.add_argument("--long", nargs="*", choices=CONFIGS, default=["0.1B"])
     parser.add_argument("--long-tokens", type=int, default=100_000)
     parser.add_argument("--sleeping", nargs="*", choices=CONFIGS, default=["0.1B"])
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
-    parser.add_argument("--out", type=Path, default=SIZES)
-    options, on = parser.parse_args(), machine()
-    result: Figures = {"threads": os.cpu_count(), "sizes": []}
+    options = parser.parse_args()
+    result = Result("checkpoints.sizes", options.output)
+    figures: Figures = {"threads": os.cpu_count(), "sizes": []}
     with tempfile.TemporaryDirectory() as folder:
         for size in options.size:
-            result["sizes"].append(measure(size, options.models or Path(folder), options))
-            write_result(options.out, {"machine": on, **result})
-    print_result("checkpoint_sizes", on, result)
+            figures["sizes"].append(measure(size, options.models or Path(folder), options))
+            result.save(figures)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.machine import machine
 from benchmarks.pages.models import SOCKETS
-from benchmarks.process import ServerProcess, exit_on_sigterm
-from benchmarks.report import Figures, print_result, write_result
+from benchmarks.process import PeerProcess, ServerProcess, exit_on_sigterm
+from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.__main__ import measure, medians, ratios
-from benchmarks.serve.processes import OURS, PeerProcess, Target, llama_command
+from benchmarks.serve.processes import OURS, Target, llama_command
 
 
 def compare(file: Path, dtype: str, options: argparse.Namespace) -> Figures:
@@ -43,10 +42,7 @@ def compare(file: Path, dtype: str, options: argparse.Namespace) -> Figures:
 def main() -> None:
     """Measures, and writes the result after each file."""
     exit_on_sigterm()
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.checkpoints.sockets",
-        description=(__doc__ or "").partition("\n")[0],
-    )
+    parser = command_line(__doc__, SOCKETS)
     parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
     parser.add_argument("--size", nargs="+", choices=CONFIGS, default=["0.1B"])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "int8"])
@@ -56,16 +52,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1, help="of each stream")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
-    parser.add_argument("--out", type=Path, default=SOCKETS)
-    options, on = parser.parse_args(), machine()
-    result: Figures = {"rounds": options.rounds, "max_tokens": options.max_tokens, "files": []}
+    options = parser.parse_args()
+    result = Result("checkpoints.sockets", options.output)
+    figures: Figures = {"rounds": options.rounds, "max_tokens": options.max_tokens, "files": []}
     with tempfile.TemporaryDirectory() as folder:
         for size in options.size:
             for dtype in options.dtype:
                 file = file_of(options.models or Path(folder), size, dtype)
-                result["files"].append({"size": size, **compare(file, dtype, options)})
-                write_result(options.out, {"machine": on, **result})
-    print_result("checkpoint_sockets", on, result)
+                figures["files"].append({"size": size, **compare(file, dtype, options)})
+                result.save(figures)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

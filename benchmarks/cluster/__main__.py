@@ -21,7 +21,7 @@ from benchmarks.cluster.place import place
 from benchmarks.cluster.takeover import KINDS
 from benchmarks.machine import machine
 from benchmarks.process import exit_on_sigterm
-from benchmarks.report import Figures, figure_table, print_result, show
+from benchmarks.report import Figures, Result, command_line, figure_table, show
 from server.config.errors import PREFIX
 from server.config.settings import SHARED_SAVE_INTERVAL
 
@@ -67,7 +67,7 @@ TITLES = {
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64], help="kept ones")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
@@ -84,7 +84,6 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--idle-seconds", type=float, default=15.0)
     parser.add_argument("--turns", type=int, default=16, help="of a session that sleeps")
     parser.add_argument("--quick", action="store_true", help="a short form, not worth quoting")
-    parser.add_argument("--output", type=Path, help="file for the line of JSON")
     options = parser.parse_args(command)
     if options.quick:
         vars(options).update(QUICK)
@@ -109,7 +108,7 @@ def main(command: Sequence[str] | None = None) -> None:
     """Measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
     options = arguments(command)
-    on, parts = machine(), {}
+    result, parts = Result("cluster", options.output), {}
     with _variable("SAVE_INTERVAL_TOKENS", str(options.save_interval)):
         for part in options.part:
             with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +119,7 @@ def main(command: Sequence[str] | None = None) -> None:
         "load_at_end": machine()["load_at_start"],
         "parts": parts,
     }
-    print_result("cluster", on, figures, options.output)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

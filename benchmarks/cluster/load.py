@@ -18,10 +18,10 @@ import httpx
 
 from benchmarks.cluster.place import Place, Work
 from benchmarks.machine import thread_seconds
-from benchmarks.process import LOCAL, ServerProcess
+from benchmarks.process import ServerProcess
 from benchmarks.report import Figures
 from benchmarks.serve.load import percentile_ms
-from benchmarks.wire import Frame, Wire
+from benchmarks.wire import Frame, Wire, connect
 
 #: Ids that exist in the bundled model's vocabulary, and are no special tokens.
 PROMPT_IDS = range(300, 4000)
@@ -104,12 +104,11 @@ async def _load(
     options: argparse.Namespace,
 ) -> Figures:
     flowing = [Stream(message) for message in messages(streams, seed, options.save_interval)]
-    ports = [int(server.url.rpartition(":")[2]) for server in servers]
+    ports = [server.port for server in servers]
     pids = [server.pid for server in servers]
-    loop = asyncio.get_running_loop()
     try:
         for stream, port in zip(flowing, itertools.cycle(ports)):
-            await loop.create_connection(lambda stream=stream: stream, LOCAL, port)  # type: ignore[misc]
+            await connect(stream, port)
         await _warm_up(flowing)
         for stream in flowing:
             stream.gaps_s.clear()

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from benchmarks.cluster.load import MAX_TOKENS, PROMPT_IDS
-from benchmarks.process import LOCAL
-from benchmarks.wire import Frame, Wire
+from benchmarks.wire import Frame, Wire, connect
 from clients.python.backoff import Backoff
 from clients.python.errors import ConnectionLost
 
@@ -83,7 +82,7 @@ class Reader:
     async def _read(self, port: int, message: Frame) -> None:
         """One connection, to its end."""
         self._wire = wire = Wire(message, lambda payload: self._take(orjson.loads(payload)))
-        await asyncio.get_running_loop().create_connection(lambda: wire, LOCAL, port)
+        await connect(wire, port)
         await wire.ended
 
     def _take(self, frame: Frame) -> None:

@@ -77,7 +77,7 @@ class Replica:
 
     @property
     def port(self) -> int:
-        return int(self.server.url.rpartition(":")[2])
+        return self.server.port
 
 
 def measure(options: argparse.Namespace) -> Figures:

@@ -25,9 +25,8 @@ from benchmarks.decode.report import Row, Turns, figures_of, gather, rate_tables
 from benchmarks.decode.roofline import ITEM_BYTES, Rates, bandwidth
 from benchmarks.decode.shapes import SIZES
 from benchmarks.decode.worker import Worker
-from benchmarks.machine import machine
 from benchmarks.process import exit_on_sigterm
-from benchmarks.report import print_result, write_result
+from benchmarks.report import Result, command_line, write_result
 
 #: A long past is measured with one stream and with this many, in this type.
 MANY_STREAMS = 64
@@ -102,7 +101,7 @@ def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Row]:
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     cores = os.cpu_count() or 1
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["S1", "S2"])
     parser.add_argument("--dtype", nargs="+", choices=ITEM_BYTES, default=list(ITEM_BYTES))
@@ -117,7 +116,6 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a short form: S1, one thread")
     parser.add_argument("--models", type=Path, help="folder that keeps the models between runs")
     parser.add_argument("--gather", type=Path, nargs="+", help="earlier outputs, to make one of")
-    parser.add_argument("--output", type=Path, help="file for the line of JSON")
     options = parser.parse_args(command)
     if options.gather and not options.output:
         parser.error("--gather needs --output")
@@ -133,10 +131,9 @@ def main(command: Sequence[str] | None = None) -> None:
     exit_on_sigterm()
     options = arguments(command)
     if options.gather:
-        result = {"benchmark": "decode", **gather(options.gather)}
-        write_result(options.output, result, indent=None)
+        write_result(options.output, {"benchmark": "decode", **gather(options.gather)})
         return
-    on, rows = machine(), []
+    result, rows = Result("decode", options.output), []
     with tempfile.TemporaryDirectory() as folder:
         for row in measure_all(options, options.models or Path(folder)):
             rows.append(row)
@@ -146,12 +143,10 @@ def main(command: Sequence[str] | None = None) -> None:
                 "seconds": options.seconds,
                 "rows": [figures_of(row) for row in rows],
             }
-            if options.output:
-                result = {"benchmark": "decode", "machine": on, **figures}
-                write_result(options.output, result, indent=None)
+            result.save(figures)
     for mode in options.mode:
         print(mode, *rate_tables(figures["rows"], mode), sep="\n\n")
-    print_result("decode", on, figures)
+    result.finish(figures)
 
 
 def _tell(row: Row) -> None:

@@ -6,20 +6,14 @@ The bandwidth is that of reading a buffer of as many bytes as the step moves, ag
 that it lies in the cache or the memory in which the step's weights and states lie too. The rate is
 the best that was found in that type or in float32: the native runtime's inner loop on operands in
 the nearest cache, and PyTorch's matrix product.
-Run as ``python -m benchmarks.decode.roofline`` it prints both for some sizes.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from benchmarks.machine import machine
-from benchmarks.report import Figures, print_result, show, table
 
 #: Bytes of a weight; int8 has scales next to it, which are left out here, in our disfavour.
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -147,31 +141,3 @@ def _product_of(torch: Any, dtype: str) -> Callable[[], object]:
         return lambda: torch._int_mm(a, a)
     a = torch.randn(MATRIX_WIDTH, MATRIX_WIDTH).to(getattr(torch, dtype))
     return lambda: a @ a
-
-
-def main(command: Sequence[str] | None = None) -> None:
-    """Prints the bandwidth of working sets and the rates."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    sizes = [1 << shift for shift in range(16, 31, 2)]
-    parser.add_argument("--bytes", type=int, nargs="+", default=sizes, help="of working sets")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
-    options = parser.parse_args(command)
-    on, rates_of = machine(), Rates(options.seconds)
-    figures: Figures = {"bandwidth": {}, "rate": {}}
-    bandwidths = table("GB/s read", ("bytes", *(f"{n} thread(s)" for n in options.threads)))
-    for size in options.bytes:
-        row = {n: bandwidth(size, n, options.seconds) for n in options.threads}
-        bandwidths.add_row(f"{size:,}", *(f"{value / 1e9:.1f}" for value in row.values()))
-        figures["bandwidth"][str(size)] = {str(n): round(value) for n, value in row.items()}
-    rates = table("GFLOP/s", ("type", *(f"{n} thread(s)" for n in options.threads)))
-    for dtype in ITEM_BYTES:
-        row = {n: rates_of.of(dtype, n) for n in options.threads}
-        rates.add_row(dtype, *(f"{value / 1e9:.0f}" for value in row.values()))
-        figures["rate"][dtype] = {str(n): round(value) for n, value in row.items()}
-    show(bandwidths, rates)
-    print_result("roofline", on, figures)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import traceback
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from benchmarks.decode.peers import CONTENDERS, Contender, Measured, Opened, Point, Unavailable
 from benchmarks.decode.roofline import Cost
-from benchmarks.process import ROOT
-
-MAX_LOG_CHARS = 4000
+from benchmarks.process import MAX_LOG_CHARS, ROOT, Process
 
 
 def make(name: str, models: Path) -> Contender:
@@ -50,31 +47,14 @@ def _answer(contender: Contender, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": traceback.format_exc()}
 
 
-class Worker:
-    """A `Contender` in a process that has ``threads`` threads, while the ``with`` block runs."""
+class Worker(Process):
+    """A `Contender` in a process that has ``threads`` threads."""
 
     def __init__(self, name: str, models: Path, threads: int) -> None:
-        self._name, self._models, self._threads = name, models, threads
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed in __exit__
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.decode.worker", self._name, str(self._models)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": str(self._threads), "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._log):
-            pipe.close()
+        command = [sys.executable, "-m", "benchmarks.decode.worker", name, str(models)]
+        environment = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+        super().__init__(command, environment)
+        self._name = name
 
     def open(self, point: Point) -> Opened:
         answer = self._ask({"open": asdict(point)})
@@ -84,27 +64,18 @@ class Worker:
         return Measured(**self._ask({"run": seconds}))
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            line = ""
-        else:
-            line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._name} died at {request}:\n{self._read_log()}")
-        answer: dict[str, Any] = json.loads(line)
+        line = b""
+        with suppress(BrokenPipeError):
+            self.requests.write(json.dumps(request).encode() + b"\n")
+            self.requests.flush()
+            line = self.output.readline()
+        answer: dict[str, Any] = json.loads(line or '{"error": "it died"}')
         if "unavailable" in answer:
             raise Unavailable(answer["unavailable"])
         if "error" in answer:
-            what = f"{answer['error']}\n{self._read_log()}"
+            what = f"{answer['error']}\n{self.log()[-MAX_LOG_CHARS:]}"
             raise RuntimeError(f"{self._name} failed at {request}:\n{what}")
         return answer
-
-    def _read_log(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-MAX_LOG_CHARS:]
 
 
 def main() -> None:

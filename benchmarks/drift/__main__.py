@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from benchmarks.drift.layers import HEAD_DIM, NAMES, Layer, constant_state, make_layer, sums
-from benchmarks.machine import machine
-from benchmarks.report import Figures, print_result, show, table
+from benchmarks.report import Figures, Result, command_line, show, table
 from model.attention.base import State
 
 CHUNK_TOKENS = 1024
@@ -268,7 +267,7 @@ def plot(growths: dict[str, Errors], narrows: Errors, simulations: Figures, path
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, that of the process for None."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--mechanisms", nargs="+", choices=NAMES, metavar="NAME")
     parser.add_argument("--stops", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--max-steps", type=int, default=10_000, help="tokens read one by one")
@@ -277,14 +276,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--plot", type=Path, help="PNG to write")
-    parser.add_argument("--json", type=Path, help="file for the JSON of the last line, indented")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Measures, prints, plots, and ends with the line of JSON."""
     options = arguments(argv)
-    on = machine()
+    result = Result("drift", options.output)
     torch.set_num_threads(options.threads)
     growths: dict[str, Errors] = {}
     simulations: Figures = {}
@@ -314,7 +312,7 @@ def main(argv: list[str] | None = None) -> None:
         "elu_stored_in": narrows,
         "after_1e8": simulations,
     }
-    print_result("drift", on, figures, options.json, indent=1)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ class Rwkv7Layer(nn.Module):
         self._config = Rwkv7Config.for_training(1, 0, sizes)
         network = Rwkv7(self._config)
         network.init_weights(generator)
-        self.mix: TimeMix = network.get_submodule("blocks.0.time_mix")  # type: ignore[assignment]
+        mix = network.get_submodule("blocks.0.time_mix")
+        assert isinstance(mix, TimeMix)
+        self.mix = mix
 
     def chunk(self, x: Tensor, state: State, position: Tensor) -> tuple[Tensor, State]:
         """[B, T, D]."""
@@ -83,7 +85,9 @@ def make_layer(name: str, generator: torch.Generator) -> Attention | Rwkv7Layer:
         )
         model = LanguageModel(config)
         model.init_weights(generator)
-        layer = model.get_submodule("blocks.0.attention")  # type: ignore[assignment]
+        attention = model.get_submodule("blocks.0.attention")
+        assert isinstance(attention, Attention)
+        layer = attention
     layer.eval().requires_grad_(False)
     for module in layer.modules():
         if isinstance(module, nn.Linear) and not module.weight.any():

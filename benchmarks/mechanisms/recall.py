@@ -33,6 +33,7 @@ from benchmarks.mechanisms.folder import RunError
 from benchmarks.mechanisms.language import session_bytes
 from benchmarks.mechanisms.specs import Size, Spec
 from benchmarks.report import Figures
+from model.block import Block
 from model.lm import LanguageModel
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 
@@ -155,7 +156,8 @@ def _answers(
     """Logits [batch, num_pairs, vocabulary] at the queries."""
     x = model.embedding(positions).sum(dim=2)
     for block in model.blocks:
-        x = block.parallel(x, losses)  # type: ignore[operator]
+        assert isinstance(block, Block)
+        x = block.parallel(x, losses)
     return model.logits(model.norm(x)[:, -num_pairs:])
 
 

@@ -60,11 +60,11 @@ def tables() -> dict[str, str]:
 
 def latency_table(found: Figures) -> str:
     """A row for each call, a column for each round trip: median and longest, in milliseconds."""
-    rows = []
+    rows, round_trips = [], [name for name in found if name.isdigit()]
     for name, words in CALLS.items():
-        own = [figures[name] for figures in found.values()]
+        own = [found[ms][name] for ms in round_trips]
         rows.append([words, *(f"{at['median_ms']:.0f} / {at['max_ms']:.0f}" for at in own)])
-    return _table(["16 sessions", *(f"{ms} ms" for ms in found)], rows)
+    return _table(["16 sessions", *(f"{ms} ms" for ms in round_trips)], rows)
 
 
 def conditions(result: Figures) -> str:

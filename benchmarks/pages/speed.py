@@ -22,7 +22,6 @@ SERVER = "everstream"
 SERVERS = {
     "llama": "`llama-server`, Llama",
     "rwkv7": "`llama-server`, RWKV-7",
-    "transformers": "FastAPI + transformers",
 }
 README_MODELS = ("gated", "softmax, transformers' Llama, static cache")
 

@@ -1,6 +1,6 @@
 """Does a model that was trained here read and write the same in other programs?
 
-    python -m benchmarks.round_trip MODEL TEXT --llama-python PYTHON --json FILE
+    python -m benchmarks.round_trip MODEL TEXT --llama-python PYTHON --output FILE
 
 An RWKV-7 of ours is exported (`everstream export`) as a native ``.pth``, as a Hugging Face folder
 and as GGUF, all in float32. Everstream reads each of them, the `rwkv` package the first, llama.cpp
@@ -27,8 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import machine
-from benchmarks.report import Figures, print_result, show, table
+from benchmarks.report import Figures, Result, command_line, show, table
 from model.architectures.network import Network
 from model.checkpoint import load_checkpoint
 from model.evaluation import documents
@@ -209,7 +208,7 @@ def print_rows(rows: dict[str, Figures]) -> None:
 
 def arguments(argv: Iterable[str] | None) -> argparse.Namespace:
     """The command line, that of the process for None."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("model", type=Path, help="folder of a run's model")
     parser.add_argument("text", type=Path, help="UTF-8 text")
     parser.add_argument("--llama-python", type=Path, help="interpreter with llama_cpp")
@@ -217,14 +216,13 @@ def arguments(argv: Iterable[str] | None) -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=20)
     parser.add_argument("--max-bytes", type=int, default=4000, help="of each document")
     parser.add_argument("--tokens", type=int, default=300, help="greedy ones after each prompt")
-    parser.add_argument("--json", type=Path, help="file for the JSON of the last line, indented")
     return parser.parse_args(None if argv is None else list(argv))
 
 
 def main(argv: Iterable[str] | None = None) -> None:
     """Compares, prints, and ends with the line of JSON."""
     options = arguments(argv)
-    on = machine()
+    result = Result("round_trip", options.output)
     torch.set_num_threads(1)
     checkpoint = load_checkpoint(options.model)
     job = make_job(
@@ -241,7 +239,7 @@ def main(argv: Iterable[str] | None = None) -> None:
         "model": checkpoint.config.to_dict(),
         "programs": rows,
     }
-    print_result("round_trip", on, figures, options.json, indent=1)
+    result.finish(figures)
     sys.exit(not all(map(agrees, rows.values())))
 
 

@@ -15,14 +15,13 @@ Writes `RESULT`, and prints a table with the nearest setting first.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.machine import machine
-from benchmarks.report import RESULTS, Figures, print_result, show, table, write_result
+from benchmarks.report import RESULTS, Figures, Result, command_line, show, table
 from benchmarks.sampling.scores import repeated_4grams, unknown_words, variety, vocabulary, words_of
 from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import Checkpoint, load_checkpoint
@@ -45,21 +44,20 @@ REPETITION_PENALTIES = (1.05, 1.1, 1.2)
 
 #: Bits per byte of a text, its opening included.
 Judge = Callable[[str], float]
-Settings = dict[str, float]
+Settings = dict[str, Any]
 
 
 def main() -> None:
     """Draws, scores and writes."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__, RESULT)
     parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--model", default=DEFAULT_NAME)
     parser.add_argument("--judge", help="checkpoint of a larger model")
     parser.add_argument("--stories", type=int, default=40, help="whose openings are continued")
     parser.add_argument("--seeds", type=int, default=3, help="texts of each opening and setting")
     parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    on = machine()
+    result = Result("sampling", options.output)
     known = vocabulary(options.data / name for name in TRAINING)
     figures = {
         "model": options.model,
@@ -76,10 +74,8 @@ def main() -> None:
             options.max_tokens,
         ),
     }
-    result = {"machine": on, **figures}
-    write_result(options.output, result)
-    print_table(result)
-    print_result("sampling", on, {"nearest": result["settings"][0]["sampling"]})
+    print_table(figures)
+    result.finish(figures)
 
 
 def compared(
@@ -125,7 +121,7 @@ def draw(
     texts = list(openings)
     for number, opening in enumerate(openings):
         tokens = tuple(backend.tokenizer.encode(opening))
-        sampling = SamplingParams(**settings, seed=number, max_tokens=max_tokens)  # type: ignore[arg-type]
+        sampling = SamplingParams(**settings, seed=number, max_tokens=max_tokens)
         engine.submit(Request(str(number), "benchmark", tokens, sampling), now=0.0)
     while engine.has_work():
         for event in engine.step(now=0.0):

@@ -1,11 +1,11 @@
 """Our server over real sockets, compared with others: the same completions as server-sent events.
 
-Next to `everstream serve` run llama.cpp's `llama-server`, with a Llama or an RWKV-7, and a plain
-FastAPI server around transformers' `generate`; all have random weights, the same vocabulary and as
-many parameters. Each of the others runs twice, with as many threads as ours and with one (2t, 1t),
-since more are not always faster next to a load generator. They take turns for several rounds. A
-token is one that was asked for; time between tokens is that between two arrivals of text at the
-client. CPU time is the server's whole process by token, the model's arithmetic included.
+Next to `everstream serve` runs llama.cpp's `llama-server`, with a Llama or an RWKV-7; all have
+random weights, the same vocabulary and as many parameters. Each of the others runs twice, with as
+many threads as ours and with one (2t, 1t), since more are not always faster next to a load
+generator. They take turns for several rounds. A token is one that was asked for; time between
+tokens is that between two arrivals of text at the client. CPU time is the server's whole process
+by token, the model's arithmetic included.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.decode.shapes import SIZES
-from benchmarks.machine import cpu_seconds, machine, resident_bytes
+from benchmarks.machine import cpu_seconds, resident_bytes
 from benchmarks.pages.speed import serve_table
 from benchmarks.process import ROOT, exit_on_sigterm
-from benchmarks.report import Figures, print_result
+from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.processes import (
     OURS,
     PEERS,
-    PLAIN,
     Target,
     best_llama_type,
     start_ours,
@@ -49,9 +48,7 @@ COLUMNS = (
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serve", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=[], help="other servers")
     parser.add_argument("--dtype", help="auto, float32, bfloat16 or int8")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a server")
@@ -64,13 +61,11 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attention", default="gated")
     parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
     parser.add_argument("--llama-type", default=best_llama_type(), help="BF16, F16, F32 or Q8_0")
-    parser.add_argument("--plain-max-tokens", type=int, default=32, help="of the slow plain server")
     parser.add_argument("--models", type=Path, help="folder that keeps the models between runs")
-    parser.add_argument("--output", type=Path, help="file for the line of JSON")
     options = parser.parse_args(command)
     if options.quick:
         options.streams, options.requests, options.rounds = [1, 8], 1, 1
-        options.max_tokens = options.plain_max_tokens = 16
+        options.max_tokens = 16
     return options
 
 
@@ -102,10 +97,7 @@ def measure(
     for seed in range(1, options.rounds + 1):
         for streams in options.streams:
             for target in targets if seed % 2 else targets[::-1]:
-                plain = target.name.startswith(PLAIN)
-                requests = 1 if plain else options.requests
-                max_tokens = options.plain_max_tokens if plain else options.max_tokens
-                found = load(target, streams, requests, max_tokens, seed)
+                found = load(target, streams, options.requests, options.max_tokens, seed)
                 runs[target.name].setdefault(streams, []).append(found)
     return runs
 
@@ -142,7 +134,8 @@ def warn_of_load(rows: Mapping[str, Mapping[int, Figures]]) -> None:
 def main(command: Sequence[str] | None = None) -> None:
     """Starts all servers, measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
-    options, on = arguments(command), machine()
+    options = arguments(command)
+    result = Result("serve", options.output)
     with ExitStack() as stack:
         folder = options.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         targets = [start_ours(options, folder, stack)]
@@ -159,7 +152,7 @@ def main(command: Sequence[str] | None = None) -> None:
     figures |= {"rounds": options.rounds, "servers": rows, "ratios": ratios(rows)}
     print(serve_table(figures))
     warn_of_load(rows)
-    print_result("serve", on, figures, options.output)
+    result.finish(figures)
 
 
 if __name__ == "__main__":

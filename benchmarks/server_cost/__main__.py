@@ -11,20 +11,18 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.machine import machine, thread_seconds
+from benchmarks.machine import thread_seconds
 from benchmarks.pages.speed import server_cost_table
-from benchmarks.process import LOCAL, ROOT, exit_on_sigterm, wait_ready
-from benchmarks.report import Figures, print_result
-from benchmarks.wire import HANDSHAKE, masked
+from benchmarks.process import ServerProcess, exit_on_sigterm
+from benchmarks.report import Figures, Result, command_line
+from benchmarks.wire import HANDSHAKE, connect, masked
 
 WARM_UP_S = 1.0
 MAX_TOKENS = 1_000_000
+STANDIN = "benchmarks.server_cost.standin"
 #: Once in every event of a token.
 MARK = b'"position":'
 
@@ -60,6 +58,10 @@ class Counter(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended = True
+
+    def abort(self) -> None:
+        """Ends the connection without a word."""
+        self._transport.abort()
 
 
 def sse_openings(streams: int) -> list[Opening]:
@@ -115,38 +117,19 @@ def sample(pid: int, counters: list[Counter]) -> Sample:
     )
 
 
-@contextmanager
-def standin(steps_per_s: float) -> Iterator[tuple[int, int]]:
-    """The server's process and port, while the ``with`` block runs."""
-    command = [sys.executable, "-m", "benchmarks.server_cost.standin"]
-    with subprocess.Popen(
-        [*command, "--steps-per-s", str(steps_per_s)], cwd=ROOT, stdout=subprocess.PIPE
-    ) as child:
-        try:
-            assert child.stdout is not None
-            port = int(child.stdout.readline())
-            wait_ready(f"http://{LOCAL}:{port}")
-            yield child.pid, port
-        finally:
-            child.kill()
-
-
-async def measure(pid: int, port: int, openings: list[Opening], seconds: float) -> Figures:
+async def measure(server: ServerProcess, openings: list[Opening], seconds: float) -> Figures:
     """One load for ``seconds`` after a warm-up. Raises where a stream ends."""
-    loop = asyncio.get_running_loop()
     counters = [Counter(opening) for opening in openings]
-    transports = []
     for counter in counters:
-        transport, _ = await loop.create_connection(lambda c=counter: c, LOCAL, port)  # type: ignore[misc]
-        transports.append(transport)
+        await connect(counter, server.port)
     await asyncio.sleep(WARM_UP_S)
-    before = sample(pid, counters)
+    before = sample(server.pid, counters)
     await asyncio.sleep(seconds)
-    after = sample(pid, counters)
+    after = sample(server.pid, counters)
     if any(counter.ended for counter in counters):
         raise SystemExit("a stream has ended")
-    for transport in transports:
-        transport.abort()
+    for counter in counters:
+        counter.abort()
     return figures(before, after, seconds)
 
 
@@ -167,16 +150,16 @@ def run(way: str, pace: float, options: argparse.Namespace) -> Figures:
     """The medians of the rounds, each on a server of its own."""
     rounds = []
     for _ in range(options.rounds):
-        with standin(pace) as (pid, port):
+        with ServerProcess("--steps-per-s", str(pace), module=STANDIN) as server:
             openings = WAYS[way](options.streams)
-            rounds.append(asyncio.run(measure(pid, port, openings, options.seconds)))
+            rounds.append(asyncio.run(measure(server, openings, options.seconds)))
     names = rounds[0]
     return {name: round(statistics.median(one[name] for one in rounds), 2) for name in names}
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument(
         "--pace",
@@ -195,12 +178,12 @@ def main() -> None:
     """Measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
     options = arguments()
-    on = machine()
+    result = Result("server_cost", options.output)
     rows = {(way, pace): run(way, pace, options) for pace in options.pace for way in options.ways}
     cases = [{"way": way, "pace": pace, **row} for (way, pace), row in rows.items()]
     print(server_cost_table({"cases": cases}))
     settings = {"streams": options.streams, "seconds": options.seconds, "rounds": options.rounds}
-    print_result("server_cost", on, {**settings, "cases": cases})
+    result.finish({**settings, "cases": cases})
 
 
 if __name__ == "__main__":

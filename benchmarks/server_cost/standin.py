@@ -85,7 +85,7 @@ class Fountain:
 
 
 def main() -> int:
-    """Serves on a free port of the loopback, and prints it."""
+    """Serves on a free port of the loopback, and prints its address."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps-per-s", type=float, default=0.0, help="0: as many as it can")
     options = parser.parse_args()
@@ -106,7 +106,7 @@ def main() -> int:
     service = make_service(async_engine, tokenizer, MODEL, config, Signing(identity, b""))
     app = create_app(Models.only(service), config, "0.0.0")
     with bind(LOCAL, 0) as listener:
-        print(listener.getsockname()[1], flush=True)
+        print(f"http://{LOCAL}:{listener.getsockname()[1]}", flush=True)
         return serve(app, config, listener)
 
 

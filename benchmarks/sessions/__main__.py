@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.machine import machine
 from benchmarks.process import exit_on_sigterm
-from benchmarks.report import Figures, print_result, show
+from benchmarks.report import Figures, Result, command_line, show
 from benchmarks.sessions import engine, log, server, sleeping
 from benchmarks.sessions.report import Row, figures_of, table_of
 
@@ -45,7 +44,7 @@ QUICK: Figures = {
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=100, help="of forks, snapshots, resumes")
     parser.add_argument("--woken", type=int, default=300, help="sessions that sleep and wake")
@@ -69,14 +68,14 @@ def main(command: Sequence[str] | None = None) -> None:
     """Measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
     options = arguments(command)
-    on, results = machine(), {}
+    result, figures = Result("sessions", options.output), {}
     for part in options.part:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             rows = PARTS[part](Path(folder), options)
         show(table_of(part, rows))
-        results[part] = figures_of(rows)
+        figures[part] = figures_of(rows)
     settings = {name: getattr(options, name) for name in QUICK}
-    print_result("sessions", on, {**settings, "quick": options.quick, "parts": results})
+    result.finish({**settings, "quick": options.quick, "parts": figures})
 
 
 if __name__ == "__main__":

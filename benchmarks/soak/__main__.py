@@ -9,7 +9,6 @@ large as after the warm-up, and leave with exit code 0 (`verdict`).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import sys
@@ -18,9 +17,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from benchmarks.machine import machine
 from benchmarks.process import ServerProcess, exit_on_sigterm
-from benchmarks.report import print_result, show, table
+from benchmarks.report import Result, command_line, show, table
 from benchmarks.soak.behaviour import LONG_TEXT, PROMPTS, VISITS
 from benchmarks.soak.observation import Observation, observe
 from benchmarks.soak.verdict import MIB, Ending, verdict
@@ -229,7 +227,7 @@ def print_report(report: Report) -> None:
 
 def arguments() -> Options:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
     parser.add_argument("--threads", type=int, help="of the server's matrix library")
     parser.add_argument("--seconds", type=float, default=Options.seconds)
@@ -255,7 +253,7 @@ def main() -> int:
     """Soaks, prints, ends with the line of JSON; 1 where a criterion failed."""
     exit_on_sigterm()
     options = arguments()
-    on = machine()
+    result = Result("soak")
     report = soak(options)
     print_report(report)
     tally = report.tally
@@ -274,7 +272,7 @@ def main() -> int:
             (report.after.resident_bytes - report.warm.resident_bytes) / MIB, 2
         ),
     }
-    print_result("soak", on, figures)
+    result.finish(figures)
     return 1 if report.failures else 0
 
 

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
-from benchmarks.process import stream_url
-
 MAX_PROBLEMS = 50
 TIMEOUT_S = 120.0
 
@@ -104,7 +102,11 @@ class World:
     async def socket(self, close: bool = True) -> AsyncIterator[Socket]:
         """A WebSocket; closed at the end of the block, or cut off without a word."""
         connection = await connect(
-            stream_url(self.url), compression=None, max_size=None, ping_interval=None, proxy=None
+            self.url.replace("http", "ws", 1) + "/v1/stream",
+            compression=None,
+            max_size=None,
+            ping_interval=None,
+            proxy=None,
         )
         try:
             yield Socket(connection, self.tally)

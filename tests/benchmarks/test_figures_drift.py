@@ -138,7 +138,7 @@ def test_program_ends_with_json_and_writes_both_files(
     png, file = tmp_path / "a.png", tmp_path / "a.json"
     main(
         f"--mechanisms cosine rwkv7 softmax --stops 80 200 --max-steps 80 --narrow-stops 80"
-        f" --simulated-steps 80 --plot {png} --json {file}".split()
+        f" --simulated-steps 80 --plot {png} --output {file}".split()
     )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last == json.loads(file.read_text(encoding="utf-8"))

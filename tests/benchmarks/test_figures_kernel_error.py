@@ -112,7 +112,7 @@ def test_program_ends_with_json_and_writes_both_files(
     png, file = tmp_path / "a.png", tmp_path / "a.json"
     main(
         f"--dims 8 --scales 0.5 --widths 4 16 --draws 3 --length 16"
-        f" --plot {png} --json {file}".split()
+        f" --plot {png} --output {file}".split()
     )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last == json.loads(file.read_text(encoding="utf-8"))

@@ -125,7 +125,7 @@ def test_program_ends_with_json_and_writes_both_files(
     png, file = tmp_path / "a.png", tmp_path / "a.json"
     length.main(
         f"--mechanisms elu softmax --lengths 64 128 --hidden-size 32 --heads 2"
-        f" --plot {png} --json {file}".split()
+        f" --plot {png} --output {file}".split()
     )
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last == json.loads(file.read_text(encoding="utf-8"))

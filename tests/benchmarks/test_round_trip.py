@@ -77,7 +77,7 @@ def model(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_program_reads_and_writes_the_same(model: Path, text: Path, tmp_path: Path) -> None:
     package_folder("rwkv")
-    command = [str(model), str(text), "--json", str(tmp_path / "result.json")]
+    command = [str(model), str(text), "--output", str(tmp_path / "result.json")]
     command += ["--rwkv-python", sys.executable, "--documents", "3", "--max-bytes", "600"]
     with pytest.raises(SystemExit) as ended:
         main([*command, "--tokens", "40"])
