@@ -48,8 +48,9 @@ class Engine(Host):
             session = self._keeper.open(request.owner, request.keep, now, start)
         else:
             session = self._sessions.find(request.session, request.owner)
+        draw = None if request.sampling is None else self._runner.prepare(request.sampling)
         progress = Progress(request, session.length)
-        live = Live.of(progress, session, self._runner, self._eos_token_ids)
+        live = Live.of(progress, session, draw, self._eos_token_ids, not self._runner.grid)
         self._sessions.begin(session, live)
         self._extend(live)
         self._round.start(live)

@@ -124,7 +124,9 @@ class Host:
             return self._info(self._sessions.find(past.value.id, past.value.owner), now)
         session, progress = self._keeper.restore(past, now)
         if progress is not None:
-            live = Live.of(progress, session, self._runner, self._eos_token_ids)
+            params = progress.request.sampling
+            draw = None if params is None else self._runner.prepare(params)
+            live = Live.of(progress, session, draw, self._eos_token_ids, not self._runner.grid)
             self._sessions.run(session, live)
             live.phase, live.detached, live.started = Phase.PARKED, True, True
             live.stop_scoring()  # those of its beginning are lost

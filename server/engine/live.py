@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from server.engine.detokenizer import StopStrings
 from server.engine.lifecycle import Phase, check_move
-from server.engine.runner import Draw, Runner, TokenScore
+from server.engine.runner import Draw, TokenScore
 from server.engine.sampling import has_penalty
 from server.engine.session import Session
 from server.engine.turn_text import TurnText
@@ -71,16 +71,16 @@ class Live:
         cls,
         progress: Progress,
         session: Session,
-        runner: Runner,
+        draw: Draw | None,
         eos: tuple[int, ...],
+        whole: bool,
     ) -> Live:
-        """The request of ``progress`` on ``session``, as ``runner`` will draw and cut it.
+        """The request of ``progress`` on ``session``; ``draw`` None only feeds.
 
         ``eos`` are the ids that end a text, that which a grammar's end is first.
         """
         request, params = progress.request, progress.request.sampling
-        draw = None if params is None else runner.prepare(params)
-        live = cls(request, session, progress.length, not runner.grid, draw)
+        live = cls(request, session, progress.length, whole, draw)
         live.num_generated, live.num_cached = progress.num_generated, progress.num_cached
         if request.score:
             live.start_scoring()

@@ -190,7 +190,8 @@ class Round:
                 self.events.append(Failed(request.request_id, error))
                 continue
             progress = Progress(request, copy.length)
-            branch = Live.of(progress, copy, self._runner, self._eos_token_ids)
+            draw = None if request.sampling is None else self._runner.prepare(request.sampling)
+            branch = Live.of(progress, copy, draw, self._eos_token_ids, not self._runner.grid)
             self._sessions.begin(copy, branch)
             copy.begin(request, request.tokens)
             self.start(branch)
