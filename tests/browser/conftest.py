@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, WebSocket, sync_playwright
 from docs.screenshot import CHROMIUM, CHROMIUM_ARGS
 from model.bundled_models import DEFAULT_MODEL
 from model.tokenizer import Tokenizer
+from tests.browser.reading import open_page
 from tests.reliability.servers import FAKE, ServerProcess
 
 StartServer = Callable[..., ServerProcess]
@@ -108,3 +109,10 @@ def visit(browser: Browser) -> Iterator[Visit]:
     yield visit
     context.close()
     assert visit.exceptions == []
+
+
+@pytest.fixture
+def page(visit: Visit, server: ServerProcess) -> Page:
+    """The page of `server`, connected."""
+    open_page(visit.page, server)
+    return visit.page

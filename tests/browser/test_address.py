@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import Visit
 from tests.browser.reading import (
@@ -26,9 +26,7 @@ from tests.reliability.servers import ServerProcess
 pytestmark = pytest.mark.browser
 
 
-def test_reload_shows_the_text_again_and_goes_on(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_reload_shows_the_text_again_and_goes_on(page: Page, visit: Visit) -> None:
     write(page)
     page.reload()
     expect_position(page, 45)
@@ -42,9 +40,7 @@ def test_reload_shows_the_text_again_and_goes_on(visit: Visit, server: ServerPro
     assert visit.messages("started")[-1]["session"] == first["session"]
 
 
-def test_reload_in_the_middle_of_a_stream_follows_it(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_reload_in_the_middle_of_a_stream_follows_it(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(token(page, 100)).to_be_attached()
     page.reload()
@@ -56,11 +52,7 @@ def test_reload_in_the_middle_of_a_stream_follows_it(visit: Visit, server: Serve
     assert written == b"Hello" + (STORY * (len(written) // len(STORY) + 1))[5 : len(written)]
 
 
-def test_shared_link_takes_a_stream_over_and_the_first_page_says_so(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_shared_link_takes_a_stream_over_and_the_first_page_says_so(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(token(page, 100)).to_be_attached()
     other = page.context.new_page()
@@ -74,11 +66,7 @@ def test_shared_link_takes_a_stream_over_and_the_first_page_says_so(
     expect(page.locator("#position")).to_have_text(other.locator("#position").inner_text())
 
 
-def test_copies_come_back_with_the_text_that_they_share(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_copies_come_back_with_the_text_that_they_share(page: Page) -> None:
     write(page)
     fork_at(page, 9)
     page.fill("#seed", "3")
@@ -93,9 +81,7 @@ def test_copies_come_back_with_the_text_that_they_share(
     expect(page.locator(".origin").nth(2)).to_have_text("from B at 25")
 
 
-def test_link_to_a_copy_opens_it_alone(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_link_to_a_copy_opens_it_alone(page: Page) -> None:
     write(page)
     fork_at(page, 9)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -109,11 +95,7 @@ def test_link_to_a_copy_opens_it_alone(visit: Visit, server: ServerProcess) -> N
     expect(page.locator(".pane")).to_have_count(1)
 
 
-def test_new_and_close_take_sessions_out_of_the_address(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_new_and_close_take_sessions_out_of_the_address(page: Page, server: ServerProcess) -> None:
     write(page)
     one = r"sess_\w+"
     first, second = (re.compile(f"#sessions={','.join([one] * n)}$") for n in (1, 2))

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import Visit
 from tests.browser.reading import open_page, story_of, token, write
@@ -15,9 +15,7 @@ from tests.reliability.servers import ServerProcess
 pytestmark = pytest.mark.browser
 
 
-def test_pointing_at_a_token_shows_how_probable_it_was(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_pointing_at_a_token_shows_how_probable_it_was(page: Page, visit: Visit) -> None:
     write(page)
     event = visit.messages("token")[9]
     token(page, 9).hover()
@@ -32,9 +30,7 @@ def test_pointing_at_a_token_shows_how_probable_it_was(visit: Visit, server: Ser
     expect(page.locator("#card")).to_be_hidden()
 
 
-def test_card_stays_while_the_pointer_is_on_it(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_card_stays_while_the_pointer_is_on_it(page: Page) -> None:
     write(page)
     token(page, 9).hover()
     page.locator("#card-fork").hover()
@@ -43,11 +39,7 @@ def test_card_stays_while_the_pointer_is_on_it(visit: Visit, server: ServerProce
     expect(page.locator("#card")).to_be_hidden()
 
 
-def test_keyboard_reaches_tokens_their_cards_and_what_they_do(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_keyboard_reaches_tokens_their_cards_and_what_they_do(page: Page) -> None:
     write(page)
     page.locator(".page").focus()
     page.keyboard.press("Home")
@@ -82,9 +74,7 @@ def test_tap_shows_the_card_and_its_button_forks(browser: Browser, server: Serve
     context.close()
 
 
-def test_improbable_tokens_can_be_underlined(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_improbable_tokens_can_be_underlined(page: Page, visit: Visit) -> None:
     write(page)
     logprobs = [event["logprob"] for event in visit.messages("token")]
     marked = page.locator("[data-surprise]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import (
@@ -20,9 +20,7 @@ from tests.reliability.servers import ServerProcess
 pytestmark = pytest.mark.browser
 
 
-def test_server_error_is_shown_in_words(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_server_error_is_shown_in_words(page: Page) -> None:
     begin(page, "Hello", ENDLESS + 1)
     expect(page.get_by_role("alert")).to_contain_text("max_tokens")
     expect(page.locator("#prompt")).to_have_value("Hello")
@@ -32,9 +30,7 @@ def test_server_error_is_shown_in_words(visit: Visit, server: ServerProcess) -> 
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_request_that_fails_says_why(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_request_that_fails_says_why(page: Page) -> None:
     begin(page, "please <fail> now", 5)
     expect(page.get_by_role("alert")).to_have_text("the model's output is not finite")
     begin(page, "Hello", 5)
@@ -107,9 +103,9 @@ def test_key_is_asked_for_and_kept_in_the_tab(visit: Visit, start_server: StartS
     assert page.evaluate("Object.keys(localStorage).length") == 0
 
 
-def test_whole_visit_is_quiet_and_stays_on_its_host(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_whole_visit_is_quiet_and_stays_on_its_host(
+    page: Page, visit: Visit, server: ServerProcess
+) -> None:
     begin(page, "Hello", 30)
     wait_until_ended(page)
     page.get_by_role("button", name="Continue").click()

@@ -6,18 +6,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit
-from tests.browser.reading import begin, open_page, story_of, token
+from tests.browser.reading import begin, story_of, token
 from tests.fakes import STORY
-from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 
 
-def test_endless_generation_counts_on_until_it_is_stopped(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_endless_generation_counts_on_until_it_is_stopped(page: Page, visit: Visit) -> None:
     page.get_by_label("endless").check()
     begin(page, "Hello", 20)
     expect(token(page, 90)).to_be_attached()
@@ -33,9 +28,7 @@ def test_endless_generation_counts_on_until_it_is_stopped(
     assert len(written) > 90
 
 
-def test_unchecking_it_lets_the_generation_end(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_unchecking_it_lets_the_generation_end(page: Page) -> None:
     page.get_by_label("endless").check()
     begin(page, "Hello", 20)
     expect(token(page, 30)).to_be_attached()
@@ -43,9 +36,7 @@ def test_unchecking_it_lets_the_generation_end(visit: Visit, server: ServerProce
     expect(page.locator("#summary")).to_have_text("20 tokens, seed 0")
 
 
-def test_text_that_ends_is_set_apart_from_the_next_one(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_text_that_ends_is_set_apart_from_the_next_one(page: Page) -> None:
     page.get_by_label("endless").check()
     begin(page, "The END", 10)
     expect(page.locator(".story hr").first).to_be_attached()
@@ -57,9 +48,7 @@ def _evaluate(page: Page, script: str) -> object:
     return page.evaluate(f"async () => {{ {script} }}")
 
 
-def test_long_text_is_shortened_from_its_beginning(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_long_text_is_shortened_from_its_beginning(page: Page) -> None:
     kept = _evaluate(
         page,
         """
@@ -85,9 +74,7 @@ def test_long_text_is_shortened_from_its_beginning(visit: Visit, server: ServerP
     assert kept == [130, 130, "".join(lines[0]), 70]
 
 
-def test_comparison_begins_where_both_texts_are_kept(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_comparison_begins_where_both_texts_are_kept(page: Page) -> None:
     counts = _evaluate(
         page,
         """

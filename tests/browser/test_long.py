@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import begin, open_page, story_of, token, wait_until_ended
-from tests.reliability.servers import ServerProcess
 
 pytestmark = pytest.mark.browser
 
@@ -34,18 +33,14 @@ def test_blocks_of_a_long_text_that_are_out_of_sight_are_not_laid_out(
     assert not any(drawn[: len(drawn) // 2])
 
 
-def test_text_without_line_ends_is_cut_into_blocks_too(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_text_without_line_ends_is_cut_into_blocks_too(page: Page) -> None:
     begin(page, "x" * 4000, 300)
     wait_until_ended(page)
     assert page.locator(".line").first.text_content() == "x" * 4000
     assert story_of(page).startswith("x" * 4000)
 
 
-def test_time_per_token_is_drawn_along_the_text(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_time_per_token_is_drawn_along_the_text(page: Page) -> None:
     expect(page.locator("#token-ms")).to_have_text("\u2013")
     begin(page, "Hello", 400)
     wait_until_ended(page)

@@ -74,13 +74,11 @@ def test_nothing_moves_for_who_wants_it_so(visit: Visit, server: ServerProcess) 
 
 
 def test_policy_lets_nothing_in_that_is_not_a_file_of_the_server(
-    visit: Visit, server: ServerProcess
+    page: Page, server: ServerProcess
 ) -> None:
     policy = httpx.get(server.url).headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "unsafe" not in policy
-    page = visit.page
-    open_page(page, server)
     page.evaluate(
         """() => {
           window.violations = [];
@@ -146,9 +144,7 @@ def test_phone_shows_one_session_at_a_time_with_tabs(
     context.close()
 
 
-def test_shortcuts_of_the_help_do_what_it_says(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_shortcuts_of_the_help_do_what_it_says(page: Page) -> None:
     page.get_by_role("button", name="Keyboard and help").click()
     expect(page.get_by_role("dialog")).to_contain_text("Add a session")
     page.keyboard.press("Escape")
@@ -170,11 +166,7 @@ def test_shortcuts_of_the_help_do_what_it_says(visit: Visit, server: ServerProce
     expect(page.locator(".pane")).to_have_count(1)
 
 
-def test_each_control_can_be_reached_and_shows_its_focus(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_each_control_can_be_reached_and_shows_its_focus(page: Page) -> None:
     write(page)
     fork_at(page, 9)
     wanted = page.evaluate(

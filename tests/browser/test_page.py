@@ -6,7 +6,7 @@ import re
 from urllib.parse import urljoin
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from server.engine.sampling_defaults import published
 from tests.browser.conftest import Visit
@@ -15,7 +15,6 @@ from tests.browser.reading import (
     begin,
     decode,
     expect_position,
-    open_page,
     story_of,
     wait_until_ended,
 )
@@ -25,9 +24,7 @@ from tests.reliability.servers import ServerProcess
 pytestmark = pytest.mark.browser
 
 
-def test_streams_the_text_after_the_prompt(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_streams_the_text_after_the_prompt(page: Page) -> None:
     begin(page, "Hello", 120)
     assert wait_until_ended(page) == "120 tokens, seed 0"
     # The fake engine reads its story from the position, which the prompt has moved.
@@ -38,9 +35,7 @@ def test_streams_the_text_after_the_prompt(visit: Visit, server: ServerProcess) 
     expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.,]+$"))
 
 
-def test_text_grows_while_the_request_runs(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_text_grows_while_the_request_runs(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(page.locator(".story")).to_contain_text("little fox who lived")
     expect(page.locator(".story")).to_have_attribute("aria-busy", "true")
@@ -50,9 +45,7 @@ def test_text_grows_while_the_request_runs(visit: Visit, server: ServerProcess) 
 
 
 @pytest.mark.parametrize("how", ["button", "escape"])
-def test_stop_ends_the_stream_and_keeps_text(visit: Visit, server: ServerProcess, how: str) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_stop_ends_the_stream_and_keeps_text(page: Page, how: str) -> None:
     begin(page, "Hello", ENDLESS)
     expect(page.locator(".story .answer").first).to_be_visible()
     if how == "button":
@@ -65,9 +58,7 @@ def test_stop_ends_the_stream_and_keeps_text(visit: Visit, server: ServerProcess
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 
 
-def test_continue_goes_on_in_the_same_session(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_continue_goes_on_in_the_same_session(page: Page, visit: Visit) -> None:
     begin(page, "Hello", 40)
     wait_until_ended(page)
     page.get_by_role("button", name="Continue").click()
@@ -78,9 +69,7 @@ def test_continue_goes_on_in_the_same_session(visit: Visit, server: ServerProces
     assert second["position"] == 45
 
 
-def test_words_added_later_join_the_same_session(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_words_added_later_join_the_same_session(page: Page, visit: Visit) -> None:
     begin(page, "Hello", 10)
     wait_until_ended(page)
     page.fill("#prompt", " and more ")
@@ -90,9 +79,7 @@ def test_words_added_later_join_the_same_session(visit: Visit, server: ServerPro
     assert len({started["session"] for started in visit.messages("started")}) == 1
 
 
-def test_new_frees_the_session_and_begins_again(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_new_frees_the_session_and_begins_again(page: Page, visit: Visit) -> None:
     begin(page, "Hello", 10)
     wait_until_ended(page)
     page.get_by_role("button", name="New").click()
@@ -107,11 +94,7 @@ def test_new_frees_the_session_and_begins_again(visit: Visit, server: ServerProc
     assert [deleted["session"] for deleted in visit.messages("deleted")] == [first["session"]]
 
 
-def test_new_in_the_middle_of_a_stream_shows_nothing_of_it(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_new_in_the_middle_of_a_stream_shows_nothing_of_it(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(page.locator(".story .answer").first).to_be_visible()
     page.get_by_role("button", name="New").click()
@@ -120,11 +103,7 @@ def test_new_in_the_middle_of_a_stream_shows_nothing_of_it(
     assert story_of(page) == "Again" + decode(STORY[5:25])
 
 
-def test_text_that_has_ended_is_set_apart_from_the_next(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_text_that_has_ended_is_set_apart_from_the_next(page: Page) -> None:
     begin(page, "The END", 50)
     assert wait_until_ended(page) == "End of the text, 1 token, seed 0"
     page.get_by_role("button", name="Continue").click()
@@ -132,9 +111,7 @@ def test_text_that_has_ended_is_set_apart_from_the_next(
     expect(page.locator(".story .answer").first).to_be_visible()
 
 
-def test_memory_is_constant_while_the_cache_would_grow(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_memory_is_constant_while_the_cache_would_grow(page: Page) -> None:
     state, cache = page.locator("#state-bytes"), page.locator("#cache-bytes")
     expect(state).to_have_text("438\u00a0KiB")
     expect(cache).to_have_text("0")
@@ -148,9 +125,7 @@ def test_memory_is_constant_while_the_cache_would_grow(visit: Visit, server: Ser
     assert page.locator("#chart .state-line").get_attribute("d") != line
 
 
-def test_sampling_controls_are_sent(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_sampling_controls_are_sent(page: Page, visit: Visit) -> None:
     page.locator("#temperature").fill("0.5")
     page.locator("#top-p").fill("0.9")
     page.locator("#min-p").fill("0.05")
@@ -183,9 +158,7 @@ def test_sampling_controls_are_sent(visit: Visit, server: ServerProcess) -> None
     }
 
 
-def test_seed_left_empty_is_drawn_by_the_server(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_seed_left_empty_is_drawn_by_the_server(page: Page, visit: Visit) -> None:
     page.fill("#max-tokens", "3")
     page.press("#prompt", "Enter")
     summary = wait_until_ended(page)
@@ -193,17 +166,13 @@ def test_seed_left_empty_is_drawn_by_the_server(visit: Visit, server: ServerProc
     assert summary == f"3 tokens, seed {visit.messages('started')[0]['seed']}"
 
 
-def test_value_out_of_range_is_not_sent(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_value_out_of_range_is_not_sent(page: Page, visit: Visit) -> None:
     begin(page, "Hello", 0)
     expect(page.locator("#max-tokens:invalid")).to_be_focused()
     assert visit.sent == []
 
 
-def test_prompt_is_shown_as_text_never_as_html(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_prompt_is_shown_as_text_never_as_html(page: Page) -> None:
     markup = "<b>bold</b><img src=x>&amp;"
     begin(page, markup, 5)
     wait_until_ended(page)
@@ -211,11 +180,7 @@ def test_prompt_is_shown_as_text_never_as_html(visit: Visit, server: ServerProce
     expect(page.locator(".story b, .story img")).to_have_count(0)
 
 
-def test_sliders_show_the_servers_defaults_and_send_none_of_them(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_sliders_show_the_servers_defaults_and_send_none_of_them(page: Page, visit: Visit) -> None:
     for name, value in published().items():
         slider = page.locator(f"#controls input[type=range][name={name}]")
         if name != "top_k":
@@ -227,11 +192,7 @@ def test_sliders_show_the_servers_defaults_and_send_none_of_them(
 
 
 @pytest.mark.parametrize(("num_tokens", "axis", "unit"), [(300, "y", "MiB"), (1100, "x", "")])
-def test_axis_has_one_unit(
-    visit: Visit, server: ServerProcess, num_tokens: int, axis: str, unit: str
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_axis_has_one_unit(page: Page, num_tokens: int, axis: str, unit: str) -> None:
     begin(page, "Hello", num_tokens)
     wait_until_ended(page)
     labels = page.locator(f"#chart .ticks-{axis} text").all_text_contents()
@@ -240,9 +201,7 @@ def test_axis_has_one_unit(
     assert set(units) == {unit}
 
 
-def test_api_is_described_a_click_away(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_api_is_described_a_click_away(page: Page, server: ServerProcess) -> None:
     page.get_by_role("button", name="Keyboard and help").click()
     for name in ("OpenAPI", "WebSocket messages"):
         address = page.get_by_role("link", name=name).get_attribute("href")

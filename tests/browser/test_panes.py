@@ -8,7 +8,7 @@ from typing import Literal
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from model.bundled_models import DEFAULT_MODEL
 from tests.browser.conftest import StartServer, Visit
@@ -32,9 +32,7 @@ from tests.server.served import write_model
 pytestmark = pytest.mark.browser
 
 
-def test_two_sessions_stream_at_once_over_one_socket(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_two_sessions_stream_at_once_over_one_socket(page: Page, visit: Visit) -> None:
     begin(page, "Hello", ENDLESS)
     expect(token(page, 0)).to_be_visible()
     page.get_by_role("button", name="Add session").click()
@@ -56,10 +54,8 @@ def test_two_sessions_stream_at_once_over_one_socket(visit: Visit, server: Serve
 
 
 def test_closing_a_pane_deletes_its_session_and_no_other(
-    visit: Visit, server: ServerProcess
+    page: Page, visit: Visit, server: ServerProcess
 ) -> None:
-    page = visit.page
-    open_page(page, server)
     write(page)
     page.get_by_role("button", name="Add session").click()
     write(page, "Other", 5)
@@ -73,11 +69,7 @@ def test_closing_a_pane_deletes_its_session_and_no_other(
     assert httpx.get(f"{server.url}/v1/sessions/{second}").status_code == 200
 
 
-def test_prompt_can_go_to_all_sessions_with_a_seed_for_each(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_prompt_can_go_to_all_sessions_with_a_seed_for_each(page: Page, visit: Visit) -> None:
     page.get_by_role("button", name="Add session").click()
     page.get_by_label("In all sessions").check()
     begin(page, "Hello", 20)
@@ -87,11 +79,7 @@ def test_prompt_can_go_to_all_sessions_with_a_seed_for_each(
     assert story_of(page) != story_of(page, 1)
 
 
-def test_clicked_token_opens_a_copy_that_shares_the_text_up_to_it(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_clicked_token_opens_a_copy_that_shares_the_text_up_to_it(page: Page, visit: Visit) -> None:
     write(page)
     fork_at(page, 9)
     shared = "Hello" + decode(STORY[5:15])
@@ -113,10 +101,8 @@ def test_clicked_token_opens_a_copy_that_shares_the_text_up_to_it(
 
 @pytest.mark.parametrize("modifier", ["Shift", None])
 def test_copy_says_where_the_text_before_it_can_be_had(
-    visit: Visit, server: ServerProcess, modifier: Literal["Shift"] | None
+    page: Page, modifier: Literal["Shift"] | None
 ) -> None:
-    page = visit.page
-    open_page(page, server)
     write(page)
     fork_at(page, 9)
     token(page, 4, pane=1).click(modifiers=[modifier] if modifier else [])
@@ -126,9 +112,7 @@ def test_copy_says_where_the_text_before_it_can_be_had(
     assert story_of(page, 1) == "Hello" + decode(STORY[5:15])
 
 
-def test_running_session_can_be_forked_and_goes_on(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_running_session_can_be_forked_and_goes_on(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(token(page, 300)).to_be_attached()
     token(page, 9).dispatch_event("click")
@@ -140,9 +124,7 @@ def test_running_session_can_be_forked_and_goes_on(visit: Visit, server: ServerP
     expect(page.locator(".running")).to_have_count(0)
 
 
-def test_rewind_cuts_the_text_and_the_session(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_rewind_cuts_the_text_and_the_session(page: Page, visit: Visit) -> None:
     write(page)
     token(page, 9).click(modifiers=["Shift"])
     expect_position(page, 15)
@@ -153,9 +135,7 @@ def test_rewind_cuts_the_text_and_the_session(visit: Visit, server: ServerProces
     assert story_of(page) == "Hello" + decode(STORY[5:55])
 
 
-def test_rewind_ends_what_runs_first(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_rewind_ends_what_runs_first(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(token(page, 50)).to_be_attached()
     token(page, 9).dispatch_event("click", {"shiftKey": True})
@@ -180,11 +160,7 @@ def test_rewind_to_a_text_in_sight_leaves_nothing_later_to_go_to(
     expect(page.get_by_role("button", name="Latest text")).to_be_hidden()
 
 
-def test_comparison_dims_what_is_shared_and_says_how_much(
-    visit: Visit, server: ServerProcess
-) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_comparison_dims_what_is_shared_and_says_how_much(page: Page) -> None:
     expect(page.get_by_role("button", name="Compare")).to_be_hidden()
     write(page)
     fork_at(page, 9)
@@ -203,9 +179,7 @@ def test_comparison_dims_what_is_shared_and_says_how_much(
     expect(page.locator("#comparison")).to_be_empty()
 
 
-def test_another_token_can_be_had_in_the_place_of_one(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_another_token_can_be_had_in_the_place_of_one(page: Page, visit: Visit) -> None:
     write(page)
     token(page, 9).hover()
     others = page.locator(".card-others button")
@@ -220,9 +194,7 @@ def test_another_token_can_be_had_in_the_place_of_one(visit: Visit, server: Serv
     assert story_of(page, 1).startswith("Hello" + decode(STORY[5:14]) + replaced)
 
 
-def test_there_is_an_end_to_the_number_of_sessions(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_there_is_an_end_to_the_number_of_sessions(page: Page) -> None:
     write(page)
     for _ in range(7):
         page.keyboard.press("Alt+n")

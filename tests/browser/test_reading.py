@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import (
@@ -44,9 +44,7 @@ def test_text_is_written_once_per_frame(visit: Visit, start_server: StartServer)
     assert writes < 3000
 
 
-def test_keyboard_alone_writes_stops_and_continues(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_keyboard_alone_writes_stops_and_continues(page: Page) -> None:
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the prompt")).to_be_focused()
     page.keyboard.press("Enter")
@@ -61,9 +59,7 @@ def test_keyboard_alone_writes_stops_and_continues(visit: Visit, server: ServerP
     page.keyboard.press("Escape")
 
 
-def test_focus_moves_on_from_a_button_that_goes_out(visit: Visit, server: ServerProcess) -> None:
-    page = visit.page
-    open_page(page, server)
+def test_focus_moves_on_from_a_button_that_goes_out(page: Page) -> None:
     page.fill("#max-tokens", str(ENDLESS))
     page.locator("#generate").focus()
     page.keyboard.press("Space")
