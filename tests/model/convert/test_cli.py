@@ -6,34 +6,24 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from transformers import GPT2Config, GPT2LMHeadModel
-from typer.testing import CliRunner
 
 from model.checkpoint import load_checkpoint
-from model.convert.cli import register
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
+from tests.model.commands import everstream, refused
 
 ROOT = Path(__file__).parents[3]
 RUN = "--match-steps 2 --steps 2 --batch-size 2 --window 32 --threads 1 --device cpu"
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    result = typer.Typer()
-    result.callback()(lambda: None)  # one command alone would be the app itself
-    register(result)
-    return result
-
-
-def convert(source: Path | str, to: str, corpus: Path, out: Path, *more: str) -> list[str]:
-    texts = ["--data", str(corpus), "--valid", str(corpus), "--out", str(out)]
-    return ["convert", "--from", str(source), "--to", to, *texts, *RUN.split(), *more]
+def convert(source: Path, to: str, corpus: Path, out: Path, *more: str) -> list[object]:
+    texts = ["--data", corpus, "--valid", corpus, "--out", out]
+    return ["convert", "--from", source, "--to", to, *texts, *RUN.split(), *more]
 
 
 def test_gpt2_folder_becomes_a_model_with_a_constant_state(
-    app: typer.Typer, corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+    corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -41,10 +31,9 @@ def test_gpt2_folder_becomes_a_model_with_a_constant_state(
     theirs.save_pretrained(tmp_path / "gpt2")
     tokenizer.save(tmp_path / "gpt2" / "tokenizer.json")
     out = tmp_path / "run"
-    result = CliRunner().invoke(app, convert(tmp_path / "gpt2", "performer", corpus, out))
-    assert result.exit_code == 0, result.output
+    said = everstream(*convert(tmp_path / "gpt2", "performer", corpus, out))
     for line in ("the model before", "after the bare swap", "after matching", "after fine-tuning"):
-        assert line in result.stdout
+        assert line in said
     config = load_checkpoint(out / "model").config
     assert (config.norm, config.mlp, config.max_position_embeddings) == ("layer", "gelu", 64)
     assert config.attention_options == {"rotary": "none"}
@@ -61,7 +50,7 @@ def test_gpt2_folder_becomes_a_model_with_a_constant_state(
         ("lstm", [], "'lstm' is unknown"),
         ("linformer", [], "linformer"),
         ("performer", ["--attention-options", '{"features": -1}'], "features"),
-        ("performer", ["--attention-options", "{"], "everstream:"),
+        ("performer", ["--attention-options", "{"], ""),
         ("performer", ["--attention-options", "[1]"], "attention_options must be an object"),
         ("gated", ["--attention-options", "null"], "attention_options must be an object"),
         ("performer", ["--match-steps", "-1"], "match_steps"),
@@ -70,19 +59,9 @@ def test_gpt2_folder_becomes_a_model_with_a_constant_state(
     ],
 )
 def test_mistake_is_one_line_and_status_2(
-    app: typer.Typer,
-    trained: Path,
-    corpus: Path,
-    tmp_path: Path,
-    to: str,
-    more: list[str],
-    message: str,
+    trained: Path, corpus: Path, tmp_path: Path, to: str, more: list[str], message: str
 ) -> None:
-    result = CliRunner().invoke(app, convert(trained, to, corpus, tmp_path / "run", *more))
-    assert result.exit_code == 2
-    assert result.stderr.startswith("everstream: ")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert message in refused(*convert(trained, to, corpus, tmp_path / "run", *more))
 
 
 @pytest.mark.process

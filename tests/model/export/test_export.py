@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
-from typer.testing import CliRunner
 
 from model.architectures.network import model_of
 from model.bundled_models import DEFAULT_MODEL
@@ -24,10 +23,10 @@ from model.gguf_file import GgufFile
 from model.tokenization.world import WorldCodec
 from model.tokenizer import Tokenizer, TokenizerError
 from model.torch_file import TorchFile
-from server.cli.main import app
 from tests.gguf_files import gguf_tensors
 from tests.model.architectures.rwkv7_llama import run_llama
 from tests.model.architectures.rwkv7_package import run_package
+from tests.model.commands import everstream, refused
 from tests.rwkv7 import SHAPES, fla_names, published, write_pth
 from tests.tiny import tiny_tokenizer
 
@@ -50,8 +49,7 @@ def checkpoint(native: Path) -> Checkpoint:
 
 
 def export(model: Path | str, out: Path, *options: str) -> Path:
-    result = CliRunner().invoke(app, ["export", str(model), str(out), *options])
-    assert result.exit_code == 0, result.output
+    everstream("export", model, out, *options)
     return out
 
 
@@ -224,33 +222,26 @@ def test_tokenizers_that_gguf_cannot_hold_are_refused() -> None:
         vocabulary(Tokenizer.from_json(json.dumps(values)), 300)
 
 
-def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["export", *arguments])
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.output
-    return " ".join(result.output.split())
-
-
 @pytest.mark.parametrize("form", ["gguf", "pth", "hf"])
 def test_other_families_are_refused_by_format_and_family(tmp_path: Path, form: str) -> None:
     out = place(tmp_path, form)
     attention = load_checkpoint(DEFAULT_MODEL).config.attention
-    message = refused(str(DEFAULT_MODEL), str(out), "--format", form)
+    message = refused("export", DEFAULT_MODEL, out, "--format", form)
     assert f"--format {form} is not supported for {attention} models" in message
     assert list(tmp_path.iterdir()) == []
 
 
 def test_mistakes_are_named_before_anything_is_written(native: Path, tmp_path: Path) -> None:
-    model, out = str(native), str(tmp_path / "out")
-    assert "must end in .gguf" in refused(model, out, "--format", "gguf")
-    assert "q8_0 is for --format gguf" in refused(model, out, "--dtype", "q8_0")
-    assert "is the model's own file" in refused(model, model, "--format", "pth")
+    out = tmp_path / "out"
+    assert "must end in .gguf" in refused("export", native, out, "--format", "gguf")
+    assert "q8_0 is for --format gguf" in refused("export", native, out, "--dtype", "q8_0")
+    assert "is the model's own file" in refused("export", native, native, "--format", "pth")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_tokenizer_next_to_a_native_file_is_kept(native: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    message = refused(str(native), str(tmp_path / "model.pth"), "--format", "pth")
+    message = refused("export", native, tmp_path / "model.pth", "--format", "pth")
     assert "tokenizer.json is another tokenizer than the model's" in message
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
@@ -272,5 +263,5 @@ def test_what_a_format_cannot_say_is_refused(
     model = model_of(type(checkpoint.config).from_dict(values), checkpoint.weights)
     save_checkpoint(tmp_path / "ours", model, checkpoint.tokenizer)
     out = place(tmp_path, form)
-    assert message in refused(str(tmp_path / "ours"), str(out), "--format", form)
+    assert message in refused("export", tmp_path / "ours", out, "--format", form)
     assert not out.exists()

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
-from model.training.cli import register
 from model.training.data import Source
 from model.training.loop import TrainConfig, train
+from tests.model.commands import everstream, refused
 from tests.rwkv7 import Shape, published, write_pth
 
 RUN = "--steps 4 --batch-size 2 --window 32 --threads 1 --vocab-size 280 --layers 2"
@@ -97,28 +95,17 @@ def test_every_weight_is_trained(
             assert (tensor != early[name]).any(), name
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    result = typer.Typer()
-    register(result)
-    return result
-
-
 def test_command_trains_and_a_second_run_starts_from_its_model(
-    app: typer.Typer, corpus: Path, tmp_path: Path
+    corpus: Path, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    options = ["--data", str(corpus), *RUN.split()]
+    options = ["--data", corpus, *RUN.split()]
     ranks = ["--attention-options", '{"gate_rank": 12}']
-    command = ["train", *options, *RWKV7.split(), *ranks, "--out", str(first)]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
+    everstream("train", *options, *RWKV7.split(), *ranks, "--out", first)
     config = json.loads((first / "model" / "config.json").read_text(encoding="utf-8"))
     assert config["model_type"] == "everstream-rwkv7"
     assert (config["gate_rank"], config["intermediate_size"]) == (12, 64)
-    more = ["--init-from", str(first / "model"), "--out", str(second)]
-    result = CliRunner().invoke(app, ["train", *options, *more])
-    assert result.exit_code == 0, result.output
+    everstream("train", *options, "--init-from", first / "model", "--out", second)
     assert json.loads((second / "model" / "config.json").read_text(encoding="utf-8")) == config
 
 
@@ -130,17 +117,13 @@ def write_vocabulary(path: Path) -> Path:
     return path
 
 
-def test_published_file_is_trained_on_with_its_vocabulary(
-    app: typer.Typer, corpus: Path, tmp_path: Path
-) -> None:
+def test_published_file_is_trained_on_with_its_vocabulary(corpus: Path, tmp_path: Path) -> None:
     shape = Shape(600, 16, 2, 8, 24, (4, 3, 2, 5))  # most ids are padding, which no sample has
     weights = published(shape)
     file = write_pth(tmp_path / "theirs.pth", weights)
     write_vocabulary(tmp_path / "rwkv_vocab_v20230424.txt")
-    options = ["--data", str(corpus), "--init-from", str(file), "--out", str(tmp_path / "run")]
-    options += ["--learning-rate", "1e-6", "--sample-every", "4", *RUN.split()]
-    result = CliRunner().invoke(app, ["train", *options])
-    assert result.exit_code == 0, result.output
+    options = ["--data", corpus, "--init-from", file, "--out", tmp_path / "run"]
+    everstream("train", *options, "--learning-rate", 1e-6, "--sample-every", 4, *RUN.split())
     checkpoint = load_checkpoint(tmp_path / "run" / "model")
     assert checkpoint.config == shape.config
     assert checkpoint.tokenizer.vocab_size == 259
@@ -150,20 +133,10 @@ def test_published_file_is_trained_on_with_its_vocabulary(
     assert "=== step 4" in (tmp_path / "run" / "samples.txt").read_text(encoding="utf-8")
 
 
-def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(
-    app: typer.Typer, corpus: Path, tmp_path: Path
-) -> None:
+def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(corpus: Path, tmp_path: Path) -> None:
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
-    options = [
-        "--data",
-        str(corpus),
-        "--tokenizer",
-        str(vocabulary),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    result = CliRunner().invoke(app, ["train", *options, *RUN.split(), *RWKV7.split()])
-    assert result.exit_code == 0, result.output
+    options = ["--data", corpus, "--tokenizer", vocabulary, "--out", tmp_path / "run"]
+    everstream("train", *options, *RUN.split(), *RWKV7.split())
     checkpoint = load_checkpoint(tmp_path / "run" / "model")
     assert checkpoint.config.vocab_size == checkpoint.tokenizer.vocab_size == 259
     assert checkpoint.tokenizer.encode("the fox") == [257, 103, 112, 121]
@@ -183,11 +156,7 @@ def test_rwkv_vocabulary_is_a_tokenizer_to_train_with(
     ],
 )
 def test_mistake_is_one_line_and_status_2(
-    app: typer.Typer, corpus: Path, tmp_path: Path, more: str, message: str
+    corpus: Path, tmp_path: Path, more: str, message: str
 ) -> None:
-    command = ["train", "--data", str(corpus), "--out", str(tmp_path / "run"), *RUN.split()]
-    result = CliRunner().invoke(app, [*command, *more.split()])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("everstream: ")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    command = ["train", "--data", corpus, "--out", tmp_path / "run", *RUN.split()]
+    assert message in refused(*command, *more.split())
