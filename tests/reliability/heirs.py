@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 
 from tests.reliability.history import History, Log
-from tests.reliability.streams import KeptStream, Odometer, Soloist, answer, ask, socket_of
+from tests.reliability.streams import (
+    SAMPLING,
+    KeptStream,
+    Soloist,
+    answer,
+    ask,
+    place_of,
+    socket_of,
+)
 
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
 TRIES_S = 30.0
 
 
@@ -34,9 +40,8 @@ class Heir:
 
     async def _try(self, url: str, num_events: int) -> bool:
         stream = self.stream
-        place = {"session": stream.session, "epoch": stream.epoch, "last_seq": 0}
         async with socket_of(url) as socket:
-            await ask(socket, type="resume", request_id="r", **place)
+            await ask(socket, type="resume", request_id="r", **place_of(stream))
             resumed = await answer(socket)
             if resumed["type"] == "error":  # the lease is not over yet
                 assert resumed["error"]["code"] == "session_elsewhere", resumed
@@ -47,12 +52,6 @@ class Heir:
             while self._reader.last_seq < self.taken_over_at + num_events:
                 self._reader.saw_frame(await answer(socket))
             return True
-
-
-def streams_of(history: History, odometer: Odometer, max_tokens: int) -> list[KeptStream]:
-    """Four, of one prompt."""
-    body = {"prompt": "Once upon a time", "max_tokens": max_tokens, **SAMPLING}
-    return [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(4)]
 
 
 async def endless(socket: ClientConnection) -> None:

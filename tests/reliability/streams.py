@@ -27,6 +27,7 @@ from server.models.storage import identity_of
 from server.store.base import Store
 from server.store.sqlite.store import open_store
 from tests.reliability.history import Event, History, Log, Reader, event_of_entry, event_of_frame
+from tests.reliability.servers import ServerProcess
 from tests.server.harness import checked
 from tests.tiny import solo, tiny_checkpoint, tokens_of
 
@@ -37,6 +38,9 @@ Backend = Literal["native", "torch"]
 LAST = ("finished", "error", "reset", "migrate")
 
 TIMEOUT_S = 90.0
+PROMPT = "Who lives in the hollow tree?"
+#: With it a generation has as many tokens as it may.
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
 
 
 class Odometer:
@@ -155,13 +159,8 @@ class KeptStream:
                 "idempotency_key": self.name,
                 **self.body,
             }
-        question = {
-            "type": "resume",
-            "request_id": self.name,
-            "session": self.session,
-            "epoch": self.epoch,
-            "last_seq": self.last_seq,
-        }
+        place = place_of(self, self.last_seq)
+        question = {"type": "resume", "request_id": self.name, **place}
         return {**question, "take_over": True} if take_over else question
 
     async def _read(self, socket: ClientConnection, owner: str) -> End:
@@ -195,6 +194,23 @@ async def run_all(streams: Iterable[KeptStream], url: str, owner: str = "server"
         return await asyncio.gather(*(stream.run(url, owner) for stream in unfinished))
 
 
+def kept_streams(
+    number: int, history: History, odometer: Odometer | None = None, **body: Any
+) -> list[KeptStream]:
+    """So many, which differ in their seeds; of `PROMPT` where ``body`` has no other one."""
+    body = {"prompt": PROMPT, **SAMPLING, **body}
+    return [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(number)]
+
+
+def twin_of(stream: KeptStream, history: History) -> KeptStream:
+    """Another client that has seen just as much of the same session."""
+    twin = KeptStream(f"{stream.name} again", history, **stream.body)
+    twin.epoch = stream.epoch
+    twin.reader = history.reader(twin.name, stream.session)
+    twin.reader.attach(stream.epoch, stream.last_seq)
+    return twin
+
+
 # Single questions
 
 
@@ -213,6 +229,16 @@ async def answer_of(socket: ClientConnection, *types: str) -> Frame:
     while (frame := await answer(socket))["type"] not in (*types, "error"):
         pass
     return frame
+
+
+def place_of(stream: KeptStream, last_seq: int = 0) -> Frame:
+    """What a ``resume`` of its session says: that so much was seen of it."""
+    return {"session": stream.session, "epoch": stream.epoch, "last_seq": last_seq}
+
+
+def events_of(frames: Iterable[Frame]) -> list[Frame]:
+    """Those with a number."""
+    return [frame for frame in frames if frame["type"] in ("token", "finished")]
 
 
 async def rest_of(socket: ClientConnection) -> list[Frame]:
@@ -287,7 +313,13 @@ def opened_store(folder: Path, model: Path | None = None, backend: Backend = "na
     return open_store(folder, identity_of(checkpoint, open_backend(checkpoint, backend)))
 
 
-# Models, and what they say when nobody else is there
+# Servers and models, and what a model says when nobody else is there
+
+
+def tiny_server(folder: Path, *flags: object, **options: Any) -> ServerProcess:
+    """A server of a tiny model with its store in ``folder``; it is not started."""
+    model = write_tiny_model(folder / "model")
+    return ServerProcess("--model", model, "--store", folder / "store", *flags, **options)
 
 
 def write_tiny_model(folder: Path, attention: str = "gated") -> Path:
@@ -315,3 +347,13 @@ class Soloist:
     def text(self, ids: Sequence[int]) -> str:
         """The text of tokens."""
         return b"".join(self._tokenizer.token_bytes(id) for id in ids).decode("utf-8", "replace")
+
+
+def check_alone(
+    streams: Iterable[KeptStream], history: History, log: Log, model: Path | None
+) -> None:
+    """The readers have all of the log, and each stream is what it is where nobody else is there."""
+    soloist = Soloist(model)
+    history.check(log, decode=soloist.text)
+    for stream in streams:
+        assert stream.tokens == soloist.tokens(**stream.body), stream.name

@@ -16,20 +16,21 @@ from tests.reliability.confined import can, inside, volume
 from tests.reliability.history import History
 from tests.reliability.servers import EVERSTREAM, ServerProcess, eventually
 from tests.reliability.streams import (
+    PROMPT,
+    SAMPLING,
     KeptStream,
     Odometer,
     answer,
     answer_of,
     ask,
     client_of,
+    kept_streams,
     log_over_http,
     run_all,
     socket_of,
-    write_tiny_model,
+    tiny_server,
 )
 
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
-PROMPT = "Who lives in the hollow tree?"
 NUM_STREAMS = 4
 SIZE = "64m"
 
@@ -46,13 +47,6 @@ def fill(folder: Path) -> Path:
             if error.errno != errno.ENOSPC:
                 raise
     return filler
-
-
-def endless_streams(history: History, odometer: Odometer) -> list[KeptStream]:
-    body = {"prompt": PROMPT, "max_tokens": 10**6, **SAMPLING}
-    return [
-        KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(NUM_STREAMS)
-    ]
 
 
 async def check_refuses_what_is_kept(server: ServerProcess, socket: ClientConnection) -> None:
@@ -97,12 +91,12 @@ async def stop_at_the_log(streams: Sequence[KeptStream], running: asyncio.Task[A
 
 @pytest.mark.skipif(not can(), reason="this user may not mount a small file system")
 async def test_full_file_system(tmp_path: Path) -> None:
-    model, store = write_tiny_model(tmp_path / "model"), tmp_path / "store"
+    store = tmp_path / "store"
     store.mkdir()
     history, odometer = History(), Odometer()
-    streams = endless_streams(history, odometer)
+    streams = kept_streams(NUM_STREAMS, history, odometer, max_tokens=10**6)
     program = ("tests.reliability.confined", "--tmpfs", str(store), SIZE, *EVERSTREAM)
-    with ServerProcess("--model", model, "--store", store, program=program) as server:
+    with tiny_server(tmp_path, program=program) as server:
         async with socket_of(server.stream_url) as old_socket:
             running = asyncio.create_task(run_all(streams, server.stream_url))
             await odometer.reach(400)
@@ -121,22 +115,15 @@ async def test_full_file_system(tmp_path: Path) -> None:
 
 async def test_store_that_has_all_its_bytes(tmp_path: Path) -> None:
     """It stays red until sessions are deleted, which is still possible."""
-    model, store = write_tiny_model(tmp_path / "model"), tmp_path / "store"
     history, odometer = History(), Odometer()
-    streams = endless_streams(history, odometer)
-    with ServerProcess("--model", model, "--store", store, "--store-size", "1MiB") as server:
+    streams = kept_streams(NUM_STREAMS, history, odometer, max_tokens=10**6)
+    with tiny_server(tmp_path, "--store-size", "1MiB") as server:
         async with socket_of(server.stream_url) as old_socket:
             await stop_at_the_log(streams, asyncio.create_task(run_all(streams, server.stream_url)))
             await check_refuses_what_is_kept(server, old_socket)
             # Long enough for the store's upkeep, which must not take it for recovered.
-            await ask(
-                old_socket,
-                type="generate",
-                request_id="l",
-                prompt=PROMPT,
-                max_tokens=20_000,
-                **SAMPLING,
-            )
+            body = {"prompt": PROMPT, "max_tokens": 20_000, **SAMPLING}
+            await ask(old_socket, type="generate", request_id="l", **body)
             assert (await answer_of(old_socket, "finished"))["type"] == "finished"
             assert server.get("/ready")[0] == 503
             assert "works again" not in server.log()
@@ -175,11 +162,11 @@ async def check_deletes_alone(client: httpx.AsyncClient, session: str) -> None:
 @pytest.mark.skipif(not can(), reason="this user may not mount a small file system")
 async def test_volume_that_others_fill_can_be_emptied(tmp_path: Path) -> None:
     """Deletions and a restart have the room of the reserve, which comes back with the disk's."""
-    model, store = write_tiny_model(tmp_path / "model"), tmp_path / "store"
+    store = tmp_path / "store"
     store.mkdir()
     with (
         volume(store, "16m") as within,
-        ServerProcess("--model", model, "--store", store, within=within) as server,
+        tiny_server(tmp_path, within=within) as server,
     ):
         reserve = inside(server.pid, store) / "reserve"
         num_bytes = reserve.stat().st_size

@@ -12,32 +12,29 @@ import pytest
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import (
+    PROMPT,
+    SAMPLING,
     Frame,
     KeptStream,
     Odometer,
     answer_of,
     ask,
     client_of,
+    events_of,
     events_over_http,
+    kept_streams,
     run_all,
     socket_of,
-    write_tiny_model,
+    tiny_server,
 )
 
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
 LONG_TEXT = "Only the wind, said she, and he is not at home. " * 500
-
-
-def server_at(folder: Path) -> ServerProcess:
-    model = write_tiny_model(folder / "model")
-    return ServerProcess("--model", model, "--store", folder / "store")
 
 
 async def generated(url: str, key: str, max_tokens: int = 50) -> list[Frame]:
     """Everything that one more connection gets for the same work."""
-    stream = KeptStream(
-        key, History(), prompt="Who lives there?", seed=3, max_tokens=max_tokens, **SAMPLING
-    )
+    body = {"prompt": PROMPT, "max_tokens": max_tokens, **SAMPLING}
+    stream = KeptStream(key, History(), seed=3, **body)
     await stream.run(url)
     return stream.frames
 
@@ -55,14 +52,10 @@ def num_sessions(server: ServerProcess) -> int:
     return len(got(server, "/v1/sessions")["data"])
 
 
-def events(frames: list[Frame]) -> list[Frame]:
-    return [frame for frame in frames if frame["type"] in ("token", "finished")]
-
-
 async def test_generation_is_done_once_and_told_as_often_as_it_is_asked_for(
     tmp_path: Path,
 ) -> None:
-    with server_at(tmp_path) as server:
+    with tiny_server(tmp_path) as server:
         first = await generated(server.stream_url, "work")
         again = await generated(server.stream_url, "work")
         server.restart()
@@ -73,30 +66,29 @@ async def test_generation_is_done_once_and_told_as_often_as_it_is_asked_for(
         "resumed",
         "resumed",
     ]
-    assert len(events(first)) == 51
-    assert events(first) == events(again)
-    assert [frame["seq"] for frame in events(after_crash)] == list(range(1, 52))
-    assert events(after_crash) == events(first)
+    assert len(events_of(first)) == 51
+    assert events_of(first) == events_of(again)
+    assert [frame["seq"] for frame in events_of(after_crash)] == list(range(1, 52))
+    assert events_of(after_crash) == events_of(first)
 
 
 async def test_two_at_the_same_moment_are_one_piece_of_work(tmp_path: Path) -> None:
     """The second is told to come again, or that the first has its events, or all of them."""
-    with server_at(tmp_path) as server:
+    with tiny_server(tmp_path) as server:
         both = await asyncio.gather(*(generated(server.stream_url, "work") for _ in range(2)))
         assert num_sessions(server) == 1
     whole = [frames for frames in both if frames[-1]["type"] == "finished"]
     refused = [frames[-1]["error"]["code"] for frames in both if frames not in whole]
     assert whole
     assert set(refused) <= {"key_in_use", "session_attached"}
-    assert all(len(events(frames)) == 51 for frames in whole)
+    assert all(len(events_of(frames)) == 51 for frames in whole)
 
 
 async def test_crash_before_the_answer_does_not_do_the_work_twice(tmp_path: Path) -> None:
     """The client has sent its message, and knows nothing when the server is gone."""
     history, odometer = History(), Odometer()
-    body = {"prompt": "Who lives there?", "max_tokens": 300, **SAMPLING}
-    streams = [KeptStream(f"w{seed}", history, odometer, seed=seed, **body) for seed in range(8)]
-    with server_at(tmp_path) as server:
+    streams = kept_streams(8, history, odometer, max_tokens=300)
+    with tiny_server(tmp_path) as server:
         for num_tokens in (0, 1, 20):
             running = asyncio.create_task(run_all(streams, server.stream_url))
             await odometer.reach(num_tokens)
@@ -108,7 +100,7 @@ async def test_crash_before_the_answer_does_not_do_the_work_twice(tmp_path: Path
 
 
 def test_append_is_fed_once(tmp_path: Path) -> None:
-    with server_at(tmp_path) as server:
+    with tiny_server(tmp_path) as server:
         session = new_session(server)
         path, body = f"{server.url}/v1/sessions/{session}/append", {"text": " The fox."}
         first = httpx.post(path, json={**body, "idempotency_key": "k"}).json()
@@ -125,7 +117,7 @@ async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
 ) -> None:
     """Its beginning is in the log, so that it goes on; whoever asks again gets its end."""
     message = {"text": LONG_TEXT, "idempotency_key": "k"}
-    with server_at(tmp_path) as server:
+    with tiny_server(tmp_path) as server:
         session = new_session(server)
         async with socket_of(server.stream_url) as socket:
             await ask(socket, type="append", request_id="a", session=session, **message)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.heirs import Heir, check_inheritance, endless, streams_of
+from tests.reliability.heirs import Heir, check_inheritance, endless
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
     Odometer,
+    kept_streams,
     log_of_store,
     rest_of,
     run_all,
@@ -66,7 +67,7 @@ async def pause(server: ServerProcess, within_a_commit: bool) -> None:
 async def test_woken_owner_writes_nothing_sends_nothing_and_leaves(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer, max_tokens=20_000)
+    streams = kept_streams(4, history, odometer, max_tokens=20_000)
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()
         reading = asyncio.create_task(run_all(streams, first.stream_url, "first"))
@@ -90,7 +91,7 @@ async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> 
     """Locks of the database outlast every lease: the other one gives up, and nothing is lost."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer, max_tokens=3000)
+    streams = kept_streams(4, history, odometer, max_tokens=3000)
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()
         reading = asyncio.create_task(run_all(streams, first.stream_url))

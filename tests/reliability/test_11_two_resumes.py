@@ -8,35 +8,27 @@ from pathlib import Path
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import (
-    KeptStream,
     Odometer,
     answer,
     ask,
     client_of,
+    kept_streams,
     log_over_http,
+    place_of,
     run_all,
     socket_of,
-    write_tiny_model,
+    tiny_server,
+    twin_of,
 )
 
 NUM_SESSIONS = 12
-BODY = {"prompt": "Who lives there?", "temperature": 0.9, "ignore_eos": True}
-
-
-def resume_of(stream: KeptStream, **more: object) -> dict[str, object]:
-    place = {"session": stream.session, "epoch": stream.epoch, "last_seq": stream.last_seq}
-    return {"type": "resume", "request_id": "rival", **place, **more}
 
 
 async def test_after_a_crash_one_of_two_wins_and_misses_nothing(tmp_path: Path) -> None:
     """The session sleeps in the store, and both wake it."""
-    model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = [
-        KeptStream(f"c{seed}", history, odometer, seed=seed, max_tokens=2000, **BODY)
-        for seed in range(NUM_SESSIONS)
-    ]
-    with ServerProcess("--model", model, "--store", tmp_path / "store") as server:
+    streams = kept_streams(NUM_SESSIONS, history, odometer, max_tokens=2000)
+    with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(NUM_SESSIONS * 20)
         server.kill()
@@ -60,18 +52,9 @@ async def test_after_a_crash_one_of_two_wins_and_misses_nothing(tmp_path: Path) 
     history.check(log)
 
 
-def twin_of(stream: KeptStream, history: History) -> KeptStream:
-    """Another client that has seen just as much of the same session."""
-    twin = KeptStream(f"{stream.name} again", history, **stream.body)
-    twin.epoch = stream.epoch
-    twin.reader = history.reader(twin.name, stream.session)
-    twin.reader.attach(stream.epoch, stream.last_seq)
-    return twin
-
-
 async def test_over_http_the_second_reader_gets_409(tmp_path: Path) -> None:
     with ServerProcess("--store", tmp_path / "store") as server:
-        stream = KeptStream("c", History(), Odometer(), max_tokens=100_000, **BODY)
+        (stream,) = kept_streams(1, History(), max_tokens=100_000)
         reading = asyncio.create_task(stream.run(server.stream_url))
         while not stream.frames:  # noqa: ASYNC110 - the stream tells nobody that it has begun
             await asyncio.sleep(0.01)
@@ -85,13 +68,14 @@ async def test_over_http_the_second_reader_gets_409(tmp_path: Path) -> None:
 
 
 async def test_who_takes_over_reads_on_and_the_other_is_told(tmp_path: Path) -> None:
-    model, history, odometer = write_tiny_model(tmp_path / "model"), History(), Odometer()
-    with ServerProcess("--model", model, "--store", tmp_path / "store") as server:
-        stream = KeptStream("first", history, odometer, max_tokens=100_000, **BODY)
+    history, odometer = History(), Odometer()
+    with tiny_server(tmp_path) as server:
+        (stream,) = kept_streams(1, history, odometer, max_tokens=100_000)
         reading = asyncio.create_task(stream.run(server.stream_url))
         await odometer.reach(50)
         async with socket_of(server.stream_url) as socket:
-            await ask(socket, **resume_of(stream, last_seq=0, take_over=True))
+            place = place_of(stream)
+            await ask(socket, type="resume", request_id="rival", take_over=True, **place)
             resumed = await answer(socket)
             assert resumed["type"] == "resumed"
             rival = history.reader("rival", stream.session)

@@ -13,20 +13,21 @@ import pytest
 from tests.chaos.cluster import cluster_of
 from tests.chaos.logs import logs_of
 from tests.reliability.heirs import (
-    SAMPLING,
     TRIES_S,
     Heir,
     check_inheritance,
     endless,
-    streams_of,
 )
 from tests.reliability.history import History
 from tests.reliability.streams import (
+    SAMPLING,
     Frame,
     KeptStream,
     Odometer,
     answer,
     ask,
+    kept_streams,
+    place_of,
     rest_of,
     run_all,
     socket_of,
@@ -39,7 +40,7 @@ from tests.stopping import stop
 async def test_woken_replica_writes_nothing_sends_nothing_and_leaves(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer, max_tokens=10_000)
+    streams = kept_streams(4, history, odometer, max_tokens=10_000)
     async with cluster_of(model, num_replicas=2, wires="direct") as cluster:
         first, second = cluster.replicas
         first.hold()
@@ -68,7 +69,7 @@ async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer, max_tokens=1500)
+    streams = kept_streams(4, history, odometer, max_tokens=1500)
     # A lease that no busy machine outlasts.
     environment = {"EVERSTREAM_STORE_LEASE_S": "60"}
     async with cluster_of(
@@ -80,8 +81,7 @@ async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
         stop(first.process.pid)
         async with socket_of(second.process.stream_url) as rival:
             (stream, *_) = streams
-            place = {"session": stream.session, "epoch": stream.epoch, "last_seq": 0}
-            await ask(rival, type="resume", request_id="r", **place)
+            await ask(rival, type="resume", request_id="r", **place_of(stream))
             refused = await answer(rival)
             assert refused["error"]["code"] == "session_elsewhere"
         first.signal(signal.SIGCONT)
@@ -109,7 +109,7 @@ async def test_woken_replica_says_nothing_of_sessions_that_it_had(tmp_path: Path
             last = await last_frame(second.process.stream_url, more)
             assert last["seq"] == 2 * stream.last_seq
         for stream, socket in zip(streams, sockets, strict=True):
-            place = {"session": stream.session, "epoch": stream.epoch, "last_seq": last["seq"]}
+            place = place_of(stream, last["seq"])
             await ask(socket, type="resume", request_id="r", **place)
         first.signal(signal.SIGCONT)
         for told in await asyncio.gather(*map(rest_of, sockets)):

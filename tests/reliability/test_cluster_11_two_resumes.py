@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,23 +17,16 @@ from tests.reliability.streams import (
     answer,
     ask,
     client_of,
+    kept_streams,
+    place_of,
     run_all,
     socket_of,
+    twin_of,
     write_tiny_model,
 )
 
 NUM_SESSIONS = 4
-BODY: dict[str, Any] = {"prompt": "Who lives there?", "temperature": 0.9, "ignore_eos": True}
 TRIES_S = 60
-
-
-def twin_of(stream: KeptStream, history: History) -> KeptStream:
-    """Another client that has seen just as much of the same session."""
-    twin = KeptStream(f"{stream.name} again", history, **stream.body)
-    twin.epoch = stream.epoch
-    twin.reader = history.reader(twin.name, stream.session)
-    twin.reader.attach(stream.epoch, stream.last_seq)
-    return twin
 
 
 async def resumed_at(stream: KeptStream, url: str) -> str:
@@ -52,10 +44,7 @@ async def test_after_a_crash_one_of_two_replicas_wins_and_misses_nothing(tmp_pat
     """The sessions are nobody's, and both want them."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = [
-        KeptStream(f"c{seed}", history, odometer, seed=seed, max_tokens=1500, **BODY)
-        for seed in range(NUM_SESSIONS)
-    ]
+    streams = kept_streams(NUM_SESSIONS, history, odometer, max_tokens=1500)
     async with cluster_of(model, wires="direct") as cluster:
         first, *others = cluster.replicas
         running = asyncio.create_task(run_all(streams, first.process.stream_url))
@@ -89,7 +78,7 @@ async def test_after_a_crash_one_of_two_replicas_wins_and_misses_nothing(tmp_pat
 @pytest.mark.timeout(240)
 async def test_reader_elsewhere_is_respected_unless_it_is_taken_over(tmp_path: Path) -> None:
     model, history, odometer = write_tiny_model(tmp_path / "model"), History(), Odometer()
-    stream = KeptStream("first", history, odometer, max_tokens=10_000, **BODY)
+    (stream,) = kept_streams(1, history, odometer, max_tokens=10_000)
     async with cluster_of(model, num_replicas=2, wires="direct") as cluster:
         first, second = cluster.replicas
         reading = asyncio.create_task(stream.run(first.process.stream_url, "first"))
@@ -98,7 +87,7 @@ async def test_reader_elsewhere_is_respected_unless_it_is_taken_over(tmp_path: P
         async with client_of(second.process.url) as client:
             refused = await client.get(path, params=cursor)
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_attached")
-        place = {"session": stream.session, "epoch": stream.epoch, "last_seq": 0}
+        place = place_of(stream)
         async with socket_of(second.process.stream_url) as socket:
             await ask(socket, type="resume", request_id="r", **place)
             refusal = await answer(socket)
