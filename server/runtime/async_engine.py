@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from server.errors import InternalFailure, QueueFull, RequestError
 from server.observability.metrics import Metrics
 from server.observability.tracing import OFF, Tracer
 from server.runtime.command_queue import CommandQueue
-from server.runtime.commands import Absent, Call, Command
+from server.runtime.commands import Call, Command, evict
 from server.runtime.delivery_queue import DeliveryQueue
 from server.runtime.engine_thread import EngineThread
 from server.runtime.request_registry import RequestRegistry, Sink
@@ -33,8 +34,6 @@ from server.store.errors import Fenced, StoreFull
 
 STALL_S = 5.0
 MAX_COMMANDS = 4096
-#: Sessions whose states are copied before the store has written them.
-RETIRED_AT_ONCE = 32
 
 R = TypeVar("R")
 
@@ -237,19 +236,14 @@ class AsyncEngine:
     async def retire(self) -> None:
         """Saves all kept sessions, and tells the readers of those that run where they stand."""
         with contextlib.suppress(RequestError):
-            while await self.call(lambda engine, now: engine.retire(RETIRED_AT_ONCE)):
-                pass
+            await self.evict(sys.maxsize)
 
     async def evict(self, max_sessions: int) -> int:
         """Saves at most so many kept sessions, as `retire` does all; returns how many."""
-
-        def evict(engine: Engine, now: float) -> int:
-            return engine.retire(0) - engine.retire(min(max_sessions - moved, RETIRED_AT_ONCE))
-
-        moved = 0
-        while moved < max_sessions and (number := await self.call(evict)):
-            moved += number
-        return moved
+        num_left = max_sessions
+        while num_left and (num_evicted := await self.call(evict(num_left))):
+            num_left -= num_evicted
+        return max_sessions - num_left
 
     async def drained(self) -> None:
         """Returns when no request has a reader."""
@@ -268,7 +262,7 @@ class AsyncEngine:
             if step.lost:
                 step.lose()
             for command in step.commands:
-                self._note(command)
+                self.requests.note(command)
                 if command.future is None or command.future.done():
                     continue
                 if command.error is not None:
@@ -284,15 +278,6 @@ class AsyncEngine:
         for sink, events in batches.items():
             if not sink.put(events):
                 self.requests.release(sink)
-
-    def _note(self, command: Command) -> None:
-        """Has the requests as ``command`` left them, before any event that came after it."""
-        is_awaited = command.future is not None and not command.future.cancelled()
-        if command.error is not None:
-            for request_id in command.request_ids:
-                self.requests.refuse(request_id, command.error)
-        elif is_awaited and command.arrived is not None and command.result is not Absent.ABSENT:
-            command.arrived(command.result)
 
     def _die(self) -> None:
         """A thread cannot go on."""

@@ -19,6 +19,9 @@ from server.errors import RequestError
 from server.runtime.tenant import TenantAccount
 from server.store.errors import StoreFailed
 
+#: Sessions whose states are copied before the store has written them.
+EVICTED_AT_ONCE = 32
+
 R = TypeVar("R")
 
 Call = Callable[[Engine, float], R]
@@ -103,6 +106,15 @@ def go_on(session: str, owner: str, tenant: TenantAccount | None) -> Call[None]:
     def run(engine: Engine, now: float) -> None:
         _check_running(engine, tenant, owner, engine.num_starting(session, owner))
         engine.go_on(session, owner)
+
+    return run
+
+
+def evict(max_sessions: int) -> Call[int]:
+    """Saves and evicts some of the kept sessions, at most so many; returns how many."""
+
+    def run(engine: Engine, now: float) -> int:
+        return engine.retire(0) - engine.retire(min(max_sessions, EVICTED_AT_ONCE))
 
     return run
 

@@ -19,7 +19,7 @@ from server.observability.metrics import Metrics
 from server.observability.tracing import NO_SPAN, OFF, GenerationSpan, Tracer
 from server.runtime import commands
 from server.runtime.command_queue import CommandQueue
-from server.runtime.commands import Command
+from server.runtime.commands import Absent, Command
 
 
 class Sink(Protocol):
@@ -100,6 +100,15 @@ class RequestRegistry:
         if (live := self._live.get(request_id)) is not None:
             live.generation.failed(error)
             self._forget(request_id)
+
+    def note(self, command: Command) -> None:
+        """Has the requests as ``command`` left them. Comes before the events of its step."""
+        is_awaited = command.future is not None and not command.future.cancelled()
+        if command.error is not None:
+            for request_id in command.request_ids:
+                self.refuse(request_id, command.error)
+        elif is_awaited and command.arrived is not None and command.result is not Absent.ABSENT:
+            command.arrived(command.result)
 
     def requests(self, sink: Sink | None = None) -> list[str]:
         """The ids of the live requests that ``sink`` reads, or of all."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -111,10 +113,16 @@ class Resuming:
         return found.info
 
 
-async def test_attached_session_rests_until_its_reader_has_caught_up() -> None:
+@asynccontextmanager
+async def left() -> AsyncIterator[tuple[AsyncEngine, Resuming]]:
     async with driving(FakeEngine()) as async_engine:
         resuming = Resuming(async_engine)
         await resuming.begin()
+        yield async_engine, resuming
+
+
+async def test_attached_session_rests_until_its_reader_has_caught_up() -> None:
+    async with left() as (async_engine, resuming):
         attached = await resuming.attach()
         assert attached.busy
         assert attached.parked
@@ -128,9 +136,7 @@ async def test_attached_session_rests_until_its_reader_has_caught_up() -> None:
 
 
 async def test_end_of_a_session_comes_after_what_its_reader_has_missed() -> None:
-    async with driving(FakeEngine()) as async_engine:
-        resuming = Resuming(async_engine)
-        await resuming.begin()
+    async with left() as (async_engine, resuming):
         attached = await resuming.attach()
         async_engine.requests.cancel("new")
         await settled(async_engine)
@@ -143,9 +149,7 @@ async def test_end_of_a_session_comes_after_what_its_reader_has_missed() -> None
 
 
 async def test_pressure_does_not_start_a_session_whose_reader_is_behind() -> None:
-    async with driving(FakeEngine()) as async_engine:
-        resuming = Resuming(async_engine)
-        await resuming.begin()
+    async with left() as (async_engine, resuming):
         attached = await resuming.attach()
         async_engine.requests.hold(resuming.event_queue)
         async_engine.requests.go_on(resuming.event_queue)
@@ -161,9 +165,7 @@ async def test_pressure_does_not_start_a_session_whose_reader_is_behind() -> Non
 
 
 async def test_second_reader_is_refused_unless_it_takes_over() -> None:
-    async with driving(FakeEngine()) as async_engine:
-        resuming = Resuming(async_engine)
-        await resuming.begin()
+    async with left() as (async_engine, resuming):
         await resuming.attach("first")
         async_engine.requests.caught_up("first")
         with pytest.raises(SessionAttached):
@@ -179,9 +181,7 @@ async def test_second_reader_is_refused_unless_it_takes_over() -> None:
 
 
 async def test_cancel_and_a_take_over_at_once_end_the_session_for_its_new_reader() -> None:
-    async with driving(FakeEngine()) as async_engine:
-        resuming = Resuming(async_engine)
-        await resuming.begin()
+    async with left() as (async_engine, resuming):
         await resuming.attach("first")
         async_engine.requests.cancel("first")
         await resuming.attach("second", take_over=True)
@@ -223,9 +223,7 @@ async def test_idle_session_has_nothing_to_attach_to() -> None:
 
 
 async def test_resume_is_refused_by_a_server_that_drains() -> None:
-    async with driving(FakeEngine()) as async_engine:
-        resuming = Resuming(async_engine)
-        await resuming.begin()
+    async with left() as (async_engine, resuming):
         async_engine.begin_drain()
         with pytest.raises(Draining):
             await resuming.attach()

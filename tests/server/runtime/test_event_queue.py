@@ -1,12 +1,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from server.errors import InternalFailure
 from server.runtime.event_queue import EventQueue, ReaderTooSlow
+
+
+async def waiting(
+    event_queue: EventQueue[int], direct_write: Callable[[Sequence[int]], bool] | None = None
+) -> asyncio.Task[list[int]]:
+    """A reader that waits for items."""
+    reader = asyncio.create_task(event_queue.take(direct_write))
+    await asyncio.sleep(0)
+    return reader
 
 
 async def test_take_gives_everything_that_waits() -> None:
@@ -18,8 +27,7 @@ async def test_take_gives_everything_that_waits() -> None:
 
 async def test_put_wakes_a_waiting_reader() -> None:
     event_queue: EventQueue[int] = EventQueue(4)
-    reader = asyncio.create_task(event_queue.take())
-    await asyncio.sleep(0)
+    reader = await waiting(event_queue)
     event_queue.put([5])
     assert await reader == [5]
 
@@ -40,8 +48,7 @@ async def test_batch_that_does_not_fit_whole_overflows() -> None:
 
 async def test_failure_reaches_a_waiting_reader_and_the_first_one_counts() -> None:
     event_queue: EventQueue[int] = EventQueue(2)
-    reader = asyncio.create_task(event_queue.take())
-    await asyncio.sleep(0)
+    reader = await waiting(event_queue)
     event_queue.fail(InternalFailure("the engine has stopped"))
     event_queue.fail(ReaderTooSlow())
     with pytest.raises(InternalFailure, match="has stopped"):
@@ -50,8 +57,7 @@ async def test_failure_reaches_a_waiting_reader_and_the_first_one_counts() -> No
 
 async def test_cancelled_reader_can_read_again() -> None:
     event_queue: EventQueue[int] = EventQueue(2)
-    reader = asyncio.create_task(event_queue.take())
-    await asyncio.sleep(0)
+    reader = await waiting(event_queue)
     reader.cancel()
     await asyncio.gather(reader, return_exceptions=True)
     event_queue.put([1])
@@ -70,8 +76,7 @@ async def test_direct_write_gets_what_comes_while_the_reader_waits() -> None:
     assert await event_queue.take(direct_write) == [1]
     event_queue.put([2])
     assert await event_queue.take(direct_write) == [2]
-    reader = asyncio.create_task(event_queue.take(direct_write))
-    await asyncio.sleep(0)
+    reader = await waiting(event_queue, direct_write)
     assert event_queue.put([3, 4, 5])
     assert event_queue.put([6])
     assert short == [3, 4, 5, 6]
@@ -79,7 +84,7 @@ async def test_direct_write_gets_what_comes_while_the_reader_waits() -> None:
     reader.cancel()
 
 
-async def test_nothing_overtakes_what_the_shortcut_refused() -> None:
+async def test_nothing_overtakes_what_the_direct_write_refused() -> None:
     event_queue: EventQueue[int] = EventQueue(10)
     offered: list[Sequence[int]] = []
 
@@ -87,8 +92,7 @@ async def test_nothing_overtakes_what_the_shortcut_refused() -> None:
         offered.append(items)
         return len(offered) > 1
 
-    reader = asyncio.create_task(event_queue.take(direct_write))
-    await asyncio.sleep(0)
+    reader = await waiting(event_queue, direct_write)
     event_queue.put([1])
     event_queue.put([2])
     assert await reader == [1, 2]
@@ -97,42 +101,34 @@ async def test_nothing_overtakes_what_the_shortcut_refused() -> None:
 
 async def test_direct_write_ends_with_its_reader() -> None:
     event_queue: EventQueue[int] = EventQueue(2)
-    reader = asyncio.create_task(event_queue.take(lambda items: True))
-    await asyncio.sleep(0)
+    reader = await waiting(event_queue, lambda items: True)
     reader.cancel()
     await asyncio.gather(reader, return_exceptions=True)
     event_queue.put([1])
     assert await event_queue.take() == [1]
 
 
-class Pressure:
-    """An event queue of eight, and what it said of its pressure."""
-
-    def __init__(self) -> None:
-        self.told: list[bool] = []
-        self.event_queue: EventQueue[int] = EventQueue(8, self.told.append)
-
-
-async def test_half_full_outbox_tells_of_each_item_and_once_that_it_was_read() -> None:
-    pressure = Pressure()
-    pressure.event_queue.put([1, 2, 3])
-    assert pressure.told == []
-    pressure.event_queue.put([4])
-    pressure.event_queue.put([5])
-    assert pressure.told == [True, True]
-    assert await pressure.event_queue.take() == [1, 2, 3, 4, 5]
-    assert pressure.told == [True, True, False]
-    pressure.event_queue.put([6])
-    await pressure.event_queue.take()
-    assert pressure.told == [True, True, False]
+async def test_half_full_queue_tells_of_each_item_and_once_that_it_was_read() -> None:
+    told: list[bool] = []
+    event_queue: EventQueue[int] = EventQueue(8, told.append)
+    event_queue.put([1, 2, 3])
+    assert told == []
+    event_queue.put([4])
+    event_queue.put([5])
+    assert told == [True, True]
+    assert await event_queue.take() == [1, 2, 3, 4, 5]
+    assert told == [True, True, False]
+    event_queue.put([6])
+    await event_queue.take()
+    assert told == [True, True, False]
 
 
-async def test_direct_write_makes_no_pressure() -> None:
-    pressure = Pressure()
-    reader = asyncio.create_task(pressure.event_queue.take(lambda items: True))
-    await asyncio.sleep(0)
-    pressure.event_queue.put([1, 2, 3, 4, 5, 6])
-    assert pressure.told == []
+async def test_direct_write_makes_no_backpressure() -> None:
+    told: list[bool] = []
+    event_queue: EventQueue[int] = EventQueue(8, told.append)
+    reader = await waiting(event_queue, lambda items: True)
+    event_queue.put([1, 2, 3, 4, 5, 6])
+    assert told == []
     reader.cancel()
 
 
@@ -148,7 +144,7 @@ async def test_emptied_waits_until_all_is_taken() -> None:
         await emptied
 
 
-async def test_those_who_wait_for_an_empty_outbox_take_turns() -> None:
+async def test_those_who_wait_for_an_empty_queue_take_turns() -> None:
     event_queue: EventQueue[int] = EventQueue(8)
 
     async def add(item: int) -> None:
@@ -162,7 +158,7 @@ async def test_those_who_wait_for_an_empty_outbox_take_turns() -> None:
     await asyncio.gather(*writers)
 
 
-async def test_broken_outbox_will_not_be_emptied_and_nobody_waits_for_it() -> None:
+async def test_broken_queue_will_not_be_emptied_and_nobody_waits_for_it() -> None:
     event_queue: EventQueue[int] = EventQueue(8)
     event_queue.put([1])
     emptied = asyncio.create_task(event_queue.emptied())
@@ -172,7 +168,7 @@ async def test_broken_outbox_will_not_be_emptied_and_nobody_waits_for_it() -> No
         await emptied
 
 
-async def test_what_is_on_its_way_has_room_beyond_the_pressure() -> None:
+async def test_what_is_on_its_way_has_room_beyond_the_backpressure() -> None:
     told: list[bool] = []
     event_queue: EventQueue[int] = EventQueue(4, told.append, spare=3)
     assert event_queue.put([1, 2, 3, 4])
