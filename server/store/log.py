@@ -57,8 +57,6 @@ class Log:
         self.changed: set[Head] = set()
         self.unused_files: set[str] = set()
         self.next_key = 1
-        #: Whether a recovery reads what the journal has of the session with this key.
-        self.is_wanted: Callable[[int], bool] = lambda key: True
 
     def head(self, session: str) -> Head | None:
         """The session after its last entry."""

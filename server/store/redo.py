@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from server.engine.value import Deleted, Entry
 from server.store.codec import Malformed, unpack_entry
@@ -19,15 +20,28 @@ from server.store.log_rows import Line, LoggedEntry, LogRow, unpack_row
 
 logger = logging.getLogger(__name__)
 
+L = TypeVar("L", bound=Log)
 
-def recover(log: Log, last_row: int | None, held: Iterable[str], now_s: float) -> None:
-    """Reads the journal into the heads of ``log``, within a transaction of the caller's.
+
+#: Whether the session with this key is read.
+Wanted = Callable[[int], bool]
+
+
+def everyone(key: int) -> bool:
+    """All sessions."""
+    return True
+
+
+def recover(
+    log: L, last_row: int | None, held: Iterable[str], now_s: float, is_wanted: Wanted = everyone
+) -> L:
+    """``log`` with the journal in its heads, within a transaction of the caller's.
 
     Rows after ``last_row`` are those of a commit that has failed: they go.
     ``held`` are the sessions that the engine has.
     """
     log.last_row = last_row or 0
-    redo = Redo(log, now_s)
+    redo = Redo(log, now_s, is_wanted)
     for row, data, keys in log.rows_up_to(last_row):
         log.last_row = row
         redo.row(row, unpack_row(data, keys))
@@ -37,13 +51,14 @@ def recover(log: Log, last_row: int | None, held: Iterable[str], now_s: float) -
     for id in held:
         if (held_head := log.head(id)) is not None:
             held_head.is_held = True
+    return log
 
 
 class Redo:
     """Brings the heads of a log forward, row by row."""
 
-    def __init__(self, log: Log, now_s: float) -> None:
-        self._log, self._now_s = log, now_s
+    def __init__(self, log: Log, now_s: float, is_wanted: Wanted) -> None:
+        self._log, self._now_s, self._is_wanted = log, now_s, is_wanted
         self._by_key: dict[int, Head | None] = {}
         self._doubtful: set[Head] = set()
         self._previous: int | None = None
@@ -94,7 +109,7 @@ class Redo:
 
         Raises `Malformed` and `TypeError` for a line that was altered.
         """
-        if not self._log.is_wanted(line.key):
+        if not self._is_wanted(line.key):
             return None
         head = self._head(line.key)
         if head is None and line.entry[0] == "opened":
@@ -119,7 +134,7 @@ class Redo:
         return self._by_key[key]
 
     def _lose(self, number: int, key: int) -> None:
-        if not self._log.is_wanted(key):
+        if not self._is_wanted(key):
             return
         head = self._head(key)
         if head is None:
@@ -132,7 +147,7 @@ class Redo:
         """Any session that ran before row ``number`` may miss an entry."""
         logger.error("rows of the journal before %d, or this one, cannot be read", number)
         keys = {*self._log.running_keys(), *self._by_key}
-        found = (self._head(key) for key in keys if self._log.is_wanted(key))
+        found = (self._head(key) for key in keys if self._is_wanted(key))
         self._doubtful |= {head for head in found if head is not None and head.running is not None}
 
 

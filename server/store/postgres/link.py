@@ -27,9 +27,9 @@ from server.store.postgres.log import SharedLog
 from server.store.postgres.migrations import migrate
 from server.store.postgres.presence import Presence
 from server.store.postgres.states import SharedStates
-from server.store.redo import recover
+from server.store.redo import Wanted, everyone, recover
 from server.store.saving import Durability
-from server.store.sifting import Recovery
+from server.store.sifting import Sifting
 from server.store.snapshots import Snapshots
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
@@ -239,16 +239,14 @@ class Link:
         last_row, now_s = self._last_row, self._clock.now_s
         held = self._held if last_row is not None else ()
 
-        def read(log: SharedLog) -> None:
-            recover(log, last_row, held, now_s)
+        def read(is_wanted: Wanted = everyone) -> SharedLog:
+            return recover(new_log(), last_row, held, now_s, is_wanted)
 
         if not self._sifts:
             with suppress(*REFUSALS), database.transaction():
-                log = new_log()
-                read(log)
-                return log
+                return read()
         with database.transaction(pipelined=False):  # it has parts that fail
-            return Recovery(database, REFUSALS, new_log, read, now_s).run(sifts=True)
+            return Sifting(database, REFUSALS, read, now_s).run()
 
     def _begin_anew(self, store_id: str) -> None:
         """Another store, or the first: nothing that was known of an earlier one is true of it."""

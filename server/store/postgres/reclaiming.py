@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
-from server.store.postgres.database import REFUSALS, failure
+from server.store.postgres.database import REFUSALS
 from server.store.postgres.link import SharedConnection
 from server.store.postgres.log import SharedLog
-from server.store.redo import recover
-from server.store.sifting import Recovery
+from server.store.redo import Wanted, everyone, recover
+from server.store.sifting import Sifting
 from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,8 @@ _END_STUCK = """
 
 def reclaim(connection: SharedConnection, key: int, now_s: float) -> bool:
     """Whether replica ``key`` was still there; from then on it can neither write nor connect."""
-    try:
+    with suppress(*REFUSALS):
         return _reclaim(connection, key, now_s, sifts=False)
-    except REFUSALS as error:
-        logger.error("a journal is read session by session: %s", failure(error).message)
     return _reclaim(connection, key, now_s, sifts=True)
 
 
@@ -60,18 +59,13 @@ def _recovered(connection: SharedConnection, key: int, now_s: float, sifts: bool
     """What a dead replica has held, after all of its journal is in the tables."""
     database = connection.database
 
-    def new_log() -> SharedLog:
-        return SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
-
-    def read(log: SharedLog) -> None:
-        recover(log, None, (), now_s)
-        tails = [h for h in log.heads.values() if h.tail]
+    def read(is_wanted: Wanted = everyone) -> SharedLog:
+        log = SharedLog(database, connection.tables, connection.snapshots, Unsaved(), key)
+        recover(log, None, (), now_s, is_wanted)
+        tails = [head for head in log.heads.values() if head.tail]
         for start in range(0, len(tails), STORED_AT_ONCE):
             log.store_tails(tails[start : start + STORED_AT_ONCE], log.last_row, now_s)
             database.execute("SELECT 1").fetchall()  # a pipeline must not take too long
+        return log
 
-    if sifts:
-        return Recovery(database, REFUSALS, new_log, read, now_s).run(sifts=True)
-    log = new_log()
-    read(log)
-    return log
+    return Sifting(database, REFUSALS, read, now_s).run() if sifts else read()

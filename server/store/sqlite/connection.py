@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from server.store.clock import StoreClock
 from server.store.errors import Fenced, StoreFailed
 from server.store.files import Files
 from server.store.log import Log
-from server.store.redo import recover
-from server.store.sifting import Recovery
+from server.store.redo import Wanted, everyone, recover
+from server.store.sifting import Sifting
 from server.store.snapshots import Snapshots
 from server.store.sqlite.database import FILE_NAME, REFUSALS, SqliteDatabase
 from server.store.sqlite.state_files import (
@@ -121,15 +122,16 @@ class Connection:
         """What the journal leads to."""
         last_row, held = (None, ()) if known is None else (known.last_row, known.held)
 
-        def new_log() -> Log:
-            return Log(self.database, self.tables, self.snapshots, self.unsaved)
+        def read(is_wanted: Wanted = everyone) -> Log:
+            log = Log(self.database, self.tables, self.snapshots, self.unsaved)
+            return recover(log, last_row, held, now_s, is_wanted)
 
-        def read(log: Log) -> None:
-            recover(log, last_row, held, now_s)
-
-        if sifts:
+        if not sifts:
+            with suppress(*REFUSALS), self.database.savepoint():
+                return read()
+        else:
             self.unsaved.clear()  # one of them may be at fault; sessions go on by a replay
-        return Recovery(self.database, REFUSALS, new_log, read, now_s).run(sifts)
+        return Sifting(self.database, REFUSALS, read, now_s).run()
 
 
 def refuse_lost_database(path: Path) -> None:
