@@ -18,44 +18,30 @@ async def create(service: Service, message: schemas.Create, owner: str) -> bytes
 
 async def answer(service: Service, message: Asked, owner: str) -> bytes:
     """The answer to ``message``, whose session ``service`` has. Raises `RequestError`."""
+    sessions, epoch_name = service.sessions, service.async_engine.epoch_name
+    id, session = message.request_id, message.session
     if isinstance(message, schemas.Delete):
-        return await _delete(service, message, owner)
+        await sessions.delete(session, owner)
+        deleted: DeletedFrame = {"type": "deleted", "request_id": id, "session": session}
+        return encode(deleted)
     if isinstance(message, schemas.Fork):
-        return await _fork(service, message, owner)
-    return await _rewind(service, message, owner)
-
-
-async def _delete(service: Service, message: schemas.Delete, owner: str) -> bytes:
-    await service.sessions.delete(message.session, owner)
-    frame: DeletedFrame = {
-        "type": "deleted",
-        "request_id": message.request_id,
-        "session": message.session,
-    }
-    return encode(frame)
-
-
-async def _fork(service: Service, message: schemas.Fork, owner: str) -> bytes:
-    forks = await service.sessions.fork(message.session, owner, message.n or 1, message.at)
-    frame: ForkedFrame = {
-        "type": "forked",
-        "request_id": message.request_id,
-        "session": message.session,
-        "sessions": [fork.session for fork in forks],
-        "epoch": service.async_engine.epoch_name(forks[0].epoch),
-        "position": forks[0].position,
-    }
-    return encode(frame)
-
-
-async def _rewind(service: Service, message: schemas.Rewind, owner: str) -> bytes:
-    info = await service.sessions.rewind(message.session, owner, message.at)
-    frame: RewoundFrame = {
+        forks = await sessions.fork(session, owner, message.n or 1, message.at)
+        forked: ForkedFrame = {
+            "type": "forked",
+            "request_id": id,
+            "session": session,
+            "sessions": [fork.session for fork in forks],
+            "epoch": epoch_name(forks[0].epoch),
+            "position": forks[0].position,
+        }
+        return encode(forked)
+    info = await sessions.rewind(session, owner, message.at)
+    rewound: RewoundFrame = {
         "type": "rewound",
-        "request_id": message.request_id,
-        "session": message.session,
-        "epoch": service.async_engine.epoch_name(info.epoch),
+        "request_id": id,
+        "session": session,
+        "epoch": epoch_name(info.epoch),
         "seq": info.seq,
         "position": info.position,
     }
-    return encode(frame)
+    return encode(rewound)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -117,35 +117,9 @@ def turn_of(
     return turn, added
 
 
-def stops_of(
-    service: Service, given: str | Sequence[str] | None, format: Format, ignore_eos: bool
-) -> list[str] | None:
-    """The strings that end an answer: the client's, and those that end the model's turns.
-
-    Nothing but its end ends what has a format.
-    """
-    stops = [given] if isinstance(given, str) else list(given or ())
-    if not ignore_eos and (not is_bound(format) or _may_be_text(format)):
-        turns = service.chat_template.turns
-        stops += [end for end in (*turns.ends, *turns.ends_anywhere) if end not in stops]
-    return stops or None
-
-
-def end_tokens(service: Service, given: Sequence[int] | None, ignore_eos: bool) -> list[int]:
-    """The tokens that end an answer: the template may end its turns by another than the model's."""
-    ends = list(given or ())
-    turn_ends = service.chat_template.special_tokens.get("eos_token", "")
-    id = service.tokenizer.special_ids.get(turn_ends)
-    return ends if id is None or ignore_eos or id in ends else [*ends, id]
-
-
 def is_bound(format: Format) -> bool:
     """Whether an answer in ``format`` is written under a grammar."""
     return format is not None and not isinstance(format, TextFormat)
-
-
-def _may_be_text(format: Format) -> bool:
-    return isinstance(format, ToolCallsFormat) and isinstance(format.otherwise, TextFormat)
 
 
 def with_turn(work: Request, turn: Turn | None) -> Request:

@@ -7,15 +7,13 @@ import time
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import (
-    end_tokens,
     reasoning_of,
-    stops_of,
     turn_of,
     with_turn,
 )
+from server.api.openai.chat.sampling import sampling_of
 from server.api.openai.chat.schemas import ChatBody, ChatCompletion
 from server.api.openai.chat.tools import ToolUse, tool_use
 from server.api.openai.chat.writer import ChatWriter
@@ -23,7 +21,7 @@ from server.api.openai.logprobs import TokenNames
 from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
-from server.api.schemas.requests import Continuation, Sampling
+from server.api.schemas.requests import Continuation
 from server.api.translate import Translator, body_of, renamed
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid
@@ -104,28 +102,15 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
         turn, added = turn_of(service, prompt.end, reasoning, tools.format, bool(body.ignore_eos))
     wanted = Continuation.model_construct(prompt=[*prompt.ids, *added], state=body.state)
     id = f"chatcmpl-{secrets.token_hex(16)}"
+    max_tokens, num_choices = body.max_completion_tokens or body.max_tokens, body.n or 1
+    sampling = sampling_of(
+        service, body, tools.format, max_tokens, bool(body.logprobs), num_choices
+    )
     try:
-        work = await Translator(service).generate(
-            id, owner, wanted, _sampling(service, body, tools), body.n or 1
-        )
+        work = await Translator(service).generate(id, owner, wanted, sampling, num_choices)
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None
     return with_turn(work, turn)
-
-
-def _sampling(service: Service, body: ChatBody, tools: ToolUse) -> Sampling:
-    """The body's own, with what is called otherwise here."""
-    return body.model_copy(
-        update={
-            "max_tokens": max_tokens_or_default(
-                service, body.max_completion_tokens or body.max_tokens, body.n or 1
-            ),
-            "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-            "response_format": tools.format,
-            "stop": stops_of(service, body.stop, tools.format, bool(body.ignore_eos)),
-            "stop_token_ids": end_tokens(service, body.stop_token_ids, bool(body.ignore_eos)),
-        }
-    )
 
 
 def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:

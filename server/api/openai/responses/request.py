@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from server.api.openai.answer_length import max_tokens_or_default
 from server.api.openai.chat.messages import FunctionDefinition, FunctionTool
-from server.api.openai.chat.reasoning import Effort, end_tokens, stops_of
+from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import (
     ChosenFunction,
     NamedToolChoice,
@@ -22,7 +20,6 @@ from server.api.openai.responses.schemas import (
     ResponsesBody,
     ResponseToolChoice,
 )
-from server.api.schemas import requests as schemas
 from server.api.schemas.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
 from server.api.translate import renamed
 from server.engine.sampling_defaults import DEFAULTS
@@ -61,19 +58,6 @@ def _chat_tools(body: ResponsesBody) -> list[FunctionTool]:
         )
         for tool in body.tools or ()
     ]
-
-
-def sampling_of(service: Service, body: ResponsesBody, use: ToolUse) -> schemas.Sampling:
-    """The body's, with what is called otherwise here."""
-    given: dict[str, Any] = {name: getattr(body, name) for name in schemas.Drawing.model_fields}
-    given |= {
-        "max_tokens": max_tokens_or_default(service, body.max_output_tokens),
-        "top_logprobs": (body.top_logprobs or 0) if wants_logprobs(body) else None,
-        "stop": stops_of(service, body.stop, use.format, bool(body.ignore_eos)),
-        "stop_token_ids": end_tokens(service, body.stop_token_ids, bool(body.ignore_eos)),
-        "response_format": use.format,
-    }
-    return schemas.Sampling.model_construct(**given)
 
 
 def tools_of(service: Service, body: ResponsesBody) -> ToolUse:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from server.api.openai.chat.conversation import Prompt
 from server.api.openai.chat.messages import tool_object
 from server.api.openai.chat.reasoning import reasoning_of, turn_of, with_turn
+from server.api.openai.chat.sampling import sampling_of
 from server.api.openai.responses.items import input_items
 from server.api.openai.responses.note import Note, id_under_key, new_id
 from server.api.openai.responses.reading import Kept, ResponseNotFound, find
@@ -18,7 +19,6 @@ from server.api.openai.responses.request import (
     echoed_fields,
     effort_of,
     in_our_words,
-    sampling_of,
     tools_of,
     wants_logprobs,
 )
@@ -139,7 +139,9 @@ async def work_of(
         ask = Ask(items, body.instructions, use.shown, reasoning.variables)
         prompt, source, state = await _prompt(service, ask, body, find_previous)
         turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
-        sampling = sampling_of(service, body, use)
+        sampling = sampling_of(
+            service, body, use.format, body.max_output_tokens, wants_logprobs(body)
+        )
         wanted = Continuation.model_construct(
             prompt=[*prompt.ids, *added],
             keep=is_stored,
