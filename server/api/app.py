@@ -35,7 +35,6 @@ from server.api.routes import health as http
 from server.api.routes import models as model_routes
 from server.api.routes import sessions as session_routes
 from server.api.routes.route_table import RouteTable
-from server.api.schemas.describe import KEY_ERRORS
 from server.api.schemas.openapi import openapi
 from server.api.translate import MAX_NAME_CHARS
 from server.api.websocket import asyncapi
@@ -99,7 +98,8 @@ def create_app(
     if builder is not None:
         app.state.changes = ModelChanges(models, builder, config.model_dir, config.retire_timeout_s)
     for router in ROUTERS:
-        app.include_router(router, responses=KEY_ERRORS if router is admin.router else None)
+        # As they are: including them would build each route again, with the schemas of its answers.
+        app.router.routes.extend(router.routes)
     for path, codec in (("/v1/stream", StreamCodec), ("/v1/responses", ResponsesCodec)):
         endpoint = SocketEndpoint(models, app.state.sockets, codec)
         app.router.routes.append(WebSocketRoute(path, endpoint))

@@ -18,7 +18,6 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from server.api.auth.scopes import ALL_SCOPES, OPEN, ROUTES
-from server.api.routes.route_table import flat
 from tests.server.harness import Running, running
 
 SCOPES = sorted(ALL_SCOPES)
@@ -46,7 +45,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 def routes_of(server: Running) -> list[tuple[str, str, frozenset[str]]]:
     """Method, path and scopes of every HTTP route; the scopes are those that are declared."""
     found = []
-    for route in flat(server.server.config.app.routes):  # type: ignore[union-attr]
+    for route in server.server.config.app.routes:  # type: ignore[union-attr]
         if isinstance(route, Mount):
             found.append(("GET", route.path + "/page.css", frozenset(ROUTES[route.path])))
         elif isinstance(route, Route):
@@ -94,7 +93,7 @@ async def test_no_answer_is_a_redirect(server: Running) -> None:
 
 
 async def test_socket_wants_its_scope(server: Running) -> None:
-    app_routes = flat(server.server.config.app.routes)  # type: ignore[union-attr]
+    app_routes = server.server.config.app.routes  # type: ignore[union-attr]
     sockets = [route for route in app_routes if isinstance(route, WebSocketRoute)]
     assert {route.path for route in sockets} == {"/v1/stream", "/v1/responses"}
     for route in sockets:

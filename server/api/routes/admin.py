@@ -12,11 +12,11 @@ from server.api.auth.keys_file import Limits
 from server.api.auth.tenants import Tenant
 from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
-from server.api.schemas.describe import ERRORS, body_schema
+from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
 from server.api.schemas.wire import Wire
 from server.api.translate import body_of
 
-router = APIRouter()
+router = APIRouter(responses=KEY_ERRORS)
 
 
 class TenantUsage(BaseModel):

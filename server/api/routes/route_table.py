@@ -7,8 +7,7 @@ patterns of the routes themselves. A path without a route here never gets to the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
@@ -27,7 +26,7 @@ class RouteTable:
     ) -> None:
         self._rows: dict[str, dict[re.Pattern[str], frozenset[Scope]]]
         self._rows = {"http": {}, "websocket": {}}
-        for route in flat(routes):
+        for route in routes:
             kind = "websocket" if isinstance(route, WebSocketRoute) else "http"
             if not isinstance(route, Route | WebSocketRoute | Mount) or route.path not in declared:
                 raise UndeclaredRoute(f"{kind} route {getattr(route, 'path', route)!r}: no scope")
@@ -41,15 +40,3 @@ class RouteTable:
         """
         rows = self._rows[kind].items()
         return [scopes for pattern, scopes in rows if pattern.fullmatch(path)]
-
-
-def flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
-    """``routes``, with those of included routers in their place."""
-    for route in routes:
-        included: Any = getattr(route, "original_router", None)
-        if included is None:
-            yield route
-        elif getattr(route, "include_context").prefix:  # noqa: B009 - FastAPI's own, untyped
-            raise UndeclaredRoute(f"a router is included under a prefix: {route!r}")
-        else:
-            yield from flat(included.routes)
