@@ -19,8 +19,9 @@ from benchmarks.report import Figures
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.state import kv_cache_bytes_per_token
+from model.training.config import TrainConfig, TrainingError
 from model.training.data import Source
-from model.training.loop import TrainConfig, TrainingError, train
+from model.training.loop import train
 
 #: Steps whose mean loss is reported as the training loss.
 LAST_STEPS = 50

@@ -44,8 +44,8 @@ def convert_command(
     from rich.console import Console
 
     from model.convert.convert import Conversion, convert
+    from model.training.config import TrainConfig
     from model.training.data import Source
-    from model.training.loop import TrainConfig
 
     with errors_as_lines():
         training = TrainConfig(

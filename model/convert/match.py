@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.lm import LanguageModel
-from model.training.loop import TrainConfig, TrainingError
+from model.training.config import TrainConfig, TrainingError
 from model.training.optimizer import learning_rate_factor, make_optimizers, prepare_step
 
 

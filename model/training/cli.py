@@ -32,8 +32,8 @@ def errors_as_lines() -> Iterator[None]:
     from model.checkpoint import CheckpointError
     from model.ops.cpu.runtime import NativeError
     from model.tokenizer import TokenizerError
+    from model.training.config import TrainingError
     from model.training.data import DataError
-    from model.training.loop import TrainingError
 
     try:
         yield
@@ -152,8 +152,9 @@ def train_command(
     from model.checkpoint import load_checkpoint
     from model.memory import keep_freed_memory
     from model.tokenizer import Tokenizer, train_tokenizer
+    from model.training.config import TrainConfig
     from model.training.data import Source
-    from model.training.loop import TrainConfig, train
+    from model.training.loop import train
 
     keep_freed_memory()
     with errors_as_lines():

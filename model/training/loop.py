@@ -11,12 +11,10 @@ On a CPU a batch is computed in shares, one thread each (`model.training.shares`
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,8 @@ from model.architectures import Config
 from model.architectures.network import ModelState, Network, network_class
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.tokenizer import Tokenizer
-from model.training.data import Source, StreamBatches, tokenize_file
+from model.training.config import TrainConfig, TrainingError, changes, identity
+from model.training.data import StreamBatches, tokenize_file
 from model.training.evaluate import evaluate
 from model.training.loss import linear_cross_entropy
 from model.training.optimizer import (
@@ -44,78 +43,6 @@ from model.training.signals import signals_remembered
 
 #: Bytes of each validation document that an evaluation during training scores.
 VALID_BYTES = 100_000
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot go on: the loss is not finite, or the folder holds another run."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """One run. Everything that decides the weights is here and in the model's `Config`."""
-
-    data: tuple[Source, ...]
-    out: Path
-    final_data: tuple[Source, ...] = ()
-    valid: tuple[Path, ...] = ()
-    initial: Path | None = None
-    num_steps: int = 2000
-    batch_size: int = 16
-    window: int = 512
-    stream_windows: int = 16
-    optimizer: str = "muon"
-    learning_rate: float = 8e-3
-    embedding_learning_rate: float | None = None
-    weight_decay: float = 0.1
-    warmup_steps: int = 100
-    decay: float = 0.5
-    clip: float = 1.0
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "auto"
-    threads: int | None = None
-    eval_every: int = 250
-    save_every_s: float = 120.0
-    sample_every: int = 1000
-    stop_at_step: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise TrainingError(
-                    f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}"
-                )
-        for name in ("learning_rate", "embedding_learning_rate", "clip"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                raise TrainingError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("weight_decay", "warmup_steps", "save_every_s", "seed"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise TrainingError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if not 0.0 <= self.decay <= 1.0:
-            raise TrainingError(f"decay must be in [0, 1], not {self.decay}")
-
-    @property
-    def decay_steps(self) -> int:
-        """The last steps, over which the learning rate falls to 0."""
-        return round(self.decay * (self.num_steps - min(self.warmup_steps, self.num_steps)))
-
-
-_COUNTS = ("num_steps", "batch_size", "window", "stream_windows", "eval_every", "sample_every")
-_CHOICES = {
-    "optimizer": ("muon", "adamw"),
-    "device": ("auto", "cpu", "cuda"),
-    "precision": ("auto", "float32", "bfloat16"),
-}
-
-#: What may differ between a run and its continuation without changing any weight.
-_INDIFFERENT = {"out", "eval_every", "save_every_s", "sample_every", "stop_at_step", "threads"}
-
-#: What may differ until the learning rate begins to fall.
-_PLAN = ("num_steps", "decay", "final_data")
 
 
 def train(config: TrainConfig, model_config: Config, tokenizer: Tokenizer) -> Path:
@@ -283,7 +210,7 @@ class Run:
             "seconds": self.seconds,
             "best": self.best if math.isfinite(self.best) else None,
             "position": self.position.tolist(),
-            "identity": self._identity(),
+            "identity": identity(self.config, self.model.config, self.tokenizer),
         }
         save_progress(
             self.config.out / "progress", self.model, self.optimizers, self.state, progress
@@ -294,8 +221,8 @@ class Run:
         if loaded is None:
             return
         tensors, progress = loaded
-        changed = self._changed(progress["identity"], progress["step"])
-        if changed:
+        now = identity(self.config, self.model.config, self.tokenizer)
+        if changed := changes(progress["identity"], now, progress["step"]):
             raise TrainingError(
                 f"{self.config.out} holds a run with another {', '.join(changed)}:"
                 " use the same options, or another --out"
@@ -304,27 +231,6 @@ class Run:
         self.step, self.seconds = progress["step"], progress["seconds"]
         self.best = math.inf if progress["best"] is None else progress["best"]
         self.position = torch.tensor(progress["position"], dtype=torch.int64, device=self.device)
-
-    def _changed(self, before: dict[str, Any], step: int) -> list[str]:
-        """The options that make this another run than the saved one."""
-        now = self._identity()
-        rate = "embedding_learning_rate"  # that of the matrices where a run names none
-        if before.get(rate) is None and now[rate] == before["learning_rate"]:
-            before = {**before, rate: now[rate]}
-        changed = {name for name in now | before if now.get(name) != before.get(name)}
-        if step <= min(now["decays_from"], before.get("decays_from", 0)):
-            changed -= {*_PLAN, "decays_from"}
-        return sorted(changed)
-
-    def _identity(self) -> dict[str, Any]:
-        config = self.config
-        run = {k: v for k, v in dataclasses.asdict(config).items() if k not in _INDIFFERENT}
-        for name in ("data", "final_data"):
-            run[name] = [[source.path.name, source.weight] for source in getattr(config, name)]
-        run["valid"] = [path.name for path in config.valid]
-        run["initial"] = None if config.initial is None else load_checkpoint(config.initial).digest
-        run["decays_from"] = config.num_steps - config.decay_steps
-        return {**run, "model": self.model.config.to_dict(), "tokenizer": self.tokenizer.digest}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:

@@ -20,8 +20,9 @@ from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
 from model.ops.cpu.runtime import built
 from model.tokenizer import Tokenizer
+from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import TrainConfig, train
+from model.training.loop import train
 from tests.model.attention.packages import folder as package_folder
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
+from model.training.config import TrainConfig
 from model.training.data import Source
-from model.training.loop import TrainConfig, train
+from model.training.loop import train
 from tests.model.commands import everstream, refused
 from tests.rwkv7 import Shape, published, write_pth
 

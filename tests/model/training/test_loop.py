@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
+from model.training.config import TrainConfig, TrainingError
 from model.training.data import Source
 from model.training.evaluate import evaluate
-from model.training.loop import Run, TrainConfig, TrainingError, train
+from model.training.loop import Run, train
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +28,8 @@ from pathlib import Path
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer
 from model.training.data import Source
-from model.training.loop import Run, TrainConfig
+from model.training.config import TrainConfig
+from model.training.loop import Run
 
 data, out, tokenizer, precision, model = sys.argv[1:]
 config = TrainConfig((Source(Path(data)),), Path(out), num_steps=12, batch_size=3, window=32,
