@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import os
 import random
 import statistics
@@ -28,80 +27,56 @@ from numpy.typing import NDArray
 from benchmarks.decode.shapes import SIZES
 from benchmarks.machine import available_bytes, resident_bytes
 from benchmarks.pages.speed import capacity_table
+from benchmarks.probe import MAX_REQUESTS, Probe
 from benchmarks.report import Figures, Result, command_line
 from benchmarks.serve.models import text_checkpoint
 from model.state import StateLayout, kv_cache_bytes_per_token
 from server.cli.inspection import format_bytes
-from server.engine.engine import Engine, EngineConfig
-from server.engine.types import Request, SamplingParams, TokenEvent
+from server.engine.types import SamplingParams, TokenEvent
 from server.models.backend import Backend, open_backend
 from server.models.factory import load_model
 
 Item = TypeVar("Item")
 
-OWNER = "benchmark"
-WAVE = 512
 #: Above the bytes of the states: what sessions hold besides them, and the model.
 SPARE_BYTES = 1 << 30
 
 
-class Fleet:
+class Fleet(Probe):
     """An engine full of sessions."""
 
     def __init__(self, backend: Backend, num_sessions: int) -> None:
-        names, self._requests = itertools.count(), itertools.count()
-        config = EngineConfig(
-            new_id=lambda: f"session-{next(names)}", max_running=WAVE, max_waiting=WAVE
-        )
-        self._engine: Engine = backend.engine(num_sessions, config)
-        self._vocabulary = range(backend.tokenizer.vocab_size)
-        self._draw = random.Random(0)
+        super().__init__(backend, num_sessions)
         self.sessions: list[str] = []
 
-    @property
-    def state_bytes(self) -> int:
-        return self._engine.stats().state_bytes_per_session
-
-    def open(self, num_sessions: int, prompt_tokens: int) -> None:
+    def fill(self, num_sessions: int, prompt_tokens: int) -> None:
         """Opens sessions and feeds each a prompt, a wave at a time."""
         for wave in _waves(range(num_sessions)):
-            opened = [self._engine.create_session(OWNER, now=0.0).session for _ in wave]
+            opened = [self.open() for _ in wave]
             self.sessions += opened
             for session in opened:
-                self._submit(session, self._draw.choices(self._vocabulary, k=prompt_tokens), None)
-            self._drain()
+                self.submit(session, self.text(prompt_tokens))
+            self.drain()
 
     def start(self, sessions: Sequence[str], max_tokens: int) -> None:
         """Lets ``sessions`` generate; returns when each has made its first token."""
         for session in sessions:
-            self._submit(session, (), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+            self.submit(session, (), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         waiting = len(sessions)
         while waiting > 0:
-            waiting -= sum(isinstance(e, TokenEvent) for e in self._engine.step(now=0.0))
-
-    def finish(self) -> None:
-        self._drain()
+            waiting -= sum(isinstance(e, TokenEvent) for e in self.engine.step(now=0.0))
 
     def token_each(self) -> float:
         """Seconds in which every session makes one token."""
         start = time.perf_counter()
         for wave in _waves(self.sessions):
             self.start(wave, max_tokens=1)
-            self._drain()
+            self.drain()
         return time.perf_counter() - start
-
-    def _drain(self) -> None:
-        while self._engine.has_work():
-            self._engine.step(now=0.0)
-
-    def _submit(self, session: str, tokens: Sequence[int], sampling: SamplingParams | None) -> None:
-        request_id = f"request-{next(self._requests)}"
-        request = Request(request_id, OWNER, tuple(tokens), sampling, session, True, False)
-        self._engine.submit(request, now=0.0)
 
 
 def _waves(items: Sequence[Item]) -> list[Sequence[Item]]:
-    return [items[first : first + WAVE] for first in range(0, len(items), WAVE)]
+    return [items[first : first + MAX_REQUESTS] for first in range(0, len(items), MAX_REQUESTS)]
 
 
 def measure_sessions(backend: Backend, options: argparse.Namespace) -> Figures:
@@ -110,14 +85,14 @@ def measure_sessions(backend: Backend, options: argparse.Namespace) -> Figures:
     if needed > available_bytes():
         raise SystemExit(f"{options.sessions:,} sessions need {format_bytes(needed)} of memory")
     fleet = Fleet(backend, options.sessions)
-    fleet.open(1, options.prompt_tokens)
+    fleet.fill(1, options.prompt_tokens)
     empty = _resident()
-    fleet.open(options.sessions - 1, options.prompt_tokens)
+    fleet.fill(options.sessions - 1, options.prompt_tokens)
     idle = _resident()
     active = min(options.active, options.sessions)
     fleet.start(fleet.sessions[:active], max_tokens=64)
     running = _resident()
-    fleet.finish()
+    fleet.drain()
     return {
         "sessions": options.sessions,
         "state_bytes": fleet.state_bytes,

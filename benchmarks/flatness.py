@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import os
-import random
 import statistics
 import time
 from dataclasses import dataclass
@@ -22,16 +20,15 @@ import torch
 from benchmarks.decode.softmax import Peer, peers
 from benchmarks.machine import resident_bytes
 from benchmarks.pages.speed import flatness_table
+from benchmarks.probe import OWNER, Probe
 from benchmarks.report import Figures, Result, command_line, show, table
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspection import format_bytes
-from server.engine.engine import EngineConfig
-from server.engine.types import Request, SamplingParams, TokenEvent
+from server.engine.types import SamplingParams, TokenEvent
 from server.models.backend import Backend, open_backend
 from server.models.factory import load_model
 
-OWNER = "benchmark"
 APPEND_TOKENS = 1024
 WARM_UP_TOKENS = 4096
 SETTLE_TOKENS = 50
@@ -50,63 +47,37 @@ class Row:
     memory_bytes: int
 
 
-class Probe:
+class Stream(Probe):
     """An engine whose sessions are fed and timed one at a time."""
-
-    def __init__(self, backend: Backend, num_sessions: int) -> None:
-        numbers = itertools.count()
-        self._numbers = itertools.count()
-        config = EngineConfig(new_id=lambda: f"session-{next(numbers)}")
-        self._engine = backend.engine(num_sessions, config)
-        vocabulary = range(backend.tokenizer.vocab_size)
-        self._text = tuple(random.Random(0).choices(vocabulary, k=APPEND_TOKENS))
-
-    def open(self) -> str:
-        return self._engine.create_session(OWNER, now=0.0).session
-
-    def close(self, session: str) -> None:
-        self._engine.delete_session(session, OWNER)
 
     def feed(self, session: str, position: int) -> None:
         """Appends text until the session is ``position`` tokens long."""
-        length = self._engine.session_info(session, OWNER, now=0.0).position
+        length = self.engine.session_info(session, OWNER, now=0.0).position
         while length < position:
-            tokens = self._text[: min(APPEND_TOKENS, position - length)]
-            self._submit(session, tokens, None)
-            while self._engine.has_work():
-                self._engine.step(now=0.0)
-            length += len(tokens)
+            num_tokens = min(APPEND_TOKENS, position - length)
+            self.submit(session, self.text(num_tokens))
+            self.drain()
+            length += num_tokens
 
     def decode(self, session: str, num_tokens: int) -> list[float]:
         """Milliseconds of each of ``num_tokens`` steps that make one token."""
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        self._submit(session, (), sampling)
+        self.submit(session, (), sampling)
         times = []
         for _ in range(num_tokens):
             start = time.perf_counter()
-            events = self._engine.step(now=0.0)
+            events = self.engine.step(now=0.0)
             times.append((time.perf_counter() - start) * 1e3)
             assert sum(isinstance(event, TokenEvent) for event in events) == 1, events
-        assert not self._engine.has_work()
+        assert not self.engine.has_work()
         return times
-
-    @property
-    def state_bytes(self) -> int:
-        return self._engine.stats().state_bytes_per_session
-
-    def _submit(
-        self, session: str, tokens: tuple[int, ...], sampling: SamplingParams | None
-    ) -> None:
-        request_id = f"request-{next(self._numbers)}"
-        request = Request(request_id, OWNER, tokens, sampling, session, keep=True, start=False)
-        self._engine.submit(request, now=0.0)
 
 
 def measure(
     backend: Backend, positions: list[int], num_tokens: int, rounds: int
 ) -> tuple[list[Row], list[int]]:
     """Our rows, and resident bytes as one session passes each of ``positions``."""
-    probe = Probe(backend, num_sessions=len(positions))
+    probe = Stream(backend, num_sessions=len(positions))
     first = probe.open()
     probe.feed(first, WARM_UP_TOKENS)
     probe.decode(first, 4 * SETTLE_TOKENS)
@@ -131,13 +102,13 @@ def measure(
     return rows, resident
 
 
-def in_turn(probe: Probe, sessions: list[str], block_tokens: int, rounds: int) -> list[list[float]]:
+def in_turn(probe: Stream, sessions: list[str], num_tokens: int, rounds: int) -> list[list[float]]:
     """Milliseconds of the tokens of each session; there and back again, so that drift cancels."""
     times: list[list[float]] = [[] for _ in sessions]
     for number in range(rounds):
         order = range(len(sessions)) if number % 2 == 0 else reversed(range(len(sessions)))
         for index in order:
-            times[index] += probe.decode(sessions[index], block_tokens)
+            times[index] += probe.decode(sessions[index], num_tokens)
     return times
 
 

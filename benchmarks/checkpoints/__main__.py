@@ -14,16 +14,17 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
-from benchmarks.decode.peers import Point, Unavailable
-from benchmarks.decode.report import Turns
-from benchmarks.decode.roofline import Rates, bandwidth
+from benchmarks.decode.peers import Point
+from benchmarks.decode.report import Row
+from benchmarks.decode.roofline import Rates
+from benchmarks.decode.rounds import measure
 from benchmarks.decode.worker import Worker
 from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
 from benchmarks.process import exit_on_sigterm
@@ -44,26 +45,7 @@ def points(options: argparse.Namespace, threads: int) -> Iterator[Point]:
         yield Point(size, dtype, 1, 0, threads, "prefill")
 
 
-def measure(
-    point: Point, workers: dict[str, Worker], rates: Rates, options: argparse.Namespace
-) -> tuple[dict[str, Turns], dict[str, str]]:
-    """Who took part, and why others did not."""
-    turns: dict[str, Turns] = {}
-    skipped: dict[str, str] = {}
-    for name, worker in workers.items():
-        try:
-            turns[name] = Turns(worker.open(point), rates.of(point.dtype, point.threads))
-        except Unavailable as reason:
-            skipped[name] = str(reason)
-    for number in range(options.rounds):
-        for name in list(turns) if number % 2 == 0 else list(reversed(turns)):
-            cost = turns[name].opened.cost
-            turns[name].bandwidths.append(bandwidth(cost.num_bytes, point.threads))
-            turns[name].rounds.append(workers[name].run(options.seconds))
-    return turns, skipped
-
-
-def figures_of(point: Point, turns: Mapping[str, Turns], skipped: Mapping[str, str]) -> Figures:
+def figures_of(row: Row) -> Figures:
     """A row: tokens/s of each, how they spread, and how many times as fast Everstream is."""
     contenders = {
         name: {
@@ -75,13 +57,13 @@ def figures_of(point: Point, turns: Mapping[str, Turns], skipped: Mapping[str, s
             "bound": found.limit.bound,
             "of_roofline": round(found.fraction, 4),
         }
-        for name, found in turns.items()
+        for name, found in row.turns.items()
     }
-    ours = turns[OURS].tokens_per_s
-    ratios = {
-        name: round(ours / found.tokens_per_s, 3) for name, found in turns.items() if name != OURS
-    }
-    return {**asdict(point), "contenders": contenders, "ratios": ratios, "skipped": dict(skipped)}
+    ours = row.turns[OURS].tokens_per_s
+    others = {name: found.tokens_per_s for name, found in row.turns.items() if name != OURS}
+    ratios = {name: round(ours / rate, 3) for name, rate in others.items()}
+    found = {"contenders": contenders, "ratios": ratios, "skipped": row.skipped}
+    return {**asdict(row.point), **found}
 
 
 def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
@@ -96,7 +78,7 @@ def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
                 for name in ("everstream", *options.peer)
             }
             for point in points(options, threads):
-                row = figures_of(point, *measure(point, workers, rates, options))
+                row = figures_of(measure(point, workers, rates, options.rounds, options.seconds))
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 yield row
 

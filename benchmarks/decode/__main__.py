@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.decode.peers import CONTENDERS, NATIVE_PEERS, OURS, Point, Unavailable
-from benchmarks.decode.report import Row, Turns, figures_of, gather, rate_tables
-from benchmarks.decode.roofline import ITEM_BYTES, Rates, bandwidth
+from benchmarks.decode.peers import CONTENDERS, NATIVE_PEERS, OURS, Point
+from benchmarks.decode.report import Row, figures_of, gather, rate_tables
+from benchmarks.decode.roofline import ITEM_BYTES, Rates
+from benchmarks.decode.rounds import measure
 from benchmarks.decode.shapes import SIZES
 from benchmarks.decode.worker import Worker
 from benchmarks.process import exit_on_sigterm
@@ -64,29 +65,6 @@ def takes_part(name: str, point: Point) -> bool:
     return not point.context or (name == "generate" and is_past_short)
 
 
-def measure(
-    point: Point, workers: dict[str, Worker], rates: Rates, options: argparse.Namespace
-) -> Row:
-    """Opens all who take part, then lets them run in turns, the bandwidth measured before each."""
-    row = Row(point)
-    for name, worker in workers.items():
-        if not takes_part(name, point):
-            continue
-        try:
-            opened = worker.open(point)
-        except Unavailable as reason:
-            row.skipped[name] = str(reason)
-            continue
-        row.turns[name] = Turns(opened, rates.of(point.dtype, point.threads))
-    for number in range(options.rounds):
-        order = list(row.turns) if number % 2 == 0 else list(reversed(row.turns))
-        for name in order:
-            turns = row.turns[name]
-            turns.bandwidths.append(bandwidth(turns.opened.cost.num_bytes, point.threads))
-            turns.rounds.append(workers[name].run(options.seconds))
-    return row
-
-
 def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Row]:
     """A row for each point; a contender keeps its process as long as the threads are the same."""
     rates = Rates()
@@ -96,7 +74,8 @@ def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Row]:
                 name: stack.enter_context(Worker(name, models, threads)) for name in options.only
             }
             for point in group:
-                yield measure(point, workers, rates, options)
+                there = {name: own for name, own in workers.items() if takes_part(name, point)}
+                yield measure(point, there, rates, options.rounds, options.seconds)
 
 
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:

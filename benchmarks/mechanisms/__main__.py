@@ -1,9 +1,8 @@
 """The command: ``python -m benchmarks.mechanisms train|recall|speed|report``.
 
 All three kinds of runs leave one JSON file each in ``--runs``. ``train`` and ``recall`` skip
-what is there, so that the same command goes on after an interruption, and two processes share
-one list. ``speed`` does neither: it measures all its mechanisms together, and replaces earlier
-figures of theirs.
+what is there, so that the same command goes on after an interruption. ``speed`` measures all its
+mechanisms together, and replaces earlier figures of theirs.
 """
 
 from __future__ import annotations
@@ -41,18 +40,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--out-of-domain", type=Path, required=True)
     train.add_argument("--steps", type=int, default=language.Recipe.num_steps)
     train.add_argument("--warmup-steps", type=int, default=language.Recipe.warmup_steps)
-    train.add_argument(
-        "--learning-rate",
-        type=float,
-        default=language.Recipe.learning_rate,
-        help="another than the default becomes part of the run's name",
-    )
     train.add_argument("--eval-bytes", type=int, default=language.Recipe.eval_bytes)
     train.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 
     recalls = _command(commands, "recall", "associative recall")
     _competitors(recalls, seeds=True)
-    recalls.add_argument("--forms", nargs="+", choices=recall.FORMS, default=[recall.FORMS[0]])
     recalls.add_argument("--steps", type=int, default=recall.RecallRecipe.num_steps)
 
     speeds = _command(commands, "speed", "training and decoding speed, on a quiet machine")
@@ -92,7 +84,7 @@ def _texts(command: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    """Runs a command; ends with 1 where a run failed, with 2 where the command is wrong."""
+    """Runs a command; ends with 1 where a run has no result, with 2 where the command is wrong."""
     options = arguments()
     keep_freed_memory()
     torch.set_num_threads(options.threads)
@@ -103,16 +95,14 @@ def main() -> None:
             return
         specs = [Spec.parse(text) for text in options.mechanisms] or all_specs()
         commands = {"train": run_train, "recall": run_recall, "speed": run_speed}
-        succeeded = commands[options.command](folder, specs, options)
+        commands[options.command](folder, specs, options)
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    if not succeeded:
-        sys.exit(1)
 
 
-def run_train(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> bool:
+def run_train(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> None:
     """Every mechanism of a size and seed before the next seed."""
     recipe = language.Recipe(
         data=tuple(options.data),
@@ -120,39 +110,28 @@ def run_train(folder: Folder, specs: list[Spec], options: argparse.Namespace) ->
         out_of_domain=options.out_of_domain,
         num_steps=options.steps,
         warmup_steps=options.warmup_steps,
-        learning_rate=options.learning_rate,
         eval_bytes=options.eval_bytes,
         device=options.device,
     )
-    outcomes = [
-        folder.run_once(
-            language.run_name(size, spec, seed, recipe),
-            partial(language.run, folder, size, spec, seed, recipe),
-        )
-        for seed in options.seeds
-        for size in options.sizes
-        for spec in specs
-    ]
-    return all(outcomes)
-
-
-def run_recall(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> bool:
-    """A tiny model each."""
-    outcomes = []
     for seed in options.seeds:
-        for form in options.forms:
-            recipe = recall.RecallRecipe(form=form, num_steps=options.steps)
-            outcomes += [
+        for size in options.sizes:
+            for spec in specs:
                 folder.run_once(
-                    f"recall-{form}-{spec.slug}-{seed}",
-                    partial(recall.run, spec, seed, recipe),
+                    f"{size}-{spec.slug}-{seed}",
+                    partial(language.run, folder, size, spec, seed, recipe),
                 )
-                for spec in specs
-            ]
-    return all(outcomes)
 
 
-def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> bool:
+def run_recall(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> None:
+    """A tiny model each."""
+    recipe = recall.RecallRecipe(num_steps=options.steps)
+    for seed in options.seeds:
+        for spec in specs:
+            name = f"recall-joined-{spec.slug}-{seed}"
+            folder.run_once(name, partial(recall.run, spec, seed, recipe))
+
+
+def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) -> None:
     """All together, in turn; earlier figures of the same mechanisms are replaced."""
     on = machine()
     recipe = language.Recipe(tuple(options.data), Path(), Path())
@@ -161,7 +140,6 @@ def run_speed(folder: Folder, specs: list[Spec], options: argparse.Namespace) ->
     for size in options.sizes:
         for spec, figures in speed.measure(folder, size, specs, recipe, wanted).items():
             folder.write(f"speed-{size}-{spec.slug}", {**origin(on), **figures})
-    return True
 
 
 def run_report(folder: Folder, options: argparse.Namespace) -> None:
@@ -171,8 +149,6 @@ def run_report(folder: Folder, options: argparse.Namespace) -> None:
         write_result(options.output, {"runs": runs})
     if options.plot:
         plot(competitors(runs), options.plot)
-    for failed in sorted(folder.path.glob("*.failed")):
-        print(f"{failed.stem} has no result: {failed.read_text(encoding='utf-8').strip()}")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,17 @@
 """The folder of a comparison: one JSON file per finished run, and what all runs share.
 
-    RUNS/tokenizer.json, RUNS/cache/      made once, by whoever comes first
-    RUNS/<size>-<mechanism>-<seed>.json   a finished run
-    RUNS/<...>.failed                     why a run could not finish; it is tried again
-    RUNS/work/<...>/                      what an interrupted run goes on from, then its model
-
-Several processes may work through the same list: each run is locked by one of them.
+RUNS/tokenizer.json, RUNS/cache/      made once
+RUNS/<size>-<mechanism>-<seed>.json   a finished run
+RUNS/work/<...>/                      what an interrupted run goes on from, then its model
 """
 
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -33,7 +28,7 @@ VOCAB_SIZE = 2048
 
 
 class RunError(RuntimeError):
-    """A run that gave no figures; its message goes into a file, and the others go on."""
+    """A run that gave no figures."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,14 @@ class Folder:
         self.cache.mkdir(parents=True, exist_ok=True)
         path, digests = self.path / "tokenizer.json", _digests(data)
         made_from = self.path / "data.json"
-        with self.locked("prepare", wait=True):
-            if not path.is_file():
-                train_tokenizer(data, vocab_size).save(path)
-                made_from.write_text(json.dumps(digests), encoding="utf-8")
-            if json.loads(made_from.read_text(encoding="utf-8")) != digests:
-                raise RunError(f"{self.path} was made from other texts than {list(digests)}")
-            tokenizer = Tokenizer.load(path)
-            for path in data:
-                tokenize_file(path, tokenizer, self.cache)
+        if not path.is_file():
+            train_tokenizer(data, vocab_size).save(path)
+            made_from.write_text(json.dumps(digests), encoding="utf-8")
+        if json.loads(made_from.read_text(encoding="utf-8")) != digests:
+            raise RunError(f"{self.path} was made from other texts than {list(digests)}")
+        tokenizer = Tokenizer.load(path)
+        for path in data:
+            tokenize_file(path, tokenizer, self.cache)
         return tokenizer
 
     def share_cache(self, work: Path) -> None:
@@ -78,43 +72,24 @@ class Folder:
         if not link.exists():
             link.symlink_to(self.cache.resolve(), target_is_directory=True)
 
-    def run_once(self, name: str, run: Callable[[], Figures]) -> bool:
-        """Writes what ``run`` returns, unless that is done or in hand. False if it failed."""
-        with self.locked(name) as mine:
-            if not mine or self.result(name).is_file():
-                _log(f"{name}: {'done' if mine else 'another process has it'}, skipped")
-                return True
-            failed = self.path / f"{name}.failed"
-            on, started = machine(), time.monotonic()
-            try:
-                figures = run()
-            except RunError as error:
-                failed.write_text(f"{error}\n", encoding="utf-8")
-                _log(f"{name}: failed: {error}")
-                return False
-            self.write(name, {**origin(on), **figures})
-            failed.unlink(missing_ok=True)
-            _log(f"{name}: done in {time.monotonic() - started:.0f} s")
-            return True
+    def run_once(self, name: str, run: Callable[[], Figures]) -> None:
+        """Writes what ``run`` returns, unless that is done."""
+        if self.result(name).is_file():
+            print(f"{name}: done, skipped", flush=True)
+            return
+        on, started = machine(), time.monotonic()
+        try:
+            figures = run()
+        except RunError as error:
+            raise RunError(f"{name}: {error}") from error
+        self.write(name, {**origin(on), **figures})
+        print(f"{name}: done in {time.monotonic() - started:.0f} s", flush=True)
 
     def write(self, name: str, figures: Figures) -> None:
         """Replaces a result in one piece."""
         partial = self.path / f"{name}.partial"
         partial.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.result(name))
-
-    @contextmanager
-    def locked(self, name: str, wait: bool = False) -> Iterator[bool]:
-        """Gives whether the lock is ours; it ends with the process that holds it."""
-        locks = self.path / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        with (locks / name).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
 
 
 def origin(on: Figures) -> Figures:
@@ -137,7 +112,3 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 def _digests(files: list[Path]) -> dict[str, str]:
     return {file.name: sha256(file.read_bytes()).hexdigest()[:16] for file in files}
-
-
-def _log(line: str) -> None:
-    print(line, flush=True)

@@ -1,4 +1,4 @@
-"""From the files of single runs to competitors: the seeds of one mechanism, size and rate."""
+"""From the files of single runs to competitors: the seeds of one mechanism and size."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Competitor:
 
 
 def competitors(runs: list[Run]) -> list[Competitor]:
-    """All trained mechanisms; a run with another learning rate than most of its size is one more.
+    """All trained mechanisms.
 
     Raises `ValueError` where two runs of a size were not made by the same recipe.
     """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         if run["kind"] == "language":
-            groups.setdefault((run["size"], _label(run, runs)), []).append(run)
+            groups.setdefault((run["size"], run["mechanism"]), []).append(run)
     for size in {size for size, _ in groups}:
         _check_same_recipe([r for r in runs if (r["kind"], r.get("size")) == ("language", size)])
     speeds = {(r["size"], r["mechanism"]): r for r in runs if r["kind"] == "speed"}
     return [
-        Competitor(label, size, tuple(group), speeds.get((size, group[0]["mechanism"])))
+        Competitor(label, size, tuple(group), speeds.get((size, label)))
         for (size, label), group in groups.items()
     ]
 
@@ -83,15 +83,15 @@ def bucket_names(entries: list[Competitor]) -> list[str]:
     return sorted(names, key=lambda name: int(name.partition("-")[0]))
 
 
-def recall_rows(runs: list[Run], form: str) -> tuple[list[tuple[str, int, list[float]]], list[str]]:
+def recall_rows(runs: list[Run]) -> tuple[list[tuple[str, int, list[float]]], list[str]]:
     """(mechanism, number of seeds, mean accuracies), best first, and the numbers of pairs.
 
-    Raises `ValueError` where two runs of the form were not made by the same recipe.
+    Raises `ValueError` where two runs were not made by the same recipe.
     """
-    of_form = [run for run in runs if run["kind"] == "recall" and run["recipe"]["form"] == form]
-    _check_same_recipe(of_form)
+    of_recall = [run for run in runs if run["kind"] == "recall"]
+    _check_same_recipe(of_recall)
     groups: dict[str, list[Run]] = {}
-    for run in of_form:
+    for run in of_recall:
         groups.setdefault(run["mechanism"], []).append(run)
     pairs = list(next(iter(groups.values()))[0]["accuracy"])
     rows = [
@@ -99,17 +99,6 @@ def recall_rows(runs: list[Run], form: str) -> tuple[list[tuple[str, int, list[f
         for name, group in groups.items()
     ]
     return sorted(rows, key=lambda row: -sum(row[2])), pairs
-
-
-def _label(run: Run, runs: list[Run]) -> str:
-    rates = [
-        other["recipe"]["learning_rate"]
-        for other in runs
-        if other["kind"] == "language" and other["size"] == run["size"]
-    ]
-    rate = run["recipe"]["learning_rate"]
-    suffix = "" if rate == statistics.mode(rates) else f", rate {rate:g}"
-    return f"{run['mechanism']}{suffix}"
 
 
 def _check_same_recipe(runs: list[Run]) -> None:
@@ -122,10 +111,9 @@ def _check_same_recipe(runs: list[Run]) -> None:
 
 
 def _fixed(run: Run) -> Run:
-    """What must be equal: of language runs all but the learning rate, which is in their label."""
+    """What must be equal."""
     if run["kind"] == "recall":
         # An ignored limit, which runs before its removal have.
         return {name: value for name, value in run["recipe"].items() if name != "max_seconds"}
-    recipe = {name: value for name, value in run["recipe"].items() if name != "learning_rate"}
     digests = {text: run["quality"][text]["digest"] for text in ("valid", "out_of_domain")}
-    return {**recipe, **digests}
+    return {**run["recipe"], **digests}

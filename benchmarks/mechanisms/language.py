@@ -48,16 +48,6 @@ class Recipe:
     eval_bytes: int = 200_000
 
 
-DEFAULT_LEARNING_RATE = Recipe.learning_rate
-
-
-def run_name(size: str, spec: Spec, seed: int, recipe: Recipe) -> str:
-    """The name of a run's file; another learning rate than the common one is part of it."""
-    rate = recipe.learning_rate
-    suffix = "" if rate == DEFAULT_LEARNING_RATE else f"_lr={rate:g}"
-    return f"{size}-{spec.slug}{suffix}-{seed}"
-
-
 def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: Recipe) -> Figures:
     """Trains, or goes on with, one model and scores it; returns the figures of its file.
 
@@ -66,7 +56,7 @@ def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: Recipe) -> Fig
     """
     tokenizer = folder.prepare(list(recipe.data))
     config = spec.config(SIZES[size], tokenizer.vocab_size, tokenizer.eos_token_id)
-    work = folder.work(run_name(size, spec, seed, recipe))
+    work = folder.work(f"{size}-{spec.slug}-{seed}")
     folder.share_cache(work)
     train_config = training(recipe, work, seed)
     try:

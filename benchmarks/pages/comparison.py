@@ -28,7 +28,7 @@ def tables() -> dict[str, str]:
 
 
 def tables_of(runs: list[Run]) -> dict[str, str]:
-    """By size: quality, positions and, where it was measured, speed; then recall by form."""
+    """By size: quality, positions and, where it was measured, speed; then recall."""
     result = {}
     entries = competitors(runs)
     for size in dict.fromkeys(entry.size for entry in entries):
@@ -37,8 +37,8 @@ def tables_of(runs: list[Run]) -> dict[str, str]:
         result[f"positions, {size}"] = bucket_table(of_size)
         if any(entry.speed for entry in of_size):
             result[f"speed, {size}"] = speed_table(of_size)
-    for form in dict.fromkeys(run["recipe"]["form"] for run in runs if run["kind"] == "recall"):
-        result[f"recall, {form}"] = recall_table(runs, form)
+    if any(run["kind"] == "recall" for run in runs):
+        result["recall"] = recall_table(runs)
     return result
 
 
@@ -92,9 +92,9 @@ def speed_table(entries: list[Competitor]) -> str:
     return markdown(head, rows)
 
 
-def recall_table(runs: list[Run], form: str) -> str:
+def recall_table(runs: list[Run]) -> str:
     """Share of right answers by the number of pairs, best first."""
-    rows, pairs = recall_rows(runs, form)
+    rows, pairs = recall_rows(runs)
     text = [
         [f"`{name}`", str(seeds), *(f"{v:.1%}" for v in values)] for name, seeds, values in rows
     ]
