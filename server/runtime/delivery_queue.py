@@ -41,11 +41,6 @@ class EngineStep:
     is_idle: bool = False
     done_s: float = 0.0
 
-    @property
-    def has_news(self) -> bool:
-        """Whether it is of use to anybody, apart from ``is_idle``."""
-        return bool(self.commands or self.events or self.records or self.prefixes or self.usage)
-
     def lose(self) -> None:
         """Removes what has not been logged: it must not be seen."""
         for command in self.commands:

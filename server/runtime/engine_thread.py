@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from server.engine.engine import Engine
+from server.engine.value import Record
 from server.errors import InternalFailure, RequestError
 from server.runtime.command_queue import CommandQueue
 from server.runtime.commands import Command
@@ -81,7 +82,7 @@ class EngineThread:
         now = self.working_since = self._clock()
         if commands and commands[0].generation is not None:
             self._generation = commands[0].generation
-        step = EngineStep(self._generation, commands)
+        records: list[Record] = []
         for command in commands:
             try:
                 command.result = command.call(engine, now)
@@ -92,23 +93,29 @@ class EngineThread:
                 command.error = InternalFailure("the engine could not do this")
             if made := engine.take_records():
                 command.logged = frozenset(id for id, _ in made)
-                step.records += made
-        step.events = engine.step(now)
-        step.records += engine.take_records()
-        step.prefixes = engine.take_evicted_prefixes()
-        step.usage = engine.take_usage()
-        step.is_idle = not engine.has_work()
+                records += made
+        events = engine.step(now)
+        records += engine.take_records()
+        prefixes, usage = engine.take_evicted_prefixes(), engine.take_usage()
+        is_idle = not engine.has_work()
         self.working_since = None
-        if step.has_news or step.is_idle != self._told_idle:
+        has_news = commands or events or records or prefixes or usage
+        if has_news or is_idle != self._told_idle:
             self._delivery.reserve()
-            step.done_s = self._clock()
-            self._told_idle = step.is_idle
+            self._told_idle = is_idle
+            step = EngineStep(
+                *(self._generation, commands, records, events, prefixes, usage),
+                is_idle=is_idle,
+                done_s=self._clock(),
+            )
             if not self._store_queue.add(step):
                 self._delivery.put(step)
 
 
 def _by_generation(commands: list[Command]) -> list[list[Command]]:
     """``commands`` in their order, cut before each one that begins a generation."""
+    if len(commands) < 2:
+        return [commands]
     groups: list[list[Command]] = [[]]
     for command in commands:
         if command.generation is not None and groups[-1]:
