@@ -36,7 +36,7 @@ from server.api.routes import models as model_routes
 from server.api.routes import sessions as session_routes
 from server.api.routes.route_table import RouteTable
 from server.api.schemas.openapi import openapi
-from server.api.translate import MAX_NAME_CHARS
+from server.api.schemas.parse import MAX_NAME_CHARS
 from server.api.websocket import asyncapi
 from server.api.websocket.sockets import SocketEndpoint, Sockets
 from server.api.websocket.stream import StreamCodec

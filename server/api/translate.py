@@ -8,13 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.api.schemas.formats import ResponseFormat
-from server.api.schemas.parse import (
-    MAX_NAME_CHARS as MAX_NAME_CHARS,  # the routes have all from here
-)
-from server.api.schemas.parse import body_of as body_of
-from server.api.schemas.parse import parse_body as parse_body
-from server.api.schemas.parse import parse_message as parse_message
-from server.api.schemas.parse import request_id_of as request_id_of
 from server.api.schemas.requests import AppendBody, Continuation, Sampling
 from server.api.schemas.responses import PromptDetails, PromptUsage, UsageAnswer
 from server.engine.sampling_defaults import with_defaults

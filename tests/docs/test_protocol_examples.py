@@ -23,6 +23,7 @@ from server.api.schemas.frames import (
     error_frame,
     resumed_frame,
 )
+from server.api.schemas.parse import parse_body, parse_message
 from server.api.schemas.requests import (
     MESSAGE_TYPES,
     Append,
@@ -43,7 +44,6 @@ from server.api.schemas.responses import (
     SessionDeleted,
     SessionList,
 )
-from server.api.translate import parse_body, parse_message
 from server.engine.sampling_defaults import DEFAULTS, FIELDS
 from server.engine.types import (
     Event,

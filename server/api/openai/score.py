@@ -23,7 +23,8 @@ from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
-from server.api.translate import Translator, body_of, usage_object
+from server.api.schemas.parse import body_of
+from server.api.translate import Translator, usage_object
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
 from server.errors import InternalFailure, invalid

@@ -18,7 +18,8 @@ from server.api.openai.logprobs import JsonList, TokenNames
 from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
-from server.api.translate import MAX_INLINE_CHARS, Translator, body_of
+from server.api.schemas.parse import body_of
+from server.api.translate import MAX_INLINE_CHARS, Translator
 from server.errors import invalid
 from server.models.large_answers import TOKEN_BYTES
 from server.models.service import Service

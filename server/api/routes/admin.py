@@ -13,8 +13,8 @@ from server.api.auth.tenants import Tenant
 from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
 from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
+from server.api.schemas.parse import body_of
 from server.api.schemas.wire import Wire
-from server.api.translate import body_of
 
 router = APIRouter(responses=KEY_ERRORS)
 

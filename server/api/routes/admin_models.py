@@ -13,8 +13,8 @@ from server.api.routes.models import model_object
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
 from server.api.schemas.names import ModelPath
+from server.api.schemas.parse import body_of
 from server.api.schemas.wire import Wire
-from server.api.translate import body_of
 from server.config.sources import MODEL_NAME
 from server.models.changes import LoadingRefused, ModelChanges
 from server.models.registry import Version

@@ -22,9 +22,10 @@ from server.api.schemas.describe import (
     body_content,
     body_schema,
 )
+from server.api.schemas.parse import body_of
 from server.api.schemas.queries import EventsQuery, ListQuery, TextQuery
 from server.api.schemas.requests import AppendBody, CreateSessionBody, ForkBody, RewindBody
-from server.api.translate import Translator, body_of
+from server.api.translate import Translator
 from server.engine.types import SessionInfo
 from server.models.service import Service
 from server.sessions.text import read_text

@@ -21,8 +21,9 @@ from server.api.openai.logprobs import TokenNames
 from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
+from server.api.schemas.parse import body_of
 from server.api.schemas.requests import Continuation
-from server.api.translate import Translator, body_of, renamed
+from server.api.translate import Translator, renamed
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid
 from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES

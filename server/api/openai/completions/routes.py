@@ -17,8 +17,9 @@ from server.api.request_answer import JsonAnswer, SseAnswer
 from server.api.routes.lookup import service_with
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
+from server.api.schemas.parse import body_of
 from server.api.schemas.requests import Continuation, Sampling
-from server.api.translate import Translator, body_of, drawn_seed
+from server.api.translate import Translator, drawn_seed
 from server.engine.types import Request as Work
 from server.errors import invalid
 from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES

@@ -30,9 +30,9 @@ from server.api.openai.responses.work import (
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.names import Label
+from server.api.schemas.parse import body_of
 from server.api.schemas.queries import Flag, Seq
 from server.api.schemas.queries import Query as StrictQuery
-from server.api.translate import body_of
 from server.errors import invalid
 from server.models.service import Service
 
