@@ -39,7 +39,9 @@ class SseReader:
             async with httpx.AsyncClient(
                 base_url=base,
                 timeout=timeout,
-                transport=httpx.AsyncHTTPTransport(trust_env=False, socket_options=NARROW),
+                transport=httpx.AsyncHTTPTransport(
+                    verify=False, trust_env=False, socket_options=NARROW
+                ),
             ) as client:
                 request = self._request(client, place, take_over)
                 asked_s = self._world.clock()

@@ -10,7 +10,7 @@ from server.constraints.errors import FormatRefused
 from tests.server.constraints.drawing import check
 from tests.server.constraints.schemas import BY_HAND, Schema, generated
 
-NUM_GENERATED = 120
+NUM_PARTS = 4
 
 
 @pytest.mark.slow
@@ -20,10 +20,11 @@ def test_every_text_of_a_schema_parses_and_is_valid(schema: Schema) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tens", range(NUM_GENERATED // 10))
-def test_every_text_of_a_generated_schema_parses_and_is_valid(tens: int) -> None:
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_every_text_of_a_generated_schema_parses_and_is_valid(part: int, long: bool) -> None:
+    seeds = range(part, 120 if long else 40, NUM_PARTS)
     num_checked = 0
-    for seed in range(10 * tens, 10 * tens + 10):
+    for seed in seeds:
         schema = generated(seed)
         try:
             check(schema, seed)
@@ -32,4 +33,4 @@ def test_every_text_of_a_generated_schema_parses_and_is_valid(tens: int) -> None
             # Alternatives that contradict each other are the generator's doing.
             if "too large" in str(refusal):
                 raise
-    assert num_checked >= 8
+    assert num_checked >= 0.8 * len(seeds)
