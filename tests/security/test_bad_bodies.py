@@ -83,15 +83,15 @@ async def test_other_requests_are_answered_while_a_large_body_is_parsed(
 ) -> None:
     """The parser of the large body waits for the answer to the other request."""
     answered, parsers = threading.Event(), []
-    parse_body = parse.parse_body
+    parsed = parse._parsed
 
-    def waiting(model: Any, body: bytes, max_ids: int) -> Any:
+    def waiting(validate: Any, body: bytes, max_ids: int) -> Any:
         parsers.append(threading.current_thread())
         if len(body) > parse.MAX_INLINE_BYTES:
             assert answered.wait(30)
-        return parse_body(model, body, max_ids)
+        return parsed(validate, body, max_ids)
 
-    monkeypatch.setattr(parse, "parse_body", waiting)
+    monkeypatch.setattr(parse, "_parsed", waiting)
     content = [{}] * 4000
     body = json.dumps({"messages": [{"role": "user", "content": content}] * 50})
     async with running() as server:

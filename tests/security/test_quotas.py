@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.api.test_quota import ALICE, create, entry, post, serving
+from tests.server.api.keys import ALICE, bearer, entry
+from tests.server.api.test_quota import create, post, serving
 from tests.server.harness import Running, running
 
-KEY = {"authorization": f"Bearer {ALICE}"}
+KEY = bearer(ALICE)
 NUM = 41
 
 
@@ -58,7 +59,7 @@ async def test_clients_that_leave_do_not_get_over_the_bound(tmp_path: Path) -> N
 async def of_one_stream(folder: Path, **settings: Any) -> AsyncIterator[Running]:
     """A server where alice may run one request."""
     path = folder / "keys.toml"
-    path.write_text(entry("alice", ALICE) + "[key.limits]\nmax_running = 1\n")
+    path.write_text(entry("alice", ALICE, "generate", "sessions", max_running=1))
     async with running(keys_file=path, **settings) as server:
         yield server
 

@@ -14,8 +14,9 @@ from server.api.openai.responses import socket as responses_socket
 from server.api.openai.responses.note import Note
 from server.api.openai.responses.socket import MAX_REMEMBERED, Remembered
 from server.api.websocket import stream as websocket
+from tests.server.api.keys import ALICE
 from tests.server.api.openai.responding import ASKED
-from tests.server.api.test_quota import ALICE, serving
+from tests.server.api.test_quota import serving
 from tests.server.harness import Running, running
 
 LONG = "a" * 20_000
