@@ -47,7 +47,7 @@ def twice(method: Callable[P, R]) -> Callable[P, R]:
     """What went with its connection is done again, once.
 
     A new connection begins with the certainty that nothing more comes of the old one, so
-    that a database that is back at once has disturbed nobody. It also begins by putting
+    that a short outage of the database goes unnoticed. It also begins by putting
     into quarantine what the database has refused.
     """
 
@@ -175,7 +175,7 @@ class Link:
             self.presence.hear, self.presence.reclaim, self.presence.left = listeners
 
     def close(self) -> None:
-        """For ever."""
+        """Ends the connection and the presence; the store cannot be used again."""
         self.abandon()
         if self.presence is not None:
             self.presence.close()
@@ -230,7 +230,7 @@ class Link:
             self._unsaved.clear()  # one of them may be at fault; sessions go on by a replay
             self._sifts = False
         for save in self._unsaved.oldest(None):
-            if log.head(save.value.id) is None:  # let go in a transaction of which nobody heard
+            if log.head(save.value.id) is None:  # released by a transaction whose answer was lost
                 self._unsaved.drop(save.value.id)
         return SharedConnection(database, log, tables, snapshots, states, self._unsaved)
 

@@ -1,6 +1,6 @@
 """The log of the sessions that one replica holds, in a store that it shares with others.
 
-Each replica has a journal of its own. What belongs to nobody has nothing left in any.
+Each replica has a journal of its own. A session without an owner has no entries in any.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SharedLog(Log):
     # Whose a session is; within a transaction of the caller's
 
     def take(self, session: str, owner: str) -> Head | None:
-        """Makes a session of ``owner`` that nobody has this replica's."""
+        """Gives a session of ``owner`` that no replica holds to this one."""
         # The rows of the journal that it came through were another replica's.
         for row in self._execute(_TAKE, (self._me, self.last_row, self.last_row, session, owner)):
             head = Head.read(row)

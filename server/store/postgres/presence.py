@@ -2,7 +2,7 @@
 
 Each has one connection of its own that does nothing else. It holds an advisory lock,
 which PostgreSQL frees the moment the process is gone, and raises a counter now and
-then. Whoever sees a lock free for `GRACE_S`, or a counter still for a whole lease by
+then. A replica that sees a lock free for `GRACE_S`, or a counter still for a whole lease by
 its own clock, calls that replica dead. A mistake costs a restart and nothing more:
 the key of a replica is a fence that the database itself compares at every commit.
 

@@ -99,7 +99,7 @@ class PostgresStore:
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
         """See `server.store.base.Store.load`; all of a session is for its holder alone.
 
-        Nobody's is this replica's from then on. Raises `OwnedElsewhere`.
+        One that no replica holds is this one's from then on. Raises `OwnedElsewhere`.
         """
         with self._link.connected() as connection:
             self._rounds.forgotten.discard(session)
@@ -114,7 +114,7 @@ class PostgresStore:
 
     @twice
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
-        """See `server.store.base.Store.read`; whoever has the session."""
+        """See `server.store.base.Store.read`; also of a session of another replica."""
         with self._seen(session, owner) as (connection, head, rest):
             return reading.events(connection, head, after_seq, max_events, rest)
 
@@ -129,7 +129,7 @@ class PostgresStore:
 
     @twice
     def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
-        """See `server.store.base.Store.entries`; whoever has the session."""
+        """See `server.store.base.Store.entries`; also of a session of another replica."""
         with self._seen(session, owner) as (connection, head, rest):
             return reading.entries(connection, head, place, max_entries, rest)
 
@@ -226,7 +226,7 @@ class PostgresStore:
 
     @twice
     def reclaim(self, key: int) -> bool:
-        """Makes everything that a dead replica held nobody's; whether it was still there.
+        """Releases everything that a dead replica held; whether it was still there.
 
         From then on it can neither write nor connect, should it wake.
         """
@@ -266,7 +266,7 @@ class PostgresStore:
     def _seen(
         self, session: str, owner: str
     ) -> Iterator[tuple[SharedConnection, Head, Iterable[Entry]]]:
-        """A session, whoever holds it, and its entries after ``head``, all of one moment."""
+        """A session of any replica, and its entries after ``head``, all of one moment."""
         with self._link.connected() as connection:
             head = holdings.held(connection, session, owner)
             if head is not None:

@@ -36,7 +36,7 @@ _NOTE_TIME = """
 
 
 class SharedUpkeep(Saving):
-    """The round for the sessions that this replica holds, and its share of what nobody does.
+    """The round for the sessions that this replica holds, and its share of the others.
 
     Nothing of it is synced by itself: the database syncs all commits in their order, and
     what a crash loses of it is found in the journal.

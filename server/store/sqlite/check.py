@@ -92,7 +92,7 @@ def _problems(execute: Execute, path: Path) -> Iterator[str]:
         heads[head.key] = head
     yield from _broken_journal(execute, heads)
     yield from _broken_keys(execute)
-    yield from _nobody_s(execute)
+    yield from _orphans(execute)
 
 
 def _broken_keys(execute: Execute) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _broken_keys(execute: Execute) -> Iterator[str]:
             yield f"session {row[3]}: the record of an idempotency key was altered"
 
 
-def _nobody_s(execute: Execute) -> Iterator[str]:
+def _orphans(execute: Execute) -> Iterator[str]:
     """What is left of sessions that are gone."""
     for table in ("snapshot", "segment"):
         query = f"SELECT COUNT(*) FROM {table} WHERE session NOT IN (SELECT key FROM session)"  # noqa: S608

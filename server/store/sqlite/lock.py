@@ -1,7 +1,7 @@
 """One process owns a store. No clock of one process is compared with that of another.
 
 The owner holds a lock on the file ``lock``, which dies with it, and changes the
-file's content now and then. Whoever finds the lock held and the content still
+file's content now and then. A process that finds the lock held and the content still
 for a whole lease takes the store over: the owner is stopped, and the fence in
 the database keeps it out when it wakes. An owner that was stopped in the middle of a
 commit holds a lock of SQLite's as well, which cannot be taken from it.
