@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 from benchmarks.process import LOCAL, STOP_TIMEOUT_S, ServerProcess
 from benchmarks.report import Result, command_line, figure_table, show
+from benchmarks.wire import TOKEN_MARK, post
 
-#: Once in every event of a token.
-MARK = b'"position":'
 PROMPT = {"prompt": "Once upon a time", "max_tokens": 5, "stream": True}
 RECEIVE_BYTES = 1 << 16
 
@@ -33,12 +32,10 @@ def start_once(flags: Sequence[str]) -> tuple[float, float]:
 def first_token(port: int) -> None:
     """Asks for a completion and returns when its first token is there."""
     body = json.dumps(PROMPT).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-    head += b"content-length: %d\r\n\r\n" % len(body)
     received = b""
     with socket.create_connection((LOCAL, port), timeout=STOP_TIMEOUT_S) as connection:
-        connection.sendall(head + body)
-        while MARK not in received:
+        connection.sendall(post("/v1/completions", body))
+        while TOKEN_MARK not in received:
             data = connection.recv(RECEIVE_BYTES)
             if not data:
                 raise SystemExit(f"the server answered {received.decode(errors='replace')}")

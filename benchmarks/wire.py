@@ -1,13 +1,14 @@
-"""A WebSocket to `/v1/stream` that costs its user little: what is sent is not masked in earnest.
+"""Clients that cost little: one that counts tokens, and a WebSocket to `/v1/stream`.
 
-Servers send whole text frames, so nothing else is understood.
+Masks are zero. Servers send whole text frames, so nothing else is understood.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -17,6 +18,9 @@ HANDSHAKE = (
     b"GET /v1/stream HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
 )
+
+#: Once in every event of a token.
+TOKEN_MARK = b'"position":'
 
 Frame = dict[str, Any]
 
@@ -35,6 +39,54 @@ def masked(payload: bytes, opcode: int = _TEXT) -> bytes:
     assert length < 1 << 16, length
     size = bytes((0x80 | length,)) if length < 126 else b"\xfe" + length.to_bytes(2, "big")
     return bytes((0x80 | opcode,)) + size + bytes(4) + payload
+
+
+def post(path: str, body: bytes) -> bytes:
+    """A POST as it goes over the wire."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Opening(NamedTuple):
+    """What a client sends: at once, and after the first answer."""
+
+    head: bytes
+    rest: bytes = b""
+
+
+class Counter(asyncio.Protocol):
+    """Sends ``opening``, counts the tokens that come back and notes the times between arrivals."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._tail = b""
+        self._last_s = time.perf_counter()
+        self.num_tokens = self.num_reads = self.num_bytes = 0
+        self.gaps_s: list[float] = []
+        self.ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._opening.head)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self.gaps_s.append(now - self._last_s)
+        self._last_s = now
+        if self.num_reads == 0:
+            self._transport.write(self._opening.rest)
+        self.num_reads += 1
+        self.num_bytes += len(data)
+        self.num_tokens += (self._tail + data).count(TOKEN_MARK)
+        self._tail = data[1 - len(TOKEN_MARK) :]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        """Ends the connection without a word."""
+        self._transport.abort()
 
 
 class Wire(asyncio.Protocol):

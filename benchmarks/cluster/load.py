@@ -1,7 +1,7 @@
 """So many kept streams at once on one replica or several: tokens, and what each part spent on them.
 
 Streams have prompts of different lengths, so that their states are saved at different times, as
-those of real users are. The load generator counts events and looks at nothing else.
+those of real users are. The load generator counts tokens and looks at nothing else.
 """
 
 from __future__ import annotations
@@ -15,41 +15,23 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import httpx
+import orjson
 
 from benchmarks.cluster.place import Place, Work
 from benchmarks.machine import thread_seconds
 from benchmarks.process import ServerProcess
 from benchmarks.report import Figures
 from benchmarks.serve.load import percentile_ms
-from benchmarks.wire import Frame, Wire, connect
+from benchmarks.wire import HANDSHAKE, Counter, Frame, Opening, connect, masked
 
 #: Ids that exist in the bundled model's vocabulary, and are no special tokens.
 PROMPT_IDS = range(300, 4000)
 MAX_TOKENS = 1_000_000
 #: Of each stream, before anything is counted.
-WARM_UP_EVENTS = 12
+WARM_UP_TOKENS = 12
 WARM_UP_TIMEOUT_S = 120.0
 #: So a stream that nobody reads any more costs nothing.
 FLAGS = ("--threads", "1", "--max-detached-tokens", "0")
-
-
-class Stream(Wire):
-    """One of them: its events are counted, and the times between arrivals noted."""
-
-    def __init__(self, message: Frame) -> None:
-        super().__init__(message, self._count)
-        self.num_events = 0
-        self.gaps_s: list[float] = []
-        self._last_s = time.perf_counter()
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        self.gaps_s.append(now - self._last_s)
-        self._last_s = now
-        super().data_received(data)
-
-    def _count(self, payload: bytes) -> None:
-        self.num_events += 1
 
 
 class _Sample(NamedTuple):
@@ -103,7 +85,10 @@ async def _load(
     seed: int,
     options: argparse.Namespace,
 ) -> Figures:
-    flowing = [Stream(message) for message in messages(streams, seed, options.save_interval)]
+    flowing = [
+        Counter(Opening(HANDSHAKE, masked(orjson.dumps(message))))
+        for message in messages(streams, seed, options.save_interval)
+    ]
     ports = [server.port for server in servers]
     pids = [server.pid for server in servers]
     try:
@@ -122,24 +107,24 @@ async def _load(
     return _figures(before, after, [gap for stream in flowing for gap in stream.gaps_s])
 
 
-async def _warm_up(flowing: Sequence[Stream]) -> None:
+async def _warm_up(flowing: Sequence[Counter]) -> None:
     """Returns when each stream flows."""
     async with asyncio.timeout(WARM_UP_TIMEOUT_S):
-        while any(stream.num_events < WARM_UP_EVENTS for stream in flowing):
+        while any(stream.num_tokens < WARM_UP_TOKENS for stream in flowing):
             _check(flowing)
             await asyncio.sleep(0.05)
 
 
-def _check(flowing: Sequence[Stream]) -> None:
-    if any(stream.ended.done() for stream in flowing):
+def _check(flowing: Sequence[Counter]) -> None:
+    if any(stream.ended for stream in flowing):
         raise SystemExit("a stream has ended")
 
 
-def _sample(pids: Sequence[int], place: Place, flowing: Sequence[Stream]) -> _Sample:
+def _sample(pids: Sequence[int], place: Place, flowing: Sequence[Counter]) -> _Sample:
     work = place.work()
     return _Sample(
         time.perf_counter(),
-        sum(stream.num_events for stream in flowing),
+        sum(stream.num_tokens for stream in flowing),
         sum(sum(thread_seconds(pid).values()) for pid in pids),
         time.process_time(),
         work,

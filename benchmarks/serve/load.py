@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from benchmarks.report import Figures
+from benchmarks.wire import post
 
 EVENT, DONE, END = b"data: {", b"data: [DONE]", b"0\r\n\r\n"
 BY_LENGTH = (b'"finish_reason":"length"', b'"finish_reason": "length"')
@@ -124,7 +125,6 @@ def _drive(streams: list[Stream], poll: select.epoll, load: Load, timings: Timin
 def requests_of(load: Load, stream: int) -> list[bytes]:
     """The requests of one stream, the last one first."""
     draw = random.Random(load.seed * 100_003 + stream)
-    host = urlsplit(load.url).netloc
     result = []
     for number in range(load.num_requests):
         body = json.dumps(
@@ -135,11 +135,7 @@ def requests_of(load: Load, stream: int) -> list[bytes]:
                 **DIALECTS[load.dialect],
             }
         ).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        result.append(head.encode() + body)
+        result.append(post("/v1/completions", body))
     return result[::-1]
 
 

@@ -18,58 +18,17 @@ from benchmarks.machine import thread_seconds
 from benchmarks.pages.speed import server_cost_table
 from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
-from benchmarks.wire import HANDSHAKE, connect, masked
+from benchmarks.wire import HANDSHAKE, Counter, Opening, connect, masked, post
 
 WARM_UP_S = 1.0
 MAX_TOKENS = 1_000_000
 STANDIN = "benchmarks.server_cost.standin"
-#: Once in every event of a token.
-MARK = b'"position":'
-
-
-class Opening(NamedTuple):
-    """What a client sends: at once, and after the first answer."""
-
-    head: bytes
-    rest: bytes = b""
-
-
-class Counter(asyncio.Protocol):
-    """Sends ``opening`` and counts what comes back."""
-
-    def __init__(self, opening: Opening) -> None:
-        self._opening = opening
-        self._tail = b""
-        self.num_tokens = self.num_reads = self.num_bytes = 0
-        self.ended = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._opening.head)
-
-    def data_received(self, data: bytes) -> None:
-        if self.num_reads == 0:
-            self._transport.write(self._opening.rest)
-        self.num_reads += 1
-        self.num_bytes += len(data)
-        self.num_tokens += (self._tail + data).count(MARK)
-        self._tail = data[1 - len(MARK) :]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.ended = True
-
-    def abort(self) -> None:
-        """Ends the connection without a word."""
-        self._transport.abort()
 
 
 def sse_openings(streams: int) -> list[Opening]:
     """A completion on each connection."""
     body = json.dumps({"prompt": "hi", "max_tokens": MAX_TOKENS, "stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-    head += b"content-length: %d\r\n\r\n" % len(body)
-    return [Opening(head + body)] * streams
+    return [Opening(post("/v1/completions", body))] * streams
 
 
 def socket_openings(streams: int) -> list[Opening]:

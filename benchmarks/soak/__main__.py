@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.process import ServerProcess, exit_on_sigterm
-from benchmarks.report import Result, command_line, show, table
+from benchmarks.report import Result, command_line, figure_table, show, table
 from benchmarks.soak.behaviour import LONG_TEXT, PROMPTS, VISITS
 from benchmarks.soak.observation import Observation, observe
 from benchmarks.soak.verdict import MIB, Ending, verdict
@@ -215,11 +215,8 @@ def print_report(report: Report) -> None:
     for status, count in sorted(tally.statuses.items()):
         answers.add_row(f"HTTP {status}", f"{count:,}")
     answers.add_row("tokens", f"{tally.num_tokens:,}")
-    seen = table("the server", ("", "before", "warm", "after"))
-    columns = [asdict(item) for item in (report.before, report.warm, report.after)]
-    for name in columns[0]:
-        seen.add_row(name, *(f"{column[name]:,}" for column in columns))
-    show(done, answers, seen)
+    moments = {name: asdict(getattr(report, name)) for name in ("before", "warm", "after")}
+    show(done, answers, figure_table("the server", moments))
     for failure in report.failures:
         print(f"FAILED: {failure}")
     print("passed" if not report.failures else f"{len(report.failures)} criteria failed")

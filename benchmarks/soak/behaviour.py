@@ -15,9 +15,9 @@ from benchmarks.soak.wire import (
     checked_stream,
     expect,
     open_raw,
-    post_bytes,
     raise_if_error,
 )
+from benchmarks.wire import post
 
 PROMPTS = (
     "Once upon a time",
@@ -209,7 +209,7 @@ async def cut_socket(world: World, rng: Random) -> None:
 async def cut_http(world: World, rng: Random) -> None:
     """Leaves a completion in the middle, streamed or not."""
     body = {"prompt": prompt(rng), "max_tokens": 300, "stream": rng.random() < 0.7}
-    sent = post_bytes("/v1/completions", json.dumps(body).encode())
+    sent = post("/v1/completions", json.dumps(body).encode())
     async with open_raw(world.url, sent) as reader:
         if body["stream"]:
             status = (await reader.readexactly(len("HTTP/1.1 200"))).split()[1]
@@ -219,7 +219,7 @@ async def cut_http(world: World, rng: Random) -> None:
 
 async def cut_head_or_body(world: World, rng: Random) -> None:
     """Leaves before the request is whole."""
-    whole = post_bytes("/v1/completions", b'{"prompt": "Once", "max_tokens": 5}')
+    whole = post("/v1/completions", b'{"prompt": "Once", "max_tokens": 5}')
     async with open_raw(world.url, whole[: rng.randint(0, len(whole) - 1)]):
         pass
 

@@ -245,9 +245,3 @@ async def open_raw(url: str, sent: bytes) -> AsyncIterator[asyncio.StreamReader]
         yield reader
     finally:
         writer.transport.abort()
-
-
-def post_bytes(path: str, body: bytes) -> bytes:
-    """A POST as it goes over the wire."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
