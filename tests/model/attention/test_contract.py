@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from model.attention import MECHANISMS, spec_of
 from model.attention.base import DTYPES, Attention, State, mechanism
 from model.config import ModelConfig
 from tests.model.attention.oracles import ORACLES
+from tests.model.representatives import chosen, is_representative
 
 ROTARY: list[dict[str, object]] = [{"rotary": "before"}, {"rotary": "after"}]
 #: name of the mechanism -> option sets it is tested with, beside its defaults.
@@ -50,7 +52,9 @@ DEFAULTS: list[Case] = [(name, {}) for name in MECHANISMS]
 CASES: list[Case] = [(name, o) for name in MECHANISMS for o in ({}, *VARIANTS.get(name, []))]
 #: A cache that grows has one length for all rows.
 CONSTANT = [case for case in CASES if spec_of(case[0]).constant_state]
-LENGTHS, VARIANT_LENGTHS = [1, 63, 64, 65], [65]
+LENGTHS = [65, 1, 63, 64]
+FORMS = ["parallel", "chunks", "steps"]
+EXTREMES = [(1e4, 1), (1e-30, 70), (0.0, 1), (0.0, 70)]
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
@@ -58,14 +62,23 @@ def case_id(case: Case) -> str:
     return "-".join([case[0], *(f"{name}={value}" for name, value in case[1].items())])
 
 
-def at_lengths(test: Callable[[Attention, int], None]) -> Callable[[Attention, int], None]:
-    """Every mechanism at awkward lengths, its variants at the one that crosses a block."""
-    cases = [
-        pytest.param(case, length, id=f"{case_id(case)}-{length}")
-        for case in CASES
-        for length in (VARIANT_LENGTHS if case[1] else LENGTHS)
+def layers_with(name: str, values: Sequence[Any], cases: Sequence[Case] = CASES) -> Any:
+    """Parametrizes ``layer`` and ``name`` by what `chosen` pairs."""
+    pairs = [
+        pytest.param(case, value, id=f"{case_id(case)}-{value}")
+        for case, value in chosen(cases, values)
     ]
-    return pytest.mark.parametrize(("layer", "length"), cases, indirect=["layer"])(test)
+    return pytest.mark.parametrize(("layer", name), pairs, indirect=["layer"])
+
+
+def at_lengths(cases: Sequence[Case] = CASES) -> Any:
+    """Representatives at awkward lengths, the others at the one that crosses a block."""
+    pairs = [
+        pytest.param(case, length, id=f"{case_id(case)}-{length}")
+        for case in cases
+        for length in (LENGTHS if is_representative(case) else LENGTHS[:1])
+    ]
+    return pytest.mark.parametrize(("layer", "length"), pairs, indirect=["layer"])
 
 
 @pytest.fixture(params=CASES, ids=case_id)
@@ -94,14 +107,14 @@ def test_every_mechanism_has_an_oracle() -> None:
     assert ORACLES.keys() == MECHANISMS.keys()
 
 
-@at_lengths
+@at_lengths()
 def test_parallel_equals_definition(layer: Attention, length: int) -> None:
     x = inputs(length)
     wanted, _ = oracle(layer, x)
     assert_close(layer.parallel(x), wanted)
 
 
-@at_lengths
+@at_lengths()
 def test_one_chunk_equals_definition(layer: Attention, length: int) -> None:
     x = inputs(length)
     wanted, wanted_state = oracle(layer, x)
@@ -110,7 +123,7 @@ def test_one_chunk_equals_definition(layer: Attention, length: int) -> None:
     assert_states_close(state, wanted_state)
 
 
-@at_lengths
+@at_lengths()
 def test_steps_equal_definition(layer: Attention, length: int) -> None:
     x = inputs(length)
     wanted, wanted_state = oracle(layer, x)
@@ -119,7 +132,7 @@ def test_steps_equal_definition(layer: Attention, length: int) -> None:
     assert_states_close(state, wanted_state)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@layers_with("seed", range(4))
 def test_any_chunking_equals_definition(layer: Attention, seed: int) -> None:
     length = 200
     x = inputs(length)
@@ -139,7 +152,7 @@ def test_chunks_and_steps_mix(layer: Attention) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["parallel", "chunks", "steps"])
+@layers_with("form", FORMS)
 def test_gradients_equal_definition(layer: Attention, form: str) -> None:
     length = 65
     x = inputs(length).requires_grad_()
@@ -227,12 +240,10 @@ def test_future_never_changes_the_past(layer: Attention) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("value", "count"), [(1e4, 1), (1e-30, 70), (0.0, 1), (0.0, 70)])
-def test_extreme_inputs_stay_finite(layer: Attention, value: float, count: int) -> None:
+@layers_with("extreme", EXTREMES)
+def test_extreme_inputs_stay_finite(layer: Attention, extreme: tuple[float, int]) -> None:
     """Outputs, states and gradients."""
-    x = inputs(70)
-    x[:, min(20, 70 - count) :][:, :count] = value
-    x.requires_grad_()
+    x = with_extreme(*extreme).requires_grad_()
     y, state = run(layer, x, [65, 5])
     stepped, stepped_state = steps(layer, x[:, :30])
     for tensor in (y, stepped, *state.values(), *stepped_state.values()):
@@ -337,6 +348,13 @@ CPU = torch.device("cpu")
 
 def inputs(length: int, seed: int = 3) -> Tensor:
     return torch.randn(2, length, 24, generator=torch.Generator().manual_seed(seed))
+
+
+def with_extreme(value: float, count: int) -> Tensor:
+    """`inputs` of which so many tokens in a row are of one value."""
+    x = inputs(70)
+    x[:, min(20, 70 - count) :][:, :count] = value
+    return x
 
 
 def positions(start: int) -> Tensor:

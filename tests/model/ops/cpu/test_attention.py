@@ -16,19 +16,22 @@ from model.ops.cpu.runtime import levels
 from tests.model.attention import test_contract as contract
 from tests.model.attention.test_contract import (
     CONSTANT,
-    LENGTHS,
-    VARIANT_LENGTHS,
+    EXTREMES,
     Case,
     assert_close,
     assert_states_close,
+    at_lengths,
     case_id,
     inputs,
+    layers_with,
     make_layer,
     oracle,
     run,
     steps,
+    with_extreme,
 )
 from tests.model.ops.cpu.native_attention import NativeAttention
+from tests.model.representatives import chosen
 
 DEFAULTS = [case for case in CONSTANT if not case[1]]
 #: Shapes that are no multiple of a vector, or of several; one head, and three.
@@ -62,21 +65,9 @@ def layer(request: pytest.FixtureRequest) -> NativeAttention:
     return NativeAttention(make_layer(*request.param))
 
 
+@at_lengths(CONSTANT)
 @pytest.mark.parametrize(
-    ("layer", "length"),
-    [
-        pytest.param(case, length, id=f"{case_id(case)}-{length}")
-        for case in CONSTANT
-        for length in (VARIANT_LENGTHS if case[1] else LENGTHS)
-    ],
-    indirect=["layer"],
-)
-@pytest.mark.parametrize(
-    "check",
-    [
-        contract.test_one_chunk_equals_definition,
-        contract.test_steps_equal_definition,
-    ],
+    "check", [contract.test_one_chunk_equals_definition, contract.test_steps_equal_definition]
 )
 def test_forms_equal_definition(
     layer: Attention, check: Callable[[Attention, int], None], length: int
@@ -89,6 +80,7 @@ def test_any_chunking_equals_definition(layer: Attention) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layer", DEFAULTS, ids=case_id, indirect=True)
 @pytest.mark.parametrize(
     "check",
     [
@@ -108,11 +100,9 @@ def test_the_rest_of_the_contract_holds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("value", "count"), [(1e4, 1), (1e-30, 70), (0.0, 1), (0.0, 70)])
-def test_extreme_inputs_stay_finite(layer: Attention, value: float, count: int) -> None:
-    x = inputs(70)
-    x[:, min(20, 70 - count) :][:, :count] = value
-    y, state = run(layer, x, [65, 5])
+@layers_with("extreme", EXTREMES, CONSTANT)
+def test_extreme_inputs_stay_finite(layer: Attention, extreme: tuple[float, int]) -> None:
+    y, state = run(layer, with_extreme(*extreme), [65, 5])
     for tensor in (y, *state.values()):
         assert tensor.isfinite().all()
 
@@ -150,14 +140,12 @@ def test_more_options_equal_definition(case: Case) -> None:
     assert_equals_definition(NativeAttention(make_layer(*case)))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s.values())))
-@pytest.mark.parametrize("case", DEFAULTS, ids=case_id)
+@pytest.mark.parametrize(("case", "shape"), chosen(DEFAULTS, SHAPES))
 def test_shapes_equal_definition(case: Case, shape: dict[str, object]) -> None:
     assert_equals_definition(NativeAttention(make_layer(*case, **shape)))
 
 
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("case", DEFAULTS, ids=case_id)
+@pytest.mark.parametrize(("case", "level"), chosen(DEFAULTS, levels()))
 def test_every_level_equals_definition(case: Case, level: str) -> None:
     assert_equals_definition(NativeAttention(make_layer(*case), level))
 

@@ -17,6 +17,7 @@ from model.ops.cpu.runtime import levels
 from tests.model.ops.cpu.models import SERVED, random_tokens, small_model, small_runtime
 from tests.model.ops.cpu.replay.build import HERE, build_replay
 from tests.model.ops.cpu.replay.recording import record
+from tests.model.representatives import chosen
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,8 +48,7 @@ def bits(replay: Path, name: str, dtype: str, folder: Path) -> tuple[bytes, byte
     return found, runtime.logits()[0].tobytes() + pool[0].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(("name", "dtype"), chosen(SERVED, ["int8", "float32"]))
 def test_exact_products_keep_their_bits(
     replay: Path, name: str, dtype: str, tmp_path: Path
 ) -> None:

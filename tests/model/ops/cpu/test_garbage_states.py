@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import pytest
 
 from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Runtime, levels
 from tests.model.ops.cpu.models import SERVED, random_tokens, small_runtime
+from tests.model.representatives import chosen
 
 #: Before, in and after the windows, which are of 7 tokens, and where a cosFormer's epoch turns.
 POSITIONS = (0, 3, 7, 16, 1000, 2**40)
@@ -27,8 +29,7 @@ def garbage(num_bytes: int) -> Iterator[npt.NDArray[np.uint8]]:
         yield chance.integers(256, size=num_bytes, dtype=np.uint8)
 
 
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(("name", "level"), chosen(SERVED, levels()))
 def test_any_bytes_give_a_result(name: str, level: str) -> None:
     runtime = small_runtime(name, "float32", 1, level)
     pool, draw = runtime.empty_pool(2), runtime.draw(temperature=0.0)
@@ -51,11 +52,10 @@ def test_any_bytes_give_a_result(name: str, level: str) -> None:
             runtime.embed(pool, 0, position, tokens[:9])
 
 
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SERVED)
-def test_steps_of_any_length_leave_nothing_behind(name: str, dtype: str, level: str) -> None:
-    """How rows lie in the buffers depends on how many a step has."""
+@pytest.mark.parametrize(("name", "kind"), chosen(SERVED, list(product(DTYPES, levels()))))
+def test_steps_of_any_length_leave_nothing_behind(name: str, kind: tuple[str, str]) -> None:
+    """How rows lie in the buffers depends on how many a step has, of a dtype and at a level."""
+    dtype, level = kind
     runtime = small_runtime(name, dtype, 1, level)
     pool, draw = runtime.empty_pool(2), runtime.draw(temperature=0.0)
     tokens = random_tokens(runtime.config, 8)

@@ -19,7 +19,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from model.architectures.network import model_of
-from model.lm import LanguageModel
 from model.ops.cpu.runtime import Runtime, levels
 from tests.model.ops.cpu.models import (
     NAMES,
@@ -32,6 +31,7 @@ from tests.model.ops.cpu.models import (
     state_error,
     states,
 )
+from tests.model.representatives import chosen
 from tests.weights import weights_of
 
 #: Matrices that are kept in the precision asked for; all else is float32.
@@ -88,40 +88,21 @@ def to_int8(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 ROUNDING = {"bfloat16": to_bfloat16, "int8": to_int8}
 
 
-def model_with(model: LanguageModel, weights: Weights) -> LanguageModel:
-    return model_of(model.config, weights)
-
-
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_equals_definition_with_rounded_weights(name: str, level: str) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("name", "level"), chosen(NAMES, levels()))
+def test_runtime_equals_definition_with_what_it_rounds(name: str, level: str, dtype: str) -> None:
+    """Weights, and inputs of int8 products and of bfloat16 products at the level that has these."""
     model = make_model(Shape({"head_dim": 18, "tie_word_embeddings": False}).config(name))
     weights, tokens = weights_of(model), random_tokens(model.config, 66)
-    runtime = Runtime(model.config, weights, "bfloat16", level=level)
+    runtime = Runtime(model.config, weights, dtype, level=level)
     pool = runtime.empty_pool(1)
     found = torch.from_numpy(feed(runtime, pool, 0, tokens))
-    dot = level == "v4dot"
-    with RoundedInputs(weights, "bfloat16") if dot else nullcontext():
-        wanted, wanted_state = defined(model_with(model, rounded(weights, "bfloat16")), tokens)
-    tolerance = OTHER_STEP_TOLERANCE if dot else TOLERANCE
+    rounds_inputs = dtype == "int8" or level == "v4dot"
+    with RoundedInputs(weights, dtype) if rounds_inputs else nullcontext():
+        wanted, wanted_state = defined(model_of(model.config, rounded(weights, dtype)), tokens)
+    tolerance = OTHER_STEP_TOLERANCE if rounds_inputs else TOLERANCE
     assert relative_error(found, wanted) <= tolerance
     assert state_error(states(model.config, pool[0]), wanted_state) <= tolerance
-    errors = [relative_error(*each) for each in zip(found, wanted, strict=True)]
-    assert np.median(errors) <= TOLERANCE
-
-
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("name", NAMES)
-def test_int8_equals_definition_with_rounded_weights_and_inputs(name: str, level: str) -> None:
-    model = make_model(Shape({"head_dim": 18, "tie_word_embeddings": False}).config(name))
-    weights, tokens = weights_of(model), random_tokens(model.config, 66)
-    runtime = Runtime(model.config, weights, "int8", level=level)
-    pool = runtime.empty_pool(1)
-    found = torch.from_numpy(feed(runtime, pool, 0, tokens))
-    with RoundedInputs(weights, "int8"):
-        wanted, wanted_state = defined(model_with(model, rounded(weights, "int8")), tokens)
-    assert relative_error(found, wanted) <= OTHER_STEP_TOLERANCE
-    assert state_error(states(model.config, pool[0]), wanted_state) <= OTHER_STEP_TOLERANCE
     errors = [relative_error(*each) for each in zip(found, wanted, strict=True)]
     assert np.median(errors) <= TOLERANCE
 

@@ -14,6 +14,7 @@ from model.ops.cpu.runtime import DTYPES
 from tests.model.ops.cpu.models import FUSED, SERVED, random_tokens, small_model, small_runtime
 from tests.model.ops.cpu.replay.build import build_replay
 from tests.model.ops.cpu.replay.recording import record
+from tests.model.representatives import chosen
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
@@ -26,8 +27,7 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_replay(program, "aarch64-linux-gnu-g++", flags)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(("name", "dtype"), chosen(SERVED, DTYPES))
 def test_arm_gives_the_same_bits(replay: Path, name: str, dtype: str, tmp_path: Path) -> None:
     config, weights = small_model(name)
     tokens = random_tokens(config, 70)
