@@ -66,6 +66,14 @@ def _block(ours: Tensors, layer: int) -> Tensors:
     return block
 
 
+def finish(writer: GGUFWriter) -> None:
+    """Writes what was added."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(
     path: Path,
     shape: Shape,
@@ -109,10 +117,7 @@ def write_gguf(
         fits = data.ndim == 2 and "_norm" not in name and name[-9:-8] not in "wavg"
         type_ = GGMLQuantizationType[kind if fits and _has_blocks(data, kind) else "F32"]
         writer.add_tensor(name, quantize(np.ascontiguousarray(data), type_), raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from model.gguf_file import KINDS, GgufFile
 from model.weights import CheckpointError
+from tests.gguf_files import finish
 
 SMALL = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -35,10 +36,7 @@ def write(path: Path, **tensors: np.ndarray) -> Path:
     writer.add_array("some.numbers", [1, 2, 3])
     for name, data in (tensors or {"x": SMALL, "y": SMALL[0]}).items():
         writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -87,10 +85,7 @@ def test_numbers_of_every_type_are_those_of_the_package(path: Path, kind: str) -
     type_ = GGMLQuantizationType[kind]
     writer = GGUFWriter(path, "rwkv7")
     writer.add_tensor("x", raw, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     file = GgufFile(path)
     (theirs,) = GGUFReader(path).tensors
     assert file.shape("x") == (rows, columns)
@@ -102,10 +97,7 @@ def test_numbers_of_every_type_are_those_of_the_package(path: Path, kind: str) -
 def test_types_that_are_not_supported_are_named(path: Path) -> None:
     writer = GGUFWriter(path, "rwkv7")
     writer.add_tensor("x", np.zeros((2, 136), np.uint8), raw_dtype=GGMLQuantizationType.IQ4_XS)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with refused(path, "x is of type IQ4_XS; supported are F32, F16, .*Q6_K", 1 << 24):
         GgufFile(path)
 

@@ -16,6 +16,7 @@ from model.foreign.rwkv7 import Renamed, read_native
 from model.gguf_file import GgufFile
 from model.torch_file import TorchFile
 from model.weights import Array, StoredWeights, WeightFiles
+from tests.gguf_files import finish
 from tests.rwkv7 import SHAPES, published, write_pth
 
 TENSORS = {"a": torch.linspace(-3, 3, 7 * 64).view(7, 64), "b": torch.arange(12.0)}
@@ -46,10 +47,7 @@ def gguf_file(folder: Path) -> StoredWeights:
     writer.add_tensor("flat", quantize(TENSORS["a"][0].numpy(), kind), raw_dtype=kind)
     writer.add_tensor("a", TENSORS["a"].numpy().astype(np.float16))
     writer.add_tensor("b", TENSORS["b"].numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return GgufFile(folder / "a.gguf")
 
 

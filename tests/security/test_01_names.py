@@ -7,7 +7,7 @@ thread, after the write-ahead log had it.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from server.api.schemas.wire import Wire
 from tests.postgres import Postgres
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import write_tiny_model
-from tests.server.harness import Running, running
+from tests.server.harness import Running
 
 #: As they stand in JSON. The last one is no Unicode text, which the parser sees before the field.
 CONTROLS = ("\\u0000", "\\n", "\\r", "\\t", "\\u001b", "\\u007f", "\\u0085", "\\u009f")
@@ -161,12 +161,6 @@ QUERIES = (
     ("/v1/responses/x/input_items?after=%00", "after"),
     ("/v1/sessions/x/events?epoch=a%0ab", "epoch"),
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Running]:
-    async with running() as started:
-        yield started
 
 
 def with_value(base: dict[str, Any], field: str, control: str) -> bytes:

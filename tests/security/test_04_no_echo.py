@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from server.errors import invalid
 from server.store.errors import SnapshotMismatch
 from server.store.state_file import check_identity, labels
 from tests.security.test_01_names import kinds
-from tests.server.harness import Running, running
+from tests.server.harness import Running
 from tests.server.one_model import SIGNING
 
 SECRET = "the-client's-own-words"
@@ -37,12 +36,6 @@ TOOLS = {
     "large number": {"parameters": {"type": "object", "maximum": 2**70, "title": SECRET}},
     "name": {"name": SECRET},
 }
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Running]:
-    async with running() as started:
-        yield started
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,12 +17,6 @@ from tests.server.harness import Gate, Running, running
 
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
 TOO_LARGE = {**LOGPROBS, "max_output_tokens": 1_000_000}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Running]:
-    async with running() as found:
-        yield found
 
 
 @pytest.mark.parametrize("stream", [False, True])

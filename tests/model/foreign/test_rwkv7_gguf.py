@@ -15,7 +15,7 @@ from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
 from model.config import ConfigError
 from model.tokenizer import TokenizerError
 from model.weights import CheckpointError, is_quantized
-from tests.gguf_files import Tensors, byte_level_vocabulary, gguf_tensors, write_gguf
+from tests.gguf_files import Tensors, byte_level_vocabulary, finish, gguf_tensors, write_gguf
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.tiny import tiny_tokenizer
 
@@ -203,10 +203,7 @@ def minimal(path: Path, architecture: str, *tensors: str, split: int = 1) -> Pat
     writer.add_uint16("split.count", split)
     for name in tensors or ("token_embd.weight",):
         writer.add_tensor(name, np.ones((2, 2), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
