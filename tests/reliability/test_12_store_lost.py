@@ -5,77 +5,55 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
 
 from tests.reliability.history import History
+from tests.reliability.lost_stores import (
+    check_lost,
+    check_only_kept_work_is_refused,
+    check_reset,
+)
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
+    PROMPT,
+    SAMPLING,
     KeptStream,
     Odometer,
-    Soloist,
     answer,
     answer_of,
     ask,
-    client_of,
+    check_alone,
     events_over_http,
+    kept_streams,
     log_of_store,
     run_all,
     socket_of,
-    write_tiny_model,
+    tiny_server,
 )
 
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
-PROMPT = "Who lives in the hollow tree?"
 NUM_STREAMS = 4
 MAX_TOKENS = 20_000
-
-
-def server_at(folder: Path) -> ServerProcess:
-    model = write_tiny_model(folder / "model")
-    return ServerProcess("--model", model, "--store", folder / "store")
-
-
-def streams_of(history: History, odometer: Odometer) -> list[KeptStream]:
-    body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, **SAMPLING}
-    return [
-        KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(NUM_STREAMS)
-    ]
-
-
-async def check_only_kept_work_is_refused(server: ServerProcess) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 5, **SAMPLING}
-    async with client_of(server.url) as client:
-        refused = await client.post("/v1/completions", json={**body, "keep": True})
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] in ("store_failed", "store_lost")
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
 
 
 async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long: bool) -> None:
     store, away = tmp_path / "store", tmp_path / "away"
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer)
-    with server_at(tmp_path) as server:
+    streams = kept_streams(NUM_STREAMS, history, odometer, max_tokens=MAX_TOKENS)
+    with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)
         store.rename(away)
         await running
-        for stream in streams:
-            last = stream.frames[-1]
-            assert (last["type"], last["status"]) == ("error", 503), last
+        check_lost(streams)
         assert server.get("/ready")[0] == 503
-        await check_only_kept_work_is_refused(server)
+        await check_only_kept_work_is_refused(server.url)
         await check_stays_away(server, store, 15 if long else 1)
         away.rename(store)
         await eventually(lambda: server.get("/ready")[0] == 200)
         await run_all(streams, server.stream_url)
         assert {stream.ends[-1] for stream in streams} == {"finished"}
         assert server.stop() == 0
-    kept = log_of_store(store, tmp_path / "model")
-    soloist = Soloist(tmp_path / "model")
-    history.check(kept, decode=soloist.text)
-    for stream in streams:
-        assert stream.tokens == soloist.tokens(**stream.body), stream.name
+    model = tmp_path / "model"
+    check_alone(streams, history, log_of_store(store, model), model)
 
 
 async def check_stays_away(server: ServerProcess, store: Path, num_times: int) -> None:
@@ -93,27 +71,21 @@ async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) ->
     """What a client has of the old one is answered by a reset, and never gone on with."""
     store = tmp_path / "store"
     odometer = Odometer()
-    streams = streams_of(History(), odometer)
-    with server_at(tmp_path) as server:
+    streams = kept_streams(NUM_STREAMS, History(), odometer, max_tokens=MAX_TOKENS)
+    with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)
         store.rename(tmp_path / "away")
         store.mkdir()
         await running
         # Their work was lost with the store, and they were told so.
-        for stream in streams:
-            last = stream.frames[-1]
-            assert (last["type"], last["status"]) == ("error", 503), last
+        check_lost(streams)
         await eventually(lambda: server.get("/ready")[0] == 200)
         assert set(await run_all(streams, server.stream_url)) == {"reset"}
-        for stream in streams:
-            reset = stream.frames[-1]
-            assert reset["session"] == stream.session
-            assert reset["epoch"].rpartition("-")[0] != stream.epoch.rpartition("-")[0]
-            assert (reset["seq"], reset["position"], reset["busy"]) == (0, 0, False)
+        check_reset(streams)
         await check_is_gone(server, streams[0])
         # The new store is as good as any.
-        (again,) = fresh = [KeptStream("new", History(), prompt=PROMPT, max_tokens=50, **SAMPLING)]
+        (again,) = fresh = kept_streams(1, History(), max_tokens=50)
         assert await run_all(fresh, server.stream_url) == ["finished"]
         server.restart()
         assert len(await events_over_http(server.url, again.session)) == 52
@@ -134,8 +106,8 @@ async def check_is_gone(server: ServerProcess, stream: KeptStream) -> None:
 
 async def test_store_emptied_while_the_server_was_down_resets_too(tmp_path: Path) -> None:
     odometer = Odometer()
-    streams = streams_of(History(), odometer)
-    with server_at(tmp_path) as server:
+    streams = kept_streams(NUM_STREAMS, History(), odometer, max_tokens=MAX_TOKENS)
+    with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)
         server.kill()

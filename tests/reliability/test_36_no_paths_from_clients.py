@@ -15,10 +15,8 @@ from tests.reliability.confined import can
 from tests.reliability.history import History
 from tests.reliability.hostile_names import quiet
 from tests.reliability.servers import ROOT, ServerProcess
-from tests.reliability.streams import KeptStream, Odometer, Soloist, write_tiny_model
+from tests.reliability.streams import KeptStream, Odometer, Soloist, kept_streams, tiny_server
 
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
-PROMPT = "Who lives in the hollow tree?"
 REFUSALS = {
     (400, "invalid_value"),
     (404, "model_not_found"),
@@ -61,11 +59,10 @@ def test_attempt_would_be_seen() -> None:
     assert quiet("--quiet", "--connect")["counts"]["Ip:OutNoRoutes"] > 0
 
 
-async def interrupted(server: ServerProcess, history: History, seed: int) -> KeptStream:
+async def interrupted(server: ServerProcess, history: History) -> KeptStream:
     """A session whose state is on the disk, a few hundred tokens on."""
     odometer = Odometer()
-    body = {"prompt": PROMPT, "max_tokens": 600, "seed": seed, **SAMPLING}
-    stream = KeptStream(f"c{seed}", history, odometer, **body)
+    (stream,) = kept_streams(1, history, odometer, max_tokens=600)
     reading = asyncio.create_task(stream.run(server.stream_url))
     await odometer.reach(200)
     assert await asyncio.to_thread(server.stop) == 0
@@ -76,10 +73,9 @@ async def interrupted(server: ServerProcess, history: History, seed: int) -> Kep
 @pytest.mark.parametrize("target", ["/etc/passwd", "itself"])
 async def test_symlink_in_the_store_is_not_followed(target: str, tmp_path: Path) -> None:
     """The state in it is not read; the log leads to the same tokens without it."""
-    model = write_tiny_model(tmp_path / "model")
     history, snapshots = History(), tmp_path / "store" / "snapshots"
-    with ServerProcess("--model", model, "--store", tmp_path / "store") as server:
-        stream = await interrupted(server, history, 1)
+    with tiny_server(tmp_path) as server:
+        stream = await interrupted(server, history)
         files = list(snapshots.glob("*/*.safetensors"))
         assert files, "nothing was saved"
         for file in files:
@@ -89,5 +85,5 @@ async def test_symlink_in_the_store_is_not_followed(target: str, tmp_path: Path)
         server.start()
         assert await stream.run(server.stream_url) == "finished"
         log = server.log()
-    assert stream.tokens == Soloist(model).tokens(**stream.body)
+    assert stream.tokens == Soloist(tmp_path / "model").tokens(**stream.body)
     assert f"snapshot {files[-1].relative_to(snapshots)}: the state file" in log

@@ -27,8 +27,7 @@ from server.store.sqlite.check import problems
 from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.store import open_store
 from tests.reliability.history import History
-from tests.reliability.servers import ServerProcess
-from tests.reliability.streams import KeptStream, Odometer, client_of, run_all, write_tiny_model
+from tests.reliability.streams import Odometer, client_of, kept_streams, run_all, tiny_server
 from tests.server.store.records import IDENTITY, Writer, block, text_after
 
 SESSIONS = ("one", "two", "copy")
@@ -294,11 +293,9 @@ def test_a_broken_row_of_the_only_snapshot_is_refused(dead: Path) -> None:
 
 async def test_a_server_refuses_the_altered_session_alone(tmp_path: Path) -> None:
     """A token in the log of a server that was killed: neither it nor another one is sent."""
-    model, path = write_tiny_model(tmp_path / "model"), tmp_path / "store"
-    body = {"prompt": "Who lives in the hollow tree?", "max_tokens": 10**6, "ignore_eos": True}
-    history, odometer = History(), Odometer()
-    streams = [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(3)]
-    with ServerProcess("--model", model, "--store", path) as server:
+    path, odometer = tmp_path / "store", Odometer()
+    streams = kept_streams(3, History(), odometer, max_tokens=10**6)
+    with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(60)
         server.kill()

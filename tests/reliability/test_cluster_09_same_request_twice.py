@@ -12,14 +12,17 @@ import httpx
 from tests.chaos.cluster import Cluster, cluster_of
 from tests.chaos.replicas import Replica
 from tests.reliability.history import History
-from tests.reliability.streams import Frame, KeptStream, client_of, write_tiny_model
+from tests.reliability.streams import (
+    PROMPT,
+    SAMPLING,
+    Frame,
+    KeptStream,
+    client_of,
+    events_of,
+    write_tiny_model,
+)
 
-BODY: dict[str, Any] = {
-    "prompt": "Who lives there?",
-    "seed": 3,
-    "temperature": 0.9,
-    "ignore_eos": True,
-}
+BODY: dict[str, Any] = {"prompt": PROMPT, "seed": 3, **SAMPLING}
 #: A second one comes again.
 NOT_YET = {"key_in_use", "session_attached", "session_elsewhere"}
 TRIES_S = 30
@@ -43,10 +46,6 @@ async def generated_in_the_end(replica: Replica, key: str, max_tokens: int = 50)
             await asyncio.sleep(0.05)
 
 
-def events(frames: list[Frame]) -> list[Frame]:
-    return [frame for frame in frames if frame["type"] in ("token", "finished")]
-
-
 async def num_sessions(cluster: Cluster) -> int:
     async with client_of(cluster.urls()[-1]) as client:
         return len((await client.get("/v1/sessions")).json()["data"])
@@ -63,8 +62,8 @@ async def test_two_replicas_at_the_same_moment_do_the_work_once(tmp_path: Path) 
             assert whole
             assert refused <= NOT_YET
             whole += [await generated_in_the_end(replica, key) for replica in cluster.replicas]
-            assert all(events(frames) == events(whole[0]) for frames in whole)
-            assert [frame["seq"] for frame in events(whole[0])] == list(range(1, 52))
+            assert all(events_of(frames) == events_of(whole[0]) for frames in whole)
+            assert [frame["seq"] for frame in events_of(whole[0])] == list(range(1, 52))
         assert await num_sessions(cluster) == 5
 
 
@@ -88,8 +87,8 @@ async def test_work_of_a_replica_that_crashed_is_told_by_another(tmp_path: Path)
             )
             await first.ended(number)
             for seen, told in zip(before, after, strict=True):
-                assert events(seen) == events(told)[: len(events(seen))]
-                assert [frame["seq"] for frame in events(told)] == list(range(1, 302))
+                assert events_of(seen) == events_of(told)[: len(events_of(seen))]
+                assert [frame["seq"] for frame in events_of(told)] == list(range(1, 302))
             assert await num_sessions(cluster) == 8 * (number + 1)
             first.release()
 

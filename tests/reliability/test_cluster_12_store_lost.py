@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,27 +11,26 @@ from tests.chaos.cluster import Cluster, cluster_of
 from tests.chaos.logs import logs_of
 from tests.chaos.replicas import Replica
 from tests.reliability.history import History
+from tests.reliability.lost_stores import (
+    check_lost,
+    check_only_kept_work_is_refused,
+    check_reset,
+)
 from tests.reliability.servers import eventually
 from tests.reliability.streams import (
+    PROMPT,
+    SAMPLING,
     KeptStream,
     Odometer,
     Soloist,
-    client_of,
+    check_alone,
+    kept_streams,
     run_all,
     write_tiny_model,
 )
 
 ENDLESS = 10**6
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
-PROMPT = "Who lives in the hollow tree?"
 MAX_TOKENS = 4000
-
-
-def streams_of(
-    history: History, odometer: Odometer, max_tokens: int = MAX_TOKENS
-) -> list[KeptStream]:
-    body = {"prompt": PROMPT, "max_tokens": max_tokens, **SAMPLING}
-    return [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(4)]
 
 
 def is_ready(replica: Replica) -> bool:
@@ -71,36 +69,22 @@ async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long
     """Nobody goes on by itself meanwhile, and afterwards each session has one owner again."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer)
+    streams = kept_streams(4, history, odometer, max_tokens=MAX_TOKENS)
     async with cluster_of(model, wires="direct") as cluster:
         running = asyncio.create_task(run_on_two(cluster, streams))
         await odometer.reach(400)
         await asyncio.to_thread(cluster.postgres.kill)
         await running
-        for stream in streams:
-            last = stream.frames[-1]
-            assert (last["type"], last["status"]) == ("error", 503), last
+        check_lost(streams)
         seen = odometer.num_tokens
-        await check_only_kept_work_is_refused(cluster)
+        for url in cluster.urls():
+            await check_only_kept_work_is_refused(url)
         await asyncio.sleep(30 if long else 2)
         assert odometer.num_tokens == seen
         await asyncio.to_thread(cluster.postgres.start)
         await read_on(cluster, streams, {"finished"})
         log = await logs_of(cluster, model)
-    soloist = Soloist(model)
-    history.check(log, decode=soloist.text)
-    for stream in streams:
-        assert stream.tokens == soloist.tokens(**stream.body), stream.name
-
-
-async def check_only_kept_work_is_refused(cluster: Cluster) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 5, **SAMPLING}
-    for url in cluster.urls():
-        async with client_of(url) as client:
-            refused = await client.post("/v1/completions", json={**body, "keep": True})
-            assert refused.status_code == 503, refused.text
-            assert refused.json()["error"]["code"] in ("store_failed", "store_lost")
-            assert (await client.post("/v1/completions", json=body)).status_code == 200
+    check_alone(streams, history, log, model)
 
 
 @pytest.mark.timeout(300)
@@ -108,25 +92,19 @@ async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) ->
     """What a client has of the old one is answered by a reset, at every replica."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = streams_of(history, odometer, ENDLESS)  # none may end before the store is lost
+    # None may end before the store is lost.
+    streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     async with cluster_of(model, wires="direct") as cluster:
         running = asyncio.create_task(run_on_two(cluster, streams))
         await odometer.reach(400)
         await asyncio.to_thread(cluster.lose_store)
         await running
-        for stream in streams:
-            last = stream.frames[-1]
-            # Their work was lost with the store, and they were told so.
-            assert (last["type"], last["status"]) == ("error", 503), last
+        check_lost(streams)  # their work was lost with the store
         await all_ready(cluster)
         for replica in cluster.replicas:
             ends = await run_all(streams, replica.process.stream_url)
             assert set(ends) == {"reset"}
-            for stream in streams:
-                reset = stream.frames[-1]
-                assert reset["session"] == stream.session
-                assert reset["epoch"].rpartition("-")[0] != stream.epoch.rpartition("-")[0]
-                assert (reset["seq"], reset["position"], reset["busy"]) == (0, 0, False)
+            check_reset(streams)
         # The new store is as good as any, for all of them alike.
         fresh = [
             KeptStream(f"n{index}", history, prompt=PROMPT, max_tokens=50, **SAMPLING)

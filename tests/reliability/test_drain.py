@@ -9,37 +9,32 @@ import re
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
-    KeptStream,
+    PROMPT,
+    SAMPLING,
     Odometer,
-    Soloist,
     answer,
     answer_of,
     ask,
+    check_alone,
     client_of,
     data_of,
     events_over_http,
+    kept_streams,
     log_of_store,
     run_all,
     socket_of,
-    write_tiny_model,
+    tiny_server,
 )
-
-SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
-PROMPT = "Who lives in the hollow tree?"
 
 
 def server_at(folder: Path, drain_timeout_s: float = 60) -> ServerProcess:
-    model = write_tiny_model(folder / "model")
-    return ServerProcess(
-        "--model", model, "--store", folder / "store", "--drain-timeout", drain_timeout_s
-    )
+    return tiny_server(folder, "--drain-timeout", drain_timeout_s)
 
 
 async def begin_unkept(socket: ClientConnection) -> None:
@@ -50,8 +45,7 @@ async def begin_unkept(socket: ClientConnection) -> None:
 
 async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: Path) -> None:
     history, odometer = History(), Odometer()
-    body = {"prompt": PROMPT, "max_tokens": 2000, **SAMPLING}
-    streams = [KeptStream(f"c{seed}", history, odometer, seed=seed, **body) for seed in range(8)]
+    streams = kept_streams(8, history, odometer, max_tokens=2000)
     with server_at(tmp_path) as server:
         reading = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)
@@ -73,16 +67,13 @@ async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: 
             (resumed,) = stream.resumed
             assert resumed["seq"] == resumed["last_seq"], "something was made and not sent"
         assert server.stop() == 0
-    kept = log_of_store(tmp_path / "store", tmp_path / "model")
-    soloist = Soloist(tmp_path / "model")
-    history.check(kept, decode=soloist.text)
-    for stream in streams:
-        assert stream.tokens == soloist.tokens(**stream.body), stream.name
+    model = tmp_path / "model"
+    check_alone(streams, history, log_of_store(tmp_path / "store", model), model)
 
 
 async def test_unkept_stream_runs_on_and_nothing_new_is_taken(tmp_path: Path) -> None:
     odometer = Odometer()
-    stream = KeptStream("kept", History(), odometer, prompt=PROMPT, max_tokens=10**6, **SAMPLING)
+    (stream,) = kept_streams(1, History(), odometer, max_tokens=10**6)
     with server_at(tmp_path) as server:
         async with AsyncExitStack() as stack:
             unkept, third = [
@@ -123,7 +114,7 @@ async def test_unkept_stream_is_cancelled_when_the_time_is_over(tmp_path: Path) 
 
 async def test_second_signal_cancels_what_nobody_keeps_and_saves_the_rest(tmp_path: Path) -> None:
     odometer = Odometer()
-    stream = KeptStream("kept", History(), odometer, prompt=PROMPT, max_tokens=10**6, **SAMPLING)
+    (stream,) = kept_streams(1, History(), odometer, max_tokens=10**6)
     with server_at(tmp_path, drain_timeout_s=600) as server:
         async with socket_of(server.stream_url) as unkept, client_of(server.url) as client:
             await begin_unkept(unkept)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 
 from model.checkpoint import load_checkpoint
 from server.cli.state_making import read_prompt
@@ -19,7 +19,7 @@ from server.models.state_files import state_in
 from server.models.storage import identity_of
 from server.store.named_state import export_state
 from tests.reliability.servers import ServerProcess
-from tests.reliability.streams import write_tiny_model
+from tests.reliability.streams import Frame, answer, ask, socket_of, write_tiny_model
 
 SYSTEM = "Every morning she fetched water from the well. "
 WORK: dict[str, Any] = {
@@ -60,45 +60,52 @@ def admin(server: ServerProcess, method: str, path: str = "", data: bytes | None
         return json.load(error)["error"]["code"]
 
 
-async def frames(socket: ClientConnection, number: int) -> list[dict[str, Any]]:
+async def frames(socket: ClientConnection, number: int = 10_000) -> list[Frame]:
     """So many frames, or all up to the end of the request."""
-    found: list[dict[str, Any]] = []
+    found: list[Frame] = []
     while len(found) < number:
-        found.append(json.loads(await socket.recv()))
+        found.append(await answer(socket))
         assert found[-1]["type"] != "error", found[-1]
         if found[-1]["type"] in ("finished", "appended", "created"):
             break
     return found
 
 
-async def ask(socket: ClientConnection, **message: Any) -> list[dict[str, Any]]:
-    await socket.send(json.dumps({"request_id": "r", **message}))
-    return await frames(socket, 10_000)
+async def answered(socket: ClientConnection, **message: Any) -> list[Frame]:
+    await ask(socket, request_id="r", **message)
+    return await frames(socket)
 
 
-def ids(found: list[dict[str, Any]]) -> list[int]:
+def ids(found: list[Frame]) -> list[int]:
     return [frame["token_id"] for frame in found if frame["type"] == "token"]
 
 
-async def begin(server: ServerProcess) -> list[dict[str, Any]]:
+async def without_state(server: ServerProcess) -> list[int]:
+    """What a session says that has read the text itself."""
+    async with socket_of(server.stream_url) as socket:
+        session = (await answered(socket, type="create"))[-1]["session"]
+        await answered(socket, type="append", session=session, text=SYSTEM)
+        return ids(await answered(socket, type="generate", session=session, **WORK))
+
+
+async def begin(server: ServerProcess) -> list[Frame]:
     """The first frames of a kept session that begins with the state; then the client leaves."""
-    async with connect(server.stream_url) as socket:
-        message = {"type": "generate", "request_id": "r", "keep": True, "state": "system", **WORK}
-        await socket.send(json.dumps(message))
+    async with socket_of(server.stream_url) as socket:
+        await ask(socket, type="generate", request_id="r", keep=True, state="system", **WORK)
         return await frames(socket, NUM_SEEN)
 
 
-async def rest(server: ServerProcess, seen: list[dict[str, Any]]) -> list[int] | None:
+async def rest(server: ServerProcess, seen: list[Frame]) -> list[int] | None:
     """What came after ``seen``; None where another server has the session still."""
     started, last = seen[0], seen[-1]
-    async with connect(server.stream_url) as socket:
+    async with socket_of(server.stream_url) as socket:
         cursor = {"session": started["session"], "epoch": started["epoch"], "last_seq": last["seq"]}
-        await socket.send(json.dumps({"type": "resume", "request_id": "r", **cursor}))
-        first = json.loads(await socket.recv())
+        await ask(socket, type="resume", request_id="r", **cursor)
+        first = await answer(socket)
         if first["type"] == "error":
             return None
         assert first["type"] == "resumed", first
-        return ids(await frames(socket, 10_000))
+        return ids(await frames(socket))
 
 
 async def test_killed_stream_goes_on_from_its_state(
@@ -108,10 +115,7 @@ async def test_killed_stream_goes_on_from_its_state(
     flags = ("--model", model, "--store", tmp_path / "store", "--threads", "1")
     with ServerProcess(*flags) as server:
         digest = admin(server, "POST", "?name=system", state)["digest"]
-        async with connect(server.stream_url) as socket:
-            session = (await ask(socket, type="create"))[-1]["session"]
-            await ask(socket, type="append", session=session, text=SYSTEM)
-            wanted = ids(await ask(socket, type="generate", session=session, **WORK))
+        wanted = await without_state(server)
         assert len(wanted) == WORK["max_tokens"]
         seen = await begin(server)
         server.kill()
@@ -124,11 +128,8 @@ async def test_killed_stream_goes_on_from_its_state(
         await asyncio.to_thread(server.start)
         assert admin(server, "GET")["data"] == []
         assert admin(server, "GET", "/system") == "state_not_found"
-        async with connect(server.stream_url) as socket:
-            at = seen[0]["position"]
-            session = seen[0]["session"]
-            await socket.send(
-                json.dumps({"type": "rewind", "request_id": "r", "session": session, "at": at})
-            )
-            assert json.loads(await socket.recv())["type"] == "rewound"
-            assert ids(await ask(socket, type="generate", session=session, **WORK)) == wanted
+        async with socket_of(server.stream_url) as socket:
+            session, at = seen[0]["session"], seen[0]["position"]
+            await ask(socket, type="rewind", request_id="r", session=session, at=at)
+            assert (await answer(socket))["type"] == "rewound"
+            assert ids(await answered(socket, type="generate", session=session, **WORK)) == wanted

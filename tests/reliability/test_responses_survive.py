@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.reliability.servers import ServerProcess, eventually
-from tests.reliability.streams import write_tiny_model
+from tests.reliability.streams import tiny_server
 
 Json = dict[str, Any]
 
@@ -24,9 +24,7 @@ BODY: Json = {
 
 
 def server_at(folder: Path) -> ServerProcess:
-    model = write_tiny_model(folder / "model")
-    environment = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": "64"}
-    return ServerProcess("--model", model, "--store", folder / "store", environment=environment)
+    return tiny_server(folder, environment={"EVERSTREAM_SAVE_INTERVAL_TOKENS": "64"})
 
 
 def url_of(server: ServerProcess, path: str = "") -> str:

@@ -8,16 +8,13 @@ from pathlib import Path
 
 from tests.reliability.servers import ServerProcess
 from tests.reliability.test_named_states import (
-    SYSTEM,
-    WORK,
     admin,
-    ask,
     begin,
-    connect,
     ids,
     model,
     rest,
     state,
+    without_state,
 )
 
 __all__ = ["model", "state"]
@@ -34,10 +31,7 @@ async def test_state_of_one_replica_is_that_of_all(
             stack.enter_context(server)
         assert admin(one, "POST", "?name=system", state)["name"] == "system"
         assert [entry["name"] for entry in admin(three, "GET")["data"]] == ["system"]
-        async with connect(one.stream_url) as socket:
-            session = (await ask(socket, type="create"))[-1]["session"]
-            await ask(socket, type="append", session=session, text=SYSTEM)
-            wanted = ids(await ask(socket, type="generate", session=session, **WORK))
+        wanted = await without_state(one)
         seen = await begin(two)
         two.kill()
         assert admin(three, "DELETE", "/system") == {"name": "system", "deleted": True}
