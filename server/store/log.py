@@ -207,8 +207,6 @@ class Log:
         rows = [row for row in self._snapshots.rows(head.key) if row.length > length]
         self.drop_snapshots(head.key, rows)
 
-    # Parts of a transaction of the caller's
-
     def store_tails(self, heads: Iterable[Head], row: int, now_s: float) -> None:
         """Tails become segments; nothing in rows of the journal up to ``row`` is missing then."""
         for head in heads:

@@ -72,16 +72,17 @@ def never(_: float) -> None:
 
 
 class Lease:
-    """A clock that runs while somebody waits."""
+    """A clock that runs while a store waits; ``meanwhile`` is told the time."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, meanwhile: Callable[[float], object] = lambda now_s: None) -> None:
+        self.now_s, self._meanwhile = 0.0, meanwhile
 
     def waiting(self) -> Waiting:
         return Waiting(10.0, lambda: self.now_s, self._sleep)
 
     def _sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
+        self._meanwhile(self.now_s)
 
 
 def test_a_killed_owner_is_followed_at_once(tmp_path: Path, start: Start) -> None:
@@ -146,14 +147,9 @@ def test_a_reader_does_not_keep_a_store_from_opening(tmp_path: Path) -> None:
 
 
 def test_an_owner_that_is_alive_keeps_the_store(tmp_path: Path) -> None:
-    owner, lease = open_store(tmp_path, IDENTITY), Lease()
-
-    def sleep(duration_s: float) -> None:
-        lease.now_s += duration_s
-        owner.maintain(lease.now_s)
-
+    owner = open_store(tmp_path, IDENTITY)
     with pytest.raises(StoreInUse, match=rf"process {os.getpid()} .*name another folder"):
-        open_store(tmp_path, IDENTITY, waiting=Waiting(10.0, lambda: lease.now_s, sleep))
+        open_store(tmp_path, IDENTITY, waiting=Lease(owner.maintain).waiting())
     owner.commit([Writer().opened()])
     owner.close()
 
@@ -179,14 +175,8 @@ def test_an_heir_holds_the_lock_once_it_is_free(tmp_path: Path) -> None:
     heir = open_store(tmp_path, IDENTITY, waiting=Lease().waiting())
     owner.close()
     heir.maintain(0.0)
-    lease = Lease()
-
-    def sleep(duration_s: float) -> None:
-        lease.now_s += duration_s
-        heir.maintain(lease.now_s)
-
     with pytest.raises(StoreInUse):
-        open_store(tmp_path, IDENTITY, waiting=Waiting(10.0, lambda: lease.now_s, sleep))
+        open_store(tmp_path, IDENTITY, waiting=Lease(heir.maintain).waiting())
     heir.close()
 
 
