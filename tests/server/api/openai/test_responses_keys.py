@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.api.keys import bearer, entry
 from tests.server.api.openai.responding import ASKED, error_of
-from tests.server.api.test_auth_tenants import bearer, entry
 from tests.server.harness import Running, running
 
 pytestmark = pytest.mark.process
