@@ -297,22 +297,17 @@ def test_room_counts_the_states_of_other_models(replicas: Replicas) -> None:
     assert (len(old), len(present)) == (0, 1)
 
 
-def test_broken_state_is_removed_and_was_never_there(replicas: Replicas) -> None:
+@pytest.mark.parametrize("harm", [Replicas.spoil, Replicas.lose])
+def test_broken_or_lost_state_is_removed_and_was_never_there(
+    replicas: Replicas, harm: Callable[[Replicas, int], None]
+) -> None:
     replicas.new().put([new(128, 1), new(256, 2)])
-    replicas.spoil(256)
+    harm(replicas, 256)
     one = replicas.new()
     assert found(one) == (128, 1)
     assert len(one) == 1
     one.sweep()
     assert replicas.objects() == replicas.rows()
-
-
-def test_lost_state_is_removed_and_was_never_there(replicas: Replicas) -> None:
-    replicas.new().put([new(128, 1), new(256, 2)])
-    replicas.lose(256)
-    one = replicas.new()
-    assert found(one) == (128, 1)
-    assert len(one) == 1
 
 
 @pytest.mark.parametrize("field", ["model", "tokenizer", "backend", "dtype", "layout"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection
 
 from model.checkpoint import load_checkpoint
 from server.cli.state_making import read_prompt, write_state
@@ -77,6 +78,12 @@ async def create(server: Served, **body: Any) -> dict[str, Any]:
     return created
 
 
+async def generated(socket: ClientConnection, **work: Any) -> str:
+    await send(socket, type="generate", request_id="g", **work)
+    frames = await receive_until(socket, "finished")
+    return "".join(frame.get("text", "") for frame in frames)
+
+
 async def reading(server: Served, *texts: str) -> str:
     """A session that has read ``texts`` itself."""
     session: str = (await create(server))["session"]
@@ -89,35 +96,24 @@ async def reading(server: Served, *texts: str) -> str:
 # Begun with
 
 
-async def test_completion_has_the_text_of_a_session_that_read_the_prompt(folder: Path) -> None:
+async def test_every_way_to_begin_has_the_text_of_a_session_that_read_the_prompt(
+    folder: Path,
+) -> None:
     async with serving(folder, f"system={folder / 'system'}") as server:
         wanted = await server.text(ASKED, session=await reading(server, SYSTEM))
         whole = await server.complete(ASKED, state="system")
         assert whole["choices"][0]["text"] == wanted
         plain = await server.complete(ASKED)
         assert whole["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] - 1
-
-
-async def test_every_way_to_begin_gives_the_same_text(folder: Path) -> None:
-    async with serving(folder, f"system={folder / 'system'}") as server:
-        wanted = await server.text(ASKED, state="system")
         created = await create(server, state="system")
         assert created["position"] > 0
         assert await server.text(ASKED, session=created["session"]) == wanted
         async with server.socket() as socket:
             work = {"prompt": ASKED, "max_tokens": 20, "seed": 3, "ignore_eos": True}
-            await send(socket, type="generate", request_id="g", state="system", **work)
-            frames = await receive_until(socket, "finished")
-            assert "".join(f.get("text", "") for f in frames) == wanted
+            assert await generated(socket, state="system", **work) == wanted
             await send(socket, type="create", request_id="c", state="system")
             session = (await receive(socket))["session"]
-            await send(socket, type="generate", request_id="s", session=session, **work)
-            frames = await receive_until(socket, "finished")
-            assert "".join(f.get("text", "") for f in frames) == wanted
-
-
-async def test_text_goes_on_where_no_prompt_is_given(folder: Path) -> None:
-    async with serving(folder, f"system={folder / 'system'}") as server:
+            assert await generated(socket, session=session, **work) == wanted
         session = await reading(server, SYSTEM)
         assert await server.text("", state="system") == await server.text("", session=session)
 
@@ -331,15 +327,14 @@ async def test_bad_files_and_names_are_refused(folder: Path) -> None:
     async with serving(folder, f"fixed={folder / 'other'}", max_states=1) as server:
         system = folder / "system"
         broken = system.read_bytes()[:-1] + b"\xff"
-        assert refusal(await put(server, "x", broken)) == (400, "import_refused", "file")
-        assert refusal(await put(server, "x", b"nothing")) == (400, "import_refused", "file")
-        assert refusal(await put(server, "x", folder / "of_b")) == (
-            409,
-            "snapshot_mismatch",
-            "state",
-        )
-        assert refusal(await put(server, "../x", system))[::2] == (400, "name")
-        assert refusal(await put(server, "fixed", system)) == (409, "state_fixed", "name")
+        for name, file, wanted in (
+            ("x", broken, (400, "import_refused", "file")),
+            ("x", b"nothing", (400, "import_refused", "file")),
+            ("x", folder / "of_b", (409, "snapshot_mismatch", "state")),
+            ("../x", system, (400, "invalid_value", "name")),
+            ("fixed", system, (409, "state_fixed", "name")),
+        ):
+            assert refusal(await put(server, name, file)) == wanted
         deleted = await server.http.delete(f"{ADMIN}/fixed")
         assert refusal(deleted) == (409, "state_fixed", "name")
         huge = await put(server, "x", bytes(8 << 20))
@@ -373,15 +368,8 @@ async def test_deleted_state_harms_no_session(folder: Path) -> None:
         wanted = await server.text(ASKED, state="system")
         idle = await create(server, state="system")
         async with server.socket() as socket:
-            await send(
-                socket,
-                type="generate",
-                request_id="g",
-                state="system",
-                keep=True,
-                prompt="a",
-                **ENDLESS,
-            )
+            work = {"state": "system", "keep": True, "prompt": "a", **ENDLESS}
+            await send(socket, type="generate", request_id="g", **work)
             session = (await receive_until(socket, "token"))[0]["session"]
             await server.http.delete(f"{ADMIN}/system")
             assert (await receive(socket))["type"] == "token"
@@ -408,10 +396,7 @@ async def test_work_done_once_is_answered_again_without_its_state(folder: Path) 
         for field in ("choices", "session"):
             assert again.json()[field] == first[field]
         async with server.socket() as socket:
-            await send(socket, type="generate", request_id="g", **keyed)
-            frames = await receive_until(socket, "finished")
-            text = "".join(frame.get("text", "") for frame in frames)
-            assert text == first["choices"][0]["text"]
+            assert await generated(socket, **keyed) == first["choices"][0]["text"]
         for prompt in (ASKED, ""):
             new = body | {"prompt": prompt, "idempotency_key": "another"}
             answer = await server.http.post("/v1/completions", json=new)
