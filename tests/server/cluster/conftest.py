@@ -9,12 +9,25 @@ import pytest
 
 from server.store.postgres.store import PostgresStore
 from tests.postgres import Postgres
+from tests.s3_server import S3Server
 from tests.server.cluster.stores import Join, shared_place
 
 
 @pytest.fixture
 def database_url(postgres: Postgres) -> str:
     return postgres.new_database()
+
+
+def _started() -> Iterator[S3Server]:
+    server = S3Server()
+    server.start()
+    yield server
+    server.close()
+
+
+#: The first is shared by a module; a test may break the second.
+s3 = pytest.fixture(_started, scope="module", name="s3")
+own_s3 = pytest.fixture(_started, name="own_s3")
 
 
 @pytest.fixture

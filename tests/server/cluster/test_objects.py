@@ -1,16 +1,19 @@
-"""States in a table of a real PostgreSQL, within the caller's transactions."""
+"""States in object storage, and in a table of PostgreSQL within the caller's transactions."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
 
 from server.store.errors import SnapshotBroken, StoreFailed
-from server.store.object_storage.objects import Connection, TableObjects
+from server.store.object_storage.objects import Connection, Objects, TableObjects
+from server.store.object_storage.s3 import S3Objects
 from server.store.postgres.connecting import connect
+from tests.s3_server import S3Server
 
 TABLE = """
     CREATE TABLE object (name text PRIMARY KEY, data bytea NOT NULL);
@@ -29,29 +32,43 @@ def names(connection: Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM object")}
 
 
-def test_what_was_put_is_got(connection: Connection) -> None:
-    objects = TableObjects(connection)
+@pytest.fixture(params=["table", "s3"])
+def objects(
+    request: pytest.FixtureRequest, connection: Connection, s3: S3Server
+) -> Iterator[Objects]:
+    if request.param == "table":
+        yield TableObjects(connection)
+    else:
+        with closing(S3Objects(s3.url(s3.new_bucket()), {})) as objects:
+            yield objects
+
+
+def test_what_was_put_is_got(objects: Objects) -> None:
     state = os.urandom(5_000_000)
-    objects.put("a", [state[:1], memoryview(state)[1:]])
-    assert objects.get("a") == state
-    objects.put("a", [b"\0\xff", b""])
-    assert objects.get("a") == b"\0\xff"
+    objects.put("a/b", [state[:1], memoryview(state)[1:]])
+    assert objects.get("a/b") == state
+    objects.put("a/b", [b"\0\xff", memoryview(b"two"), b""])
+    assert objects.get("a/b") == b"\0\xfftwo"
     objects.put("empty", [])
     assert objects.get("empty") == b""
 
 
-def test_missing_object_is_a_broken_state(connection: Connection) -> None:
+def test_missing_object_is_a_broken_state(objects: Objects) -> None:
+    objects.put("a", [b"1"])
     with pytest.raises(SnapshotBroken):
-        TableObjects(connection).get("a")
+        objects.get("b")
 
 
-def test_deleted_objects_are_gone_and_others_stay(connection: Connection) -> None:
-    objects = TableObjects(connection)
+def test_deleted_objects_are_gone_and_others_stay(objects: Objects) -> None:
     for name in "abc":
         objects.put(name, [name.encode()])
     objects.delete([])
     objects.delete(["a", "never", "c"])
-    assert names(connection) == {"b"}
+    objects.delete(["a"])
+    assert objects.get("b") == b"b"
+    for name in "ac":
+        with pytest.raises(SnapshotBroken):
+            objects.get(name)
 
 
 def test_it_counts_only_if_the_transaction_does(connection: Connection) -> None:

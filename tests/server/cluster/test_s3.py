@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from server.store.errors import SnapshotBroken, StoreFailed
+from server.store.errors import StoreFailed
 from server.store.object_storage.s3 import S3Objects
 from tests.s3_server import KEY, SECRET, S3Server
 
@@ -19,105 +17,53 @@ from tests.s3_server import KEY, SECRET, S3Server
 SHORT_S = 1.0
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def server() -> Iterator[S3Server]:
-    """One that a test may break."""
-    server = S3Server()
-    server.start()
-    yield server
-    server.close()
-
-
 def opened(server: S3Server, bucket: str, **options: str) -> S3Objects:
     return S3Objects(server.url(bucket, **options), {})
 
 
-def test_what_was_put_is_got(running: S3Server) -> None:
-    objects = opened(running, running.new_bucket())
-    objects.put("a/b", [b"one", memoryview(b"two"), b""])
-    assert objects.get("a/b") == b"onetwo"
-    objects.put("a/b", [b"three"])
-    assert objects.get("a/b") == b"three"
-    objects.put("empty", [])
-    assert objects.get("empty") == b""
+def test_objects_are_where_the_url_says(s3: S3Server) -> None:
+    bucket = s3.new_bucket()
+    opened(s3, bucket, prefix="deep/er").put("a/b", [b"1"])
+    opened(s3, bucket, prefix="").put("c", [b"2"])
+    assert s3.objects(bucket) == {"deep/er/a/b", "c"}
 
 
-def test_large_states_are_whole(running: S3Server) -> None:
-    objects = S3Objects(running.url(running.new_bucket()), {})
-    state = os.urandom(5_000_000)
-    objects.put("large", [state[:1], memoryview(state)[1:]])
-    assert objects.get("large") == state
-
-
-def test_objects_are_where_the_url_says(running: S3Server) -> None:
-    bucket = running.new_bucket()
-    opened(running, bucket, prefix="deep/er").put("a/b", [b"1"])
-    opened(running, bucket, prefix="").put("c", [b"2"])
-    assert running.objects(bucket) == {"deep/er/a/b", "c"}
-
-
-def test_missing_object_is_a_broken_state(running: S3Server) -> None:
-    objects = opened(running, running.new_bucket())
-    objects.put("a", [b"1"])
-    with pytest.raises(SnapshotBroken):
-        objects.get("b")
-
-
-def test_deleted_objects_are_gone_and_others_stay(running: S3Server) -> None:
-    bucket = running.new_bucket()
-    objects = opened(running, bucket)
-    for name in "abc":
-        objects.put(name, [name.encode()])
-    objects.delete([])
-    objects.delete(["a", "never", "c"])
-    objects.delete(["a"])
-    assert running.objects(bucket) == {"states/b"}
-
-
-def test_killed_server_fails_and_has_all_when_it_is_back(server: S3Server) -> None:
-    objects = opened(server, server.new_bucket())
+def test_killed_server_fails_and_has_all_when_it_is_back(own_s3: S3Server) -> None:
+    objects = opened(own_s3, own_s3.new_bucket())
     objects.put("before", [b"1"])
-    server.kill()
+    own_s3.kill()
     with pytest.raises(StoreFailed):
         objects.put("meanwhile", [b"2"])
     with pytest.raises(StoreFailed):
         objects.get("before")
     with pytest.raises(StoreFailed):
         objects.delete(["before"])
-    server.start()
+    own_s3.start()
     assert objects.get("before") == b"1"
     objects.put("after", [b"3"])
     assert objects.get("after") == b"3"
 
 
-def test_hung_server_fails_in_bounded_time_and_may_go_on(server: S3Server) -> None:
-    bucket = server.new_bucket()
-    objects = opened(server, bucket)
+def test_hung_server_fails_in_bounded_time_and_may_go_on(own_s3: S3Server) -> None:
+    bucket = own_s3.new_bucket()
+    objects = opened(own_s3, bucket)
     objects.put("before", [b"1"])
-    server.pause()
-    hurried = S3Objects(server.url(bucket), {}, SHORT_S)
+    own_s3.pause()
+    hurried = S3Objects(own_s3.url(bucket), {}, SHORT_S)
     with pytest.raises(StoreFailed):
         hurried.get("before")
     with pytest.raises(StoreFailed):
         hurried.put("meanwhile", [b"2"])
     with pytest.raises(StoreFailed):
         hurried.delete(["another"])  # may come to pass when it goes on
-    server.go_on()
+    own_s3.go_on()
     assert objects.get("before") == b"1"
 
 
-def test_place_that_nobody_listens_at_fails_in_bounded_time(running: S3Server) -> None:
+def test_place_that_nobody_listens_at_fails_in_bounded_time(s3: S3Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
         port = silent.getsockname()[1]
-        url = running.url("bucket", endpoint=f"http://127.0.0.1:{port}")
+        url = s3.url("bucket", endpoint=f"http://127.0.0.1:{port}")
         with pytest.raises(StoreFailed):
             S3Objects(url, {}, SHORT_S).get("a")
     with pytest.raises(StoreFailed):
@@ -132,9 +78,9 @@ def test_place_that_nobody_listens_at_fails_in_bounded_time(running: S3Server) -
     ],
 )
 def test_wrong_keys_are_named_and_not_shown(
-    running: S3Server, options: dict[str, str], named: str
+    s3: S3Server, options: dict[str, str], named: str
 ) -> None:
-    objects = opened(running, running.new_bucket(), **options)
+    objects = opened(s3, s3.new_bucket(), **options)
     for attempt in (
         lambda: objects.put("a", [b"1"]),
         lambda: objects.get("a"),
@@ -147,8 +93,8 @@ def test_wrong_keys_are_named_and_not_shown(
         assert caught.value.__cause__ is None
 
 
-def test_missing_bucket_is_no_missing_object(running: S3Server) -> None:
-    objects = opened(running, "no-such-bucket")
+def test_missing_bucket_is_no_missing_object(s3: S3Server) -> None:
+    objects = opened(s3, "no-such-bucket")
     with pytest.raises(StoreFailed, match="no-such-bucket"):
         objects.get("a")
     with pytest.raises(StoreFailed, match="no-such-bucket"):
@@ -173,10 +119,10 @@ def test_url_that_is_none_is_refused_without_its_secrets(url: str) -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_environment_is_enough(running: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in running.environment.items():
+def test_environment_is_enough(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    objects = S3Objects(f"s3://{running.new_bucket()}", running.environment)
+    objects = S3Objects(f"s3://{s3.new_bucket()}", s3.environment)
     objects.put("a", [b"1"])
     assert objects.get("a") == b"1"
 

@@ -155,14 +155,6 @@ class Replicas:
         self._open.close()
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.close()
-
-
 @pytest.fixture(params=["table", "s3"])
 def replicas(request: pytest.FixtureRequest, database_url: str, s3: S3Server) -> Iterator[Replicas]:
     made = Replicas(database_url, s3 if request.param == "s3" else None)
@@ -423,21 +415,20 @@ def test_database_that_hangs_finds_nothing_in_bounded_time(own_postgres: Postgre
     replicas.close()
 
 
-def test_object_storage_that_is_down_finds_nothing_and_comes_back(database_url: str) -> None:
-    server = S3Server()
-    server.start()
-    replicas = Replicas(database_url, server)
+def test_object_storage_that_is_down_finds_nothing_and_comes_back(
+    database_url: str, own_s3: S3Server
+) -> None:
+    replicas = Replicas(database_url, own_s3)
     one = replicas.new()
     one.put([new(128)])
-    server.kill()
+    own_s3.kill()
     assert found(one) == (0, 0)
     replicas.clock.now_s += 6.0
     one.put([new(256)])
-    server.start()
+    own_s3.start()
     assert found(one) == (0, 0)
     replicas.clock.now_s += 6.0
     assert found(one) == (128, 1)
     one.sweep()
     assert replicas.objects() == replicas.rows()
     replicas.close()
-    server.close()
