@@ -19,7 +19,7 @@ from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.session_lifecycle import SessionEvent
 from server.engine.types import EngineStats, Event, Failed, Request, SessionInfo, Started
-from server.engine.value import Accepted, Progress, SessionValue
+from server.engine.value import Accepted, Past, Progress, SessionValue
 from server.errors import InvalidRequest, QueueFull, SessionAttached
 
 __all__ = ["Engine", "EngineConfig"]
@@ -54,6 +54,24 @@ class Engine(Host):
         self._sessions.begin(session, live)
         self._extend(live)
         self._round.start(live)
+
+    def restore(self, past: Past, now: float) -> SessionInfo:
+        """Takes a session back from a store; a request that had not finished is parked.
+
+        Without effect on one that is here. Raises `CapacityExhausted`.
+        """
+        if past.value.id in self._sessions:
+            return self._info(self._sessions.find(past.value.id, past.value.owner), now)
+        session, progress = self._keeper.restore(past, now)
+        if progress is not None:
+            params = progress.request.sampling
+            draw = None if params is None else self._runner.prepare(params)
+            live = Live.of(progress, session, draw, self._eos_token_ids, not self._runner.grid)
+            self._sessions.run(session, live)
+            live.phase, live.detached, live.started = Phase.PARKED, True, True
+            live.stop_scoring()  # those of its beginning are lost
+            self._live[progress.request.request_id] = live
+        return self._info(session, now)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request in the next step; one that is over already is none of its business."""

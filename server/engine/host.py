@@ -1,4 +1,4 @@
-"""What an engine is made of, and the sessions that it has: made, copied, sent away, taken back.
+"""What an engine is made of, and the sessions that it has: made, copied and sent away.
 
 `server.engine.engine` adds the requests that they run.
 """
@@ -12,7 +12,6 @@ from server.engine.config import EngineConfig
 from server.engine.constraint import no_matchers
 from server.engine.grammar_turns import GrammarTurns
 from server.engine.keeper import Keeper, info_of
-from server.engine.lifecycle import Phase
 from server.engine.live import Live
 from server.engine.prefix_cache import Evicted, PrefixCache
 from server.engine.prompts import Prompts
@@ -114,24 +113,6 @@ class Host:
         """
         found = self._sessions.find(session, owner)
         return self._info(self._keeper.rewind(found, past, now), now)
-
-    def restore(self, past: Past, now: float) -> SessionInfo:
-        """Takes a session back from a store; a request that had not finished is parked.
-
-        Without effect on one that is here. Raises `CapacityExhausted`.
-        """
-        if past.value.id in self._sessions:
-            return self._info(self._sessions.find(past.value.id, past.value.owner), now)
-        session, progress = self._keeper.restore(past, now)
-        if progress is not None:
-            params = progress.request.sampling
-            draw = None if params is None else self._runner.prepare(params)
-            live = Live.of(progress, session, draw, self._eos_token_ids, not self._runner.grid)
-            self._sessions.run(session, live)
-            live.phase, live.detached, live.started = Phase.PARKED, True, True
-            live.stop_scoring()  # those of its beginning are lost
-            self._live[progress.request.request_id] = live
-        return self._info(session, now)
 
     def expire(self, now: float) -> None:
         """Evicts the idle sessions whose time is over."""
