@@ -178,11 +178,3 @@ def test_server_that_does_not_start_says_why() -> None:
     server = ServerProcess("--model", "/nowhere", program=EVERSTREAM)
     with pytest.raises(AssertionError, match="nowhere"):
         server.__enter__()
-
-
-def test_server_process_serves_the_bundled_model() -> None:
-    with ServerProcess() as server:
-        answer = httpx.post(
-            f"{server.url}/v1/completions", json={"prompt": "Once", "max_tokens": 3}, timeout=30
-        )
-        assert answer.json()["usage"]["completion_tokens"] == 3

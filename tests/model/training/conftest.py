@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from model.config import ModelConfig
 from model.tokenizer import Tokenizer, train_tokenizer
+from model.training.config import TrainConfig
 
 WORDS = [
     *("the", "old", "grey", "fox", "ran", "over", "a", "hill", "and"),
@@ -54,3 +58,22 @@ def tiny(tokenizer: Tokenizer) -> ModelConfig:
         head_dim=8,
         intermediate_size=24,
     )
+
+
+def elsewhere(config: TrainConfig, name: str, **changes: Any) -> TrainConfig:
+    """The run of ``config`` in another folder."""
+    out = config.out.parent / name
+    out.mkdir()
+    return dataclasses.replace(config, out=out, **changes)
+
+
+def tensors(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "progress" / "tensors.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, optimiser state and carried state, bit for bit."""
+    a, b = tensors(one), tensors(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name

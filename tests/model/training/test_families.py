@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
@@ -18,6 +17,7 @@ from model.training.config import TrainConfig
 from model.training.data import Source
 from model.training.loop import train
 from tests.model.commands import everstream, refused
+from tests.model.training.conftest import assert_same_run, elsewhere, tensors
 from tests.rwkv7 import Shape, published, write_pth
 
 RUN = "--steps 4 --batch-size 2 --window 32 --threads 1 --vocab-size 280 --layers 2"
@@ -45,10 +45,6 @@ def rwkv7(tokenizer: Tokenizer) -> Rwkv7Config:
     return Rwkv7Config.for_training(tokenizer.vocab_size, tokenizer.eos_token_id, sizes)
 
 
-def tensors(out: Path) -> dict[str, torch.Tensor]:
-    return load_file(out / "progress" / "tensors.safetensors")
-
-
 @pytest.mark.parametrize(
     ("optimizer", "precision"), [("muon", "float32"), ("adamw", "float32"), ("muon", "bfloat16")]
 )
@@ -57,14 +53,10 @@ def test_stopped_run_goes_on_bit_for_bit(
 ) -> None:
     config = dataclasses.replace(config, optimizer=optimizer, precision=precision)
     train(config, rwkv7, tokenizer)
-    other = dataclasses.replace(config, out=config.out / "other")
-    other.out.mkdir()
+    other = elsewhere(config, "other")
     train(dataclasses.replace(other, stop_at_step=3), rwkv7, tokenizer)
     train(other, rwkv7, tokenizer)
-    whole, stopped = tensors(config.out), tensors(other.out)
-    assert whole.keys() == stopped.keys()
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, stopped[name]), name
+    assert_same_run(config.out, other.out)
 
 
 def test_run_learns_carries_its_state_samples_and_leaves_the_best_model(

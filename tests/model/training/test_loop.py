@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
@@ -18,6 +17,7 @@ from model.training.config import TrainConfig, TrainingError
 from model.training.data import Source
 from model.training.evaluate import evaluate
 from model.training.loop import Run, train
+from tests.model.training.conftest import assert_same_run, elsewhere
 
 ROOT = Path(__file__).parents[3]
 
@@ -64,18 +64,6 @@ def out_exists(config: TrainConfig) -> None:
     config.out.mkdir()
 
 
-def tensors(out: Path) -> dict[str, torch.Tensor]:
-    return load_file(out / "progress" / "tensors.safetensors")
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Weights, optimiser state and carried state, bit for bit."""
-    a, b = tensors(one), tensors(other)
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
 def log(out: Path) -> list[dict[str, str]]:
     with (out / "log.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -89,8 +77,8 @@ def test_killed_run_goes_on_bit_for_bit(
     config = dataclasses.replace(config, precision=precision)
     train(config, tiny, tokenizer)
 
-    out, ids = tmp_path / "killed", tmp_path / "tokenizer.json"
-    out.mkdir()
+    killed, ids = elsewhere(config, "killed"), tmp_path / "tokenizer.json"
+    out = killed.out
     tokenizer.save(ids)
     names = [str(config.data[0].path), str(out), str(ids), precision, json.dumps(tiny.to_dict())]
     with subprocess.Popen(
@@ -103,7 +91,7 @@ def test_killed_run_goes_on_bit_for_bit(
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.kill()
-    train(dataclasses.replace(config, out=out), tiny, tokenizer)
+    train(killed, tiny, tokenizer)
 
     assert_same_run(config.out, out)
     numbers = [(row["step"], row["loss"], row["grad_norm"]) for row in log(out)]
@@ -119,8 +107,7 @@ def test_stopped_run_goes_on_bit_for_bit(
     model = dataclasses.replace(tiny, attention=attention)
     config = dataclasses.replace(config, optimizer=optimizer)
     train(config, model, tokenizer)
-    other = dataclasses.replace(config, out=config.out / "other")
-    other.out.mkdir()
+    other = elsewhere(config, "other")
     train(dataclasses.replace(other, stop_at_step=5), model, tokenizer)
     assert len(log(other.out)) == 5
     train(other, model, tokenizer)
@@ -148,7 +135,7 @@ def test_run_without_a_rate_of_its_embedding_goes_on_with_that_of_its_matrices(
 
 
 def test_run_can_be_made_longer_until_its_rate_falls(
-    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     config = dataclasses.replace(config, decay=0.5)  # steps 7 to 12
     train(dataclasses.replace(config, stop_at_step=6), tiny, tokenizer)
@@ -157,19 +144,17 @@ def test_run_can_be_made_longer_until_its_rate_falls(
     with pytest.raises(TrainingError, match="another decays_from, num_steps"):
         train(dataclasses.replace(longer, num_steps=20), tiny, tokenizer)
     train(longer, tiny, tokenizer)
-    whole = dataclasses.replace(longer, out=tmp_path / "whole")
-    whole.out.mkdir()
+    whole = elsewhere(longer, "whole")
     train(whole, tiny, tokenizer)
     assert_same_run(config.out, whole.out)
 
 
 def test_number_of_threads_changes_no_bit(
-    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     config = dataclasses.replace(config, batch_size=9, num_steps=4)
     train(config, tiny, tokenizer)
-    other = dataclasses.replace(config, out=tmp_path / "two", threads=2)
-    other.out.mkdir()
+    other = elsewhere(config, "two", threads=2)
     train(other, tiny, tokenizer)
     assert_same_run(config.out, other.out)
 
@@ -198,11 +183,10 @@ def test_mechanism_that_learns_in_the_forward_pass_sees_whole_batches(
 
 
 def test_run_starts_from_the_weights_of_a_checkpoint(
-    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+    config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     folder = train(config, tiny, tokenizer)
-    again = dataclasses.replace(config, out=tmp_path / "again", initial=folder)
-    again.out.mkdir()
+    again = elsewhere(config, "again", initial=folder)
     run = Run(again, tiny, tokenizer)
     for name, weight in load_checkpoint(folder).model.state_dict().items():
         assert torch.equal(run.model.state_dict()[name], weight), name
