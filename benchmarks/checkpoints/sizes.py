@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +23,10 @@ import numpy as np
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.machine import peak_bytes, resident_bytes
 from benchmarks.pages.models import SIZES
-from benchmarks.process import ROOT, ServerProcess, exit_on_sigterm
+from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
+from benchmarks.serve.__main__ import load
+from benchmarks.serve.processes import OURS, Target
 from benchmarks.sessions.server import first_token_s
 from benchmarks.sessions.sleeping import make
 from clients.python import Client, Session
@@ -60,12 +61,9 @@ def loading(file: Path, dtype: str) -> Figures:
     }
 
 
-def streams(url: str) -> Figures:
+def streams(server: ServerProcess) -> Figures:
     """Tokens/s of `STREAMS` completions side by side."""
-    command = [sys.executable, "-m", "benchmarks.serve.load", "--url", url, "--requests", "1"]
-    command += ["--streams", str(STREAMS), "--max-tokens", str(TOKENS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    found = load(Target(OURS, server.url, server.pid, "openai"), STREAMS, 1, TOKENS, seed=0)
     return {"streams": STREAMS, "tokens_per_s": round(found["tokens"] / found["seconds"], 1)}
 
 
@@ -132,7 +130,7 @@ def measure(size: str, models: Path, options: argparse.Namespace) -> Figures:
     kind, dtype = SERVED
     file = file_of(models, size, kind)
     with ServerProcess(*flags(file, dtype)) as server, Client(server.url, timeout_s=600) as client:
-        figures["streams"] = streams(server.url)
+        figures["streams"] = streams(server)
         if size in options.long:
             figures["long"] = long_session(client, server.pid, options.long_tokens)
     if size in options.sleeping:

@@ -20,9 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.machine import machine
 from benchmarks.model_card.runs import facts_of_run
-from benchmarks.report import RESULTS, Figures, read_result, write_result
+from benchmarks.report import RESULTS, Figures, Result, read_result
 from model.bundled_models import FOLDER, bundled_models
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import Half, Mode
@@ -64,6 +63,7 @@ def main() -> None:
 
 def write(data: Path, runs: dict[str, list[Path]], threads: int = 1) -> Figures:
     """Measures every bundled model and writes `RESULT` and `CREDITS`."""
+    result = Result("model_card.facts", RESULT)
     before = read()["models"] if RESULT.is_file() else {}
     models = {
         name: measured(folder, data, runs.get(name, []), before.get(name, {}), threads)
@@ -71,8 +71,7 @@ def write(data: Path, runs: dict[str, list[Path]], threads: int = 1) -> Figures:
     }
     texts = [text for model in models.values() for run in model["runs"] for text in run["data"]]
     names = dict.fromkeys([*texts, *VALIDATION, CREDITS_OF_DATA])
-    result = {
-        "machine": machine(),
+    figures = {
         "prompt": PROMPT,
         "max_tokens": SAMPLE_TOKENS,
         "sampling": published(),
@@ -80,8 +79,8 @@ def write(data: Path, runs: dict[str, list[Path]], threads: int = 1) -> Figures:
         "models": models,
     }
     shutil.copyfile(data / CREDITS_OF_DATA, CREDITS)
-    write_result(RESULT, result)
-    return result
+    result.save(figures)
+    return figures
 
 
 def read() -> Figures:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,16 @@ def test_best_looks_at_no_more_threads_than_it_may() -> None:
     ]
     assert [one.rate for n in (1, 2) if (one := speed.best(rows, ("llama",), n))] == [10.0, 30.0]
     assert speed.best(rows, ("gated",), 2) is None
+
+
+def test_every_benchmark_that_a_page_names_can_be_run() -> None:
+    pages = [ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
+    texts = [path.read_text(encoding="utf-8") for path in pages if path.name != "notebook.md"]
+    named = {name for text in texts for name in re.findall(r"-m (benchmarks(?:\.\w+)+)", text)}
+    assert len(named) > 15
+    for name in named:
+        package = (ROOT / name.replace(".", "/")).is_dir()
+        assert find_spec(f"{name}.__main__" if package else name), name
 
 
 #: Of one replica and one database, in round numbers.
