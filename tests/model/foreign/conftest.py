@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.tokenizer import Tokenizer
 from tests.tiny import tiny_tokenizer
 
@@ -50,3 +51,11 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 def tokens(length: int, batch: int = 2) -> torch.Tensor:
     generator = torch.Generator().manual_seed(length)
     return torch.randint(290, (batch, length), generator=generator)
+
+
+def assert_same_logits(folder: Path, theirs: PreTrainedModel, length: int) -> Checkpoint:
+    """Loads the folder, which must compute what their own model does."""
+    loaded, ids = load_checkpoint(folder), tokens(length)
+    wanted = theirs(ids).logits[..., :300]
+    torch.testing.assert_close(loaded.model.parallel(ids), wanted, rtol=1e-4, atol=1e-4)
+    return loaded

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from model.config import ConfigError
 from model.state import StateLayout
-from tests.model.foreign.conftest import Save, tokens
+from tests.model.foreign.conftest import Save, assert_same_logits, tokens
 
 
 def gpt2(**changes: object) -> GPT2LMHeadModel:
@@ -55,11 +55,7 @@ def reshape(folder: Path, name: str, *shape: int) -> None:
 )
 def test_logits_equal_transformers(save: Save, changes: dict[str, object]) -> None:
     theirs = gpt2(**changes)
-    loaded = load_checkpoint(save(theirs))
-    ids = tokens(48)
-    torch.testing.assert_close(
-        loaded.model.parallel(ids), theirs(ids).logits[..., :300], rtol=1e-4, atol=1e-4
-    )
+    assert_same_logits(save(theirs), theirs, 48)
 
 
 def test_three_forms_agree_and_positions_past_the_table_stay_at_its_end(save: Save) -> None:
@@ -85,9 +81,7 @@ def test_first_checkpoints_have_no_prefix_and_hold_masks(save: Save) -> None:
     weights = {n.removeprefix("transformer."): t for n, t in load_file(path).items()}
     masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 48, 48).tril() for i in range(2)}
     save_file({**weights, **masks}, path)
-    ids = tokens(20)
-    found = load_checkpoint(folder).model.parallel(ids)
-    torch.testing.assert_close(found, theirs(ids).logits[..., :300], rtol=1e-4, atol=1e-4)
+    assert_same_logits(folder, theirs, 20)
 
 
 def test_ids_without_text_are_cut_off(save: Save) -> None:
@@ -126,10 +120,7 @@ def test_weights_in_several_files_are_read_and_named_by_the_digest(save: Save) -
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 1
     assert not (folder / "model.safetensors").exists()
-    loaded, ids = load_checkpoint(folder), tokens(20)
-    torch.testing.assert_close(
-        loaded.model.parallel(ids), theirs(ids).logits[..., :300], rtol=1e-4, atol=1e-4
-    )
+    loaded = assert_same_logits(folder, theirs, 20)
     weights = load_file(shards[0])
     save_file({name: tensor + 1 for name, tensor in weights.items()}, shards[0])
     assert load_checkpoint(folder).digest != loaded.digest

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model.checkpoint import CheckpointError, load_checkpoint
 from model.config import ConfigError
-from tests.model.foreign.conftest import Save, tokens
+from tests.model.foreign.conftest import Save, assert_same_logits
 from tests.model.foreign.test_gpt2 import edit_config, edit_weights, reshape
 
 
@@ -41,11 +40,7 @@ def llama(**changes: object) -> LlamaForCausalLM:
 )
 def test_logits_equal_transformers(save: Save, changes: dict[str, object]) -> None:
     theirs = llama(**changes)
-    loaded = load_checkpoint(save(theirs))
-    ids = tokens(70)
-    torch.testing.assert_close(
-        loaded.model.parallel(ids), theirs(ids).logits[..., :300], rtol=1e-4, atol=1e-4
-    )
+    assert_same_logits(save(theirs), theirs, 70)
 
 
 @pytest.mark.parametrize("scaling", [None, {"type": "default"}])
@@ -53,9 +48,7 @@ def test_older_file_holds_the_base_outside(save: Save, scaling: object) -> None:
     theirs = llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     folder = save(theirs)
     edit_config(folder, rope_parameters=None, rope_theta=500, rope_scaling=scaling)
-    ids = tokens(40)
-    found = load_checkpoint(folder).model.parallel(ids)
-    torch.testing.assert_close(found, theirs(ids).logits[..., :300], rtol=1e-4, atol=1e-4)
+    assert_same_logits(folder, theirs, 40)
 
 
 @pytest.mark.parametrize(
