@@ -165,6 +165,8 @@ class Expectation:
             assert work.cancelled
             assert event.position >= work.length
             text.cut(event.position)
+            if work.request.tokens and event.position == work.length:
+                text.end_character()
         elif params is None:
             assert event.finish_reason is None
             self._read(work, event)

@@ -106,6 +106,10 @@ class Text:
         self._constraints = constraints
         self._constrain(constraint)
 
+    def end_character(self) -> None:
+        """Another text had begun after this one: a character that was unfinished has ended."""
+        self._detokenizer = Detokenizer(self._tokenizer)
+
     def copy(self, length: int, keep: bool = True) -> Text:
         """A session with this text and a history of its own."""
         text = Text(self._tokenizer, self.owner, keep)
