@@ -16,7 +16,7 @@ from server.engine.types import Event, Finished, Usage
 Json = dict[str, Any]
 
 
-class Choice:
+class WrittenChoice:
     """One continuation while it comes."""
 
     def __init__(self, index: int) -> None:
@@ -27,7 +27,7 @@ class Choice:
         self.around: tuple[bytes, ...] = ()
 
 
-C = TypeVar("C", bound=Choice)
+C = TypeVar("C", bound=WrittenChoice)
 
 
 class AnswerWriter(Generic[C]):

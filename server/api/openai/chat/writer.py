@@ -13,14 +13,14 @@ from server.api.errors import error_object
 from server.api.openai.chat.schemas import CompletionDetails
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList, TokenNames, finite
-from server.api.openai.writer import AnswerWriter, Choice, Json, written_list
+from server.api.openai.writer import AnswerWriter, Json, WrittenChoice, written_list
 from server.api.schemas.requests import StreamOptions
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
 from server.models.info import ModelInfo
 
 
-class ChatChoice(Choice):
+class WrittenChatChoice(WrittenChoice):
     """One answer while it comes. What is streamed is not kept: see `keep`."""
 
     def __init__(self, index: int, may_call: bool) -> None:
@@ -84,7 +84,7 @@ class ChatChoice(Choice):
                 self._calls[call["index"]]["texts"].append(function["arguments"])
 
 
-class ChatWriter(AnswerWriter[ChatChoice]):
+class ChatWriter(AnswerWriter[WrittenChatChoice]):
     """Writes the answer to ``request`` of ``model``. ``created_s`` is a Unix time.
 
     With ``may_call`` it may be calls. It has log-probabilities where there are ``names``.
@@ -108,7 +108,7 @@ class ChatWriter(AnswerWriter[ChatChoice]):
             "system_fingerprint": f"fp_{model.digest[:12]}",
             "seed": request.sampling.seed,
         }
-        choices = {id: ChatChoice(index, may_call) for index, id in enumerate(request.ids)}
+        choices = {id: WrittenChatChoice(index, may_call) for index, id in enumerate(request.ids)}
         super().__init__(head, choices, options)
         self._may_call, self._names = may_call, names
         self._thinks = request.sampling.turn is not None
@@ -133,7 +133,7 @@ class ChatWriter(AnswerWriter[ChatChoice]):
         summary = {**self._summary(), "object": "chat.completion"}
         return written_list(summary, "choices", map(self._written, self._choices.values()))
 
-    def _written(self, choice: ChatChoice) -> bytes:
+    def _written(self, choice: WrittenChatChoice) -> bytes:
         logprobs = {"content": choice.logprobs.json(), "refusal": None}
         return orjson.dumps(
             {
@@ -180,7 +180,7 @@ class ChatWriter(AnswerWriter[ChatChoice]):
         last = self._chunk(_choice(choice, {}, choice.finish_reason))
         return self._begun(choice) + b"".join(parts) + last
 
-    def _begun(self, choice: ChatChoice) -> bytes:
+    def _begun(self, choice: WrittenChatChoice) -> bytes:
         """The first chunk of a choice says whose words follow."""
         if choice.has_begun:
             return b""
@@ -189,7 +189,7 @@ class ChatWriter(AnswerWriter[ChatChoice]):
         delta = {"role": "assistant", "content": content, "refusal": None}
         return self._chunk(_choice(choice, delta))
 
-    def _token(self, choice: ChatChoice, event: TokenEvent) -> bytes:
+    def _token(self, choice: WrittenChatChoice, event: TokenEvent) -> bytes:
         """At least one chunk, so that a client sees each token; the first has its logprobs."""
         is_silent = self._may_call or event.thought is not None
         deltas = choice.read(event) or [{} if is_silent else {"content": ""}]
@@ -209,7 +209,7 @@ class ChatWriter(AnswerWriter[ChatChoice]):
         return [{**_entry(names, event.token_id, event.logprob), "top_logprobs": tops}]
 
 
-def _choice(choice: ChatChoice, delta: Json, finish_reason: str | None = None) -> Json:
+def _choice(choice: WrittenChatChoice, delta: Json, finish_reason: str | None = None) -> Json:
     """OpenAI's choice of a chunk."""
     return {
         "index": choice.index,

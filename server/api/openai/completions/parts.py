@@ -21,7 +21,7 @@ from server.api.openai.logprobs import (
     joined,
     prompt_logprobs,
 )
-from server.api.openai.writer import Choice
+from server.api.openai.writer import WrittenChoice
 from server.api.schemas.requests import StreamOptions
 from server.engine.types import Finished, Request, Scored, TokenEvent
 
@@ -77,7 +77,7 @@ def write_prompt(prompt: ScoredPrompt, shown: Shown) -> Generator[bytes, None, P
     return PromptJson(columns, joined(ranked) if ranked else None)
 
 
-class TextChoice(Choice):
+class TextChoice(WrittenChoice):
     """One choice of ``request``'s: its text and log-probabilities, as far as they have come.
 
     The request's first choice also has what is known of its prompt.

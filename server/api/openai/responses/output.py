@@ -98,7 +98,7 @@ class Message(Item):
         }
 
 
-class Reasoning(Item):
+class ReasoningItem(Item):
     """What the model thinks before it answers."""
 
     text_type = "reasoning_text"
@@ -151,8 +151,8 @@ class Output:
     def think(self, text: str) -> None:
         """More of what the model thinks before its answer."""
         thinking = self._writing
-        if not isinstance(thinking, Reasoning):
-            thinking = self._begin(Reasoning(*self._place("rs"), self._emit))
+        if not isinstance(thinking, ReasoningItem):
+            thinking = self._begin(ReasoningItem(*self._place("rs"), self._emit))
         thinking.push(text)
 
     def push(self, text: str, logprobs: list[Json]) -> None:
