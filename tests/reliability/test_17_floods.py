@@ -24,8 +24,11 @@ from tests.reliability.raw_websocket import (
 from tests.reliability.servers import FAKE, ServerProcess
 from tests.server.harness import running
 
-#: What the allocator keeps of queues that were full once, however long the flood.
+#: What the allocator keeps of queues that were full once, however long the flood. How full they
+#: get at first is chance, so floods come before the first look: measured, it grew by up to 53 MiB
+#: in the second round and by up to 30 MiB in one of the later rounds, to the same total.
 SLACK_BYTES = 48 << 20
+NUM_ROUNDS_BEFORE = 4
 PIECE = 1000
 FLOODS = (
     frame(PING) * PIECE,
@@ -49,7 +52,8 @@ async def flood(client: RawWebSocket, data: bytes) -> None:
 async def test_floods_cost_no_memory_and_disturb_nobody(long: bool) -> None:
     with ServerProcess(program=FAKE) as server:
         async with bystander(server.port) as other:
-            await all_floods(server, other, 20)
+            for _ in range(NUM_ROUNDS_BEFORE):
+                await all_floods(server, other, 10)
             resident_bytes = server.resident_bytes()
             await all_floods(server, other, 1000 if long else 20)
             assert server.resident_bytes() - resident_bytes < SLACK_BYTES
