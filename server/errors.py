@@ -72,7 +72,7 @@ class OutOfMemory(RequestError):
 
 
 class InternalFailure(RequestError):
-    """This request failed in the engine; others go on."""
+    """This request failed in the engine; others continue."""
 
     code = "internal_error"
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 
 @contextmanager
 def forked(*words: str, network: str | None = None) -> Iterator[tuple[Forked, dict[str, Any], Any]]:
-    """This file as a program, what it says of itself, and its stderr."""
+    """This file as a program, what it says about itself, and its stderr."""
     with tempfile.TemporaryFile() as stderr:
         process = Forked("tests.test_forking", words, {"EVERSTREAM_A": "1"}, stderr, network)
         try:

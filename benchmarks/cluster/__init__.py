@@ -1,1 +1,1 @@
-"""Replicas on one shared store: what it costs, and how soon another replica goes on."""
+"""Replicas on one shared store: what it costs, and how soon another replica continues."""

@@ -1,4 +1,4 @@
-"""Many replicas on one store: what it costs for each token, and how soon another one goes on.
+"""Many replicas on one store: what it costs for each token, and how soon another one continues.
 
 Real `everstream serve` processes of one thread, and a PostgreSQL that syncs every commit, next to
 the load generator on one machine: they share its cores, so CPU time is told apart by process.

@@ -1,4 +1,4 @@
-"""A reader of one kept stream that goes on at another replica when its own is gone."""
+"""A reader of one kept stream that continues at another replica when its own is gone."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def figures(strikes: Sequence[Strike]) -> Figures:
 
 
 def strike(kind: Kind, old: Replica, new: Replica, streams: int, age: int, place: Place) -> Strike:
-    """Does it to ``old`` while ``streams`` read there; returns when all of them go on."""
+    """Does it to ``old`` while ``streams`` read there; returns when all of them continue."""
     with _watched(place, old.key, kind == "kill") as seen:
         done = asyncio.run(_strike(kind, old, new, streams, age))
     done.seen = seen

@@ -1,7 +1,7 @@
 """The command: ``python -m benchmarks.mechanisms train|recall|speed|report``.
 
 All three kinds of runs leave one JSON file each in ``--runs``. ``train`` and ``recall`` skip
-what is there, so that the same command goes on after an interruption. ``speed`` measures all its
+what is there, so that the same command continues after an interruption. ``speed`` measures all its
 mechanisms together, and replaces earlier figures of theirs.
 """
 

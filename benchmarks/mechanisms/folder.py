@@ -2,7 +2,7 @@
 
 RUNS/tokenizer.json, RUNS/cache/      made once
 RUNS/<size>-<mechanism>-<seed>.json   a finished run
-RUNS/work/<...>/                      what an interrupted run goes on from, then its model
+RUNS/work/<...>/                      what an interrupted run continues from, then its model
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ class Recipe:
 
 
 def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: Recipe) -> Figures:
-    """Trains, or goes on with, one model and scores it; returns the figures of its file.
+    """Trains, or continues with, one model and scores it; returns the figures of its file.
 
     Raises `RunError` where the loss is not finite, and `KeyboardInterrupt` where a
-    signal ended the training early: the next call goes on.
+    signal ended the training early: the next call continues.
     """
     tokenizer = folder.prepare(list(recipe.data))
     config = spec.config(SIZES[size], tokenizer.vocab_size, tokenizer.eos_token_id)
@@ -97,7 +97,7 @@ def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: Recipe) -> Fig
 
 
 def training(recipe: Recipe, out: Path, seed: int) -> TrainConfig:
-    """The run as the training loop takes it; no text is scored while it goes on."""
+    """The run as the training loop takes it; no text is scored while it continues."""
     return TrainConfig(
         data=tuple(Source(path) for path in recipe.data),
         out=out,

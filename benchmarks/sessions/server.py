@@ -103,7 +103,7 @@ def resume(folder: Path, rounds: int) -> list[Row]:
 
 
 def restart(folder: Path, num_sessions: int, rounds: int) -> list[Row]:
-    """From the start of a process until it is ready, and until a session goes on."""
+    """From the start of a process until it is ready, and until a session continues."""
     options, empty = flags(folder / "restart"), flags(folder / "empty")
     with ServerProcess(*options) as server, Client(server.url) as client:
         ids = make(client, num_sessions)

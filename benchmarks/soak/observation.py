@@ -1,4 +1,4 @@
-"""The soaked server at one moment: what it says of itself, and what the kernel says of it."""
+"""The soaked server at one moment: what it says about itself, and what the kernel says of it."""
 
 from __future__ import annotations
 

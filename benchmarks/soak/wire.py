@@ -58,7 +58,7 @@ class Tally:
 
     @property
     def hopeless(self) -> bool:
-        """Whether to go on would only repeat the same problem."""
+        """Whether to continue would only repeat the same problem."""
         return len(self.problems) >= MAX_PROBLEMS
 
 

@@ -84,7 +84,7 @@ class Search:
         return best
 
     async def _grow(self, parent: Branch, copy: AsyncSession, seed: int) -> Branch:
-        """``copy`` of the parent's session goes on by itself, and is scored."""
+        """``copy`` of the parent's session continues by itself, and is scored."""
         generation = copy.generate(
             max_tokens=self.num_tokens, temperature=self.temperature, seed=seed
         )

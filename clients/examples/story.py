@@ -1,7 +1,7 @@
 """Writes a story as it comes: the shortest program with a session that is kept.
 
 A connection that ends is not seen. Ctrl-C stops the generation, on the server too,
-and ``--session`` goes on from there another time.
+and ``--session`` continues from there another time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
 ) -> None:
-    """Write a story by a running server, and say how to go on with it."""
+    """Write a story by a running server, and say how to continue with it."""
     sampling: Sampling = {"max_tokens": tokens}
     if seed is not None:
         sampling["seed"] = seed

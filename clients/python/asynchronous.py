@@ -52,7 +52,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections. What runs in kept sessions goes on for a while: see `resume`."""
+        """Ends the connections. What runs in kept sessions continues for a while: see `resume`."""
         try:
             await self._stream.close()
         finally:
@@ -240,7 +240,7 @@ class AsyncSession:
         idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGeneration:
-        """Goes on with the session's text, after ``prompt`` if there is one."""
+        """Continues with the session's text, after ``prompt`` if there is one."""
         return self._client.generate(
             prompt, session=self.id, idempotency_key=idempotency_key, **sampling
         )

@@ -79,7 +79,7 @@ class SessionMigrated(EverstreamError):
 class SessionReset(EverstreamError):
     """The events after the last known one cannot be had; the message says why.
 
-    To go on from the session as it is now, `resume` it from these.
+    To continue from the session as it is now, `resume` it from these.
     """
 
     def __init__(self, reason: str, session: str, epoch: str, last_seq: int) -> None:

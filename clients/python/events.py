@@ -109,7 +109,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """The session's text was cut back; its events go on from ``seq`` in a new epoch."""
+    """The session's text was cut back; its events continue from ``seq`` in a new epoch."""
 
     request_id: str
     session: str
@@ -147,14 +147,14 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The generation goes on by itself."""
+    """The generation continues by itself."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """The server is stopping; the session was saved and goes on where it comes back."""
+    """The server is stopping; the session was saved and continues where it comes back."""
 
     request_id: str
     session: str

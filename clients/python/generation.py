@@ -121,7 +121,7 @@ class AsyncGeneration(Reading):
         return await self._cancel()
 
     async def detach(self) -> None:
-        """Leaves it to go on by itself, if its session is kept, and ends the iteration.
+        """Leaves it to continue by itself, if its session is kept, and ends the iteration.
 
         What has not been read is still there for `AsyncClient.resume`, from
         ``last_seq`` on.
@@ -140,7 +140,7 @@ class Generation(Reading):
     the ``text`` of all events joined is the answer. ``started`` is set from the
     first event on, or ``resumed`` where it is read again. Leaving its ``with``
     block, or dropping it, as a ``for`` over it does that is left early, cancels
-    what still runs; `detach` it first where it shall go on.
+    what still runs; `detach` it first where it shall continue.
     """
 
     def __init__(self, stream: Stream, request: Request, thread: LoopThread) -> None:
@@ -172,7 +172,7 @@ class Generation(Reading):
         return self._thread.run(self._cancel())
 
     def detach(self) -> None:
-        """Leaves it to go on by itself, if its session is kept, and ends the iteration.
+        """Leaves it to continue by itself, if its session is kept, and ends the iteration.
 
         What has not been read is still there for `Client.resume`, from ``last_seq`` on.
         """

@@ -37,7 +37,7 @@ class Inbox:
     """``events`` are unread; ``wake`` is called when there are more, or when something else is new.
 
     It is *lost* from the end of its connection, or its server's, until the first
-    answer to what `again` says. Then its events go on where they were: the reader
+    answer to what `again` says. Then its events continue where they were: the reader
     sees nothing of it.
     """
 

@@ -8,7 +8,7 @@ from .events import Event, Finished, Resumed, Started, Token
 class Progress:
     """``session``, ``epoch`` and ``last_seq`` are what `resume` wants.
 
-    With them another client goes on after the last event that was read. They are
+    With them another client continues after the last event that was read. They are
     None until the generation has begun.
     """
 

@@ -90,7 +90,7 @@ class Protocol:
 
     @staticmethod
     def farewell(farewell: Farewell) -> bytes:
-        """The message that ends a running request, or leaves it to go on by itself."""
+        """The message that ends a running request, or leaves it to continue by itself."""
         return encode({"type": farewell.kind, "request_id": farewell.request_id})
 
     @staticmethod

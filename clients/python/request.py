@@ -43,7 +43,7 @@ class Request:
         return self.kind == "resume"
 
     def resumed_at(self, cursor: Cursor) -> bytes:
-        """The message that goes on after ``cursor``, under the same name."""
+        """The message that continues after ``cursor``, under the same name."""
         return encode(
             {
                 "type": "resume",

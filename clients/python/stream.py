@@ -183,7 +183,7 @@ class Stream:
     async def _recover(self, inbox: Inbox, error: EverstreamError) -> None:
         """Asks for a lost request again, on the next connection if need be.
 
-        From then on its answer, or the end of that connection, says how it goes on.
+        From then on its answer, or the end of that connection, says how it continues.
         """
         inbox.trials = inbox.trials or self._backoff.trials(self._reconnect_s)
         try:

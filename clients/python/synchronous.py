@@ -23,7 +23,7 @@ class Client:
 
     ``timeout_s`` bounds the wait for each event and each HTTP answer. Where the
     connection ends, a new one is made within ``reconnect_s``, and every generation
-    of a kept session goes on where it was; 0 leaves that to the caller. Every
+    of a kept session continues where it was; 0 leaves that to the caller. Every
     method raises `EverstreamError` where something goes wrong. Threads may share
     a client, but not a generation.
     """
@@ -52,7 +52,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections. What runs in kept sessions goes on for a while: see `resume`."""
+        """Ends the connections. What runs in kept sessions continues for a while: see `resume`."""
         try:
             with contextlib.suppress(ConnectionLost):  # closed before
                 self._run(self._client.close())
@@ -208,7 +208,7 @@ class Session:
         idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
-        """Goes on with the session's text, after ``prompt`` if there is one."""
+        """Continues with the session's text, after ``prompt`` if there is one."""
         return self._client.generate(
             prompt, session=self.id, idempotency_key=idempotency_key, **sampling
         )

@@ -148,7 +148,7 @@ def train_command(
     sample_every: Annotated[int, typer.Option(help="Steps between samples.")] = 1000,
     stop_at_step: Annotated[int | None, typer.Option(help="End early; go on later.")] = None,
 ) -> None:
-    """Train a model on text. The same command again goes on where it was interrupted."""
+    """Train a model on text. The same command again continues where it was interrupted."""
     from model.checkpoint import load_checkpoint
     from model.memory import keep_freed_memory
     from model.tokenizer import Tokenizer, train_tokenizer

@@ -15,7 +15,7 @@ from model.training.data import Source
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on: the loss is not finite, or the folder holds another run."""
+    """A run that cannot continue: the loss is not finite, or the folder holds another run."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ _PLAN = ("num_steps", "decay", "final_data")
 
 
 def identity(config: TrainConfig, model: Config, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What decides the weights of a run, for JSON: a run goes on only where it is the same."""
+    """What decides the weights of a run, for JSON: a run continues only where it is the same."""
     run = {k: v for k, v in dataclasses.asdict(config).items() if k not in _INDIFFERENT}
     for name in ("data", "final_data"):
         run[name] = [[source.path.name, source.weight] for source in getattr(config, name)]

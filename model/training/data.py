@@ -1,6 +1,6 @@
 """Texts as memory-mapped arrays of token ids, and the windows that training reads from them.
 
-Every window is a pure function of the step, so an interrupted run goes on with
+Every window is a pure function of the step, so an interrupted run continues with
 the very tokens it would have read.
 """
 

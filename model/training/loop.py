@@ -46,7 +46,7 @@ VALID_BYTES = 100_000
 
 
 def train(config: TrainConfig, model_config: Config, tokenizer: Tokenizer) -> Path:
-    """Trains, or goes on with the run in ``config.out``; returns the folder of the best model.
+    """Trains, or continues with the run in ``config.out``; returns the folder of the best model.
 
     SIGINT and SIGTERM end the run after the current step with its state saved.
     """

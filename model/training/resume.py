@@ -1,4 +1,4 @@
-"""What an interrupted run needs to go on bit for bit, in safetensors and JSON.
+"""What an interrupted run needs to continue bit for bit, in safetensors and JSON.
 
 A folder is written next to the old one and renamed over it, so that a kill at
 any moment leaves one whole state.

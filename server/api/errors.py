@@ -36,7 +36,7 @@ class ForeignHost(RequestError):
 
 
 class SessionMigrated(RequestError):
-    """The server is about to stop and has saved the session: it goes on where it comes back."""
+    """The server is about to stop and has saved the session: it continues where it comes back."""
 
     code = "migrated"
     message = "the server is stopping; the session was saved, resume it"

@@ -37,7 +37,7 @@ async def send_whole(send: Send, parts: list[bytes]) -> None:
 
 
 async def send_piece(send: Send, body: bytes) -> None:
-    """A piece of a body that goes on, of any size."""
+    """A piece of a body that continues, of any size."""
     for start in range(0, len(body), PART_BYTES):
         part = body if len(body) <= PART_BYTES else body[start : start + PART_BYTES]
         await send({"type": "http.response.body", "body": part, "more_body": True})

@@ -20,7 +20,7 @@ NEXT_FUEL = 2_000
 SURVEY_FUEL = 6_000
 
 #: Of a survey: tokens looked at for a new place, and new places before it starts again;
-#: how often it goes on by the known ending instead.
+#: how often it continues by the known ending instead.
 NUM_TRIED = 4
 MAX_STEPS = 32
 TOWARDS_THE_END = 0.7
@@ -39,7 +39,7 @@ SIGNS = frozenset(b" !#$%&'(*+,-./:;<=>?@[\\^_`{|~0\n")
 class GrammarEndings:
     """Finds them for one vocabulary. Immutable.
 
-    An ending's last token is that of the end of text where the text could go on there.
+    An ending's last token is that of the end of text where the text could continue there.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -2,7 +2,7 @@
 
 With few tokens left it closes: only those may come after which there is room for an
 end, so that a text that is cut off is one that parses. All of it depends on the
-grammar and the tokens alone, so that a matcher made anew goes on in the same way.
+grammar and the tokens alone, so that a matcher made anew continues in the same way.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GrammarMatcher:
         self._place, self._ending = place, ending
         self._jump, self._num_tokens = jump, num_tokens
         self._free_text, self._begun = free_text, begun
-        #: Seconds that the last token took: its mask, and to go on by it.
+        #: Seconds that the last token took: its mask, and to continue by it.
         self.cost_s = UNKNOWN_S
 
     def allowed(self, budget: int | None = None) -> npt.NDArray[np.uint32]:
@@ -65,7 +65,7 @@ class GrammarMatcher:
         return mask
 
     def accept(self, token: int) -> None:
-        """Goes on by ``token``. Raises `NotAllowed`, and is of no more use then."""
+        """Continues by ``token``. Raises `NotAllowed`, and is of no more use then."""
         begin_s = time.perf_counter()
         self._go_on(token)
         self.cost_s += time.perf_counter() - begin_s
@@ -110,7 +110,7 @@ class GrammarMatcher:
         return self._place.is_stopped() and not self._place.is_error()
 
     def copy(self) -> GrammarMatcher:
-        """Another one at this place, that goes on by itself."""
+        """Another one at this place, that continues by itself."""
         other = GrammarMatcher(
             self._vocabulary,
             self._endings,

@@ -50,7 +50,7 @@ class OpenConstraint:
         return mask
 
     def accept(self, token: int, ends: Sequence[int], matchers: Matchers) -> bool:
-        """Goes on by ``token``; says whether the text is complete. Raises as `allowed` does."""
+        """Continues by ``token``; says whether the text is complete. Raises as `allowed` does."""
         if token in ends:
             return True
         matcher = self._made(matchers)

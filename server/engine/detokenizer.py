@@ -35,7 +35,7 @@ class Detokenizer:
             return self._go_on(data)
 
     def skip(self, token_ids: Iterable[int]) -> None:
-        """Goes on behind tokens whose text is not asked for."""
+        """Continues behind tokens whose text is not asked for."""
         self._at_start = self._at_start and self._tokenizer.silent_ids.issuperset(token_ids)
 
     def is_silent(self, token_id: int) -> bool:
@@ -48,7 +48,7 @@ class Detokenizer:
         return self._decoder.getstate()[0]
 
     def restore(self, undecoded: bytes, start: bool = False) -> None:
-        """Goes on after ``undecoded``, at the ``start`` of a text or within it."""
+        """Continues after ``undecoded``, at the ``start`` of a text or within it."""
         self._at_start = start
         self._decoder.setstate((undecoded, 0))
         self._between_characters = not undecoded
@@ -80,7 +80,7 @@ class StopStrings:
         return self._held
 
     def restore(self, withheld: str) -> None:
-        """Goes on after ``withheld``."""
+        """Continues after ``withheld``."""
         self._held = withheld
 
     def push(self, text: str) -> tuple[str, bool]:

@@ -56,7 +56,7 @@ class RequestEndings:
         """Takes the request out, wherever it is, and lets its session go idle or close.
 
         A state that an error has touched cannot be trusted: the session leaves
-        without being saved, and a store goes on from what it has.
+        without being saved, and a store continues from what it has.
         """
         request, session = live.request, live.session
         self._drop(live)

@@ -87,7 +87,7 @@ class Engine(Host):
             self._round.park(live)
 
     def unpark(self, request_id: str) -> None:
-        """Lets a parked request go on, when it is its turn again."""
+        """Lets a parked request continue, when it is its turn again."""
         live = self._live.get(request_id)
         if live is not None and live.parked:
             live.move(Phase.WAITING)
@@ -96,7 +96,7 @@ class Engine(Host):
             self._scheduler.add(live)
 
     def detach(self, request_id: str) -> None:
-        """The request has lost its reader: a kept session goes on for a while, then parks."""
+        """The request has lost its reader: a kept session continues for a while, then parks."""
         live = self._live.get(request_id)
         if live is None:
             return
@@ -133,7 +133,7 @@ class Engine(Host):
         return self._info(found, found.last_used)
 
     def go_on(self, session: str, owner: str) -> None:
-        """Lets what a restored session runs go on, without a reader. Raises `SessionNotFound`."""
+        """Continues what a restored session runs, without a reader. Raises `SessionNotFound`."""
         live = self._sessions.request_of(self._sessions.find(session, owner))
         if live is not None and live.detached:
             self.detach(live.request.request_id)
@@ -146,7 +146,7 @@ class Engine(Host):
     def num_running(self, owner: str) -> int:
         """Requests of an owner that compute or wait to; those that are parked for a reader count.
 
-        What is parked for lack of a reader does not: it takes `num_starting` to go on.
+        What is parked for lack of a reader does not: it takes `num_starting` to continue.
         """
         return sum(
             live.request.num_branches
@@ -155,7 +155,7 @@ class Engine(Host):
         )
 
     def num_starting(self, session: str, owner: str) -> int:
-        """By how many `num_running` grows when what the session runs goes on."""
+        """By how many `num_running` grows when what the session runs continues."""
         live = self._sessions.request_of(self._sessions.find(session, owner))
         return int(live is not None and live.parked and live.detached)
 

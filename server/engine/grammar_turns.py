@@ -1,4 +1,4 @@
-"""How much of a step grammars may take: where they take more, their rows go on in turn.
+"""How much of a step grammars may take: where they take more, their rows continue in turn.
 
 The mask of a client's grammar takes some microseconds, or some tens of milliseconds: of all
 running requests together that would be seconds, for which every other request waits. Matchers
@@ -11,7 +11,7 @@ from collections import deque
 
 from server.engine.live import Live
 
-#: Of a step, for all rows under grammars; one row goes on in any case.
+#: Of a step, for all rows under grammars; one row continues in any case.
 BUDGET_S = 0.03
 
 Plan = list[tuple[Live, int]]

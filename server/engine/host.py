@@ -95,7 +95,7 @@ class Host:
         return [self._info(copy, now) for copy in copies]
 
     def adopt(self, value: SessionValue, owner: str, now: float) -> SessionInfo:
-        """A new session that goes on from ``value``.
+        """A new session that continues from ``value``.
 
         Raises `CapacityExhausted`, and `InvalidRequest` where it holds tokens that
         the model does not have.

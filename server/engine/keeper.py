@@ -85,7 +85,7 @@ class Keeper:
         return session.value(self._table.state_of(session), progress)
 
     def save(self, session: Session) -> None:
-        """Records the session's value, so that what came before is not needed to go on."""
+        """Records the session's value, so that what came before is not needed to continue."""
         session.saved_position = session.position
         self._record_value(session, evicted=False)
 
@@ -211,7 +211,7 @@ class Keeper:
                 self._table.close(session)
 
     def _record_value(self, session: Session, evicted: bool) -> None:
-        """Unless a store goes on better from what it has."""
+        """Unless a store continues better from what it has."""
         value = self.value(session)
         if self._table.is_finite(value.state):
             self.record(session, Saved(value, evicted))

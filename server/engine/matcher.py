@@ -1,4 +1,4 @@
-"""What the engine needs of whatever reads a grammar: where its tokens may go on.
+"""What the engine needs of whatever reads a grammar: where its tokens may continue.
 
 The engine never looks inside. A session keeps the grammar's text and the tokens
 generated under it, from which a matcher can be built anew anywhere.
@@ -24,13 +24,13 @@ class Matcher(Protocol):
         """
 
     def accept(self, token: int) -> None:
-        """Goes on by ``token``. Raises `RequestError` where it is not allowed."""
+        """Continues by ``token``. Raises `RequestError` where it is not allowed."""
 
     def is_over(self) -> bool:
         """Whether nothing but the end may follow."""
 
-    #: Seconds that the last token took to compute: its mask, and to go on by it.
+    #: Seconds that the last token took to compute: its mask, and to continue by it.
     cost_s: float
 
     def copy(self) -> Matcher:
-        """Another one at this place, that goes on by itself."""
+        """Another one at this place, that continues by itself."""

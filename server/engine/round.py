@@ -179,7 +179,7 @@ class Round:
             self.endings.finish(live, None, now)
 
     def _branch(self, live: Live, now: float) -> None:
-        """Each branch but the first goes on from a copy of the session as it is now."""
+        """Each branch but the first continues from a copy of the session as it is now."""
         session = live.session
         first, *others = branches(live.request)
         state = self._sessions.state_of(session)

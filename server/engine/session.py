@@ -118,7 +118,7 @@ class Session:
         return self._debt[0].plan - self._debt[0].num_fed
 
     def write_on(self, value: SessionValue) -> None:
-        """Goes on with the unfinished character of ``value``, and under its constraint."""
+        """Continues with the unfinished character of ``value``, and under its constraint."""
         self.detokenizer.restore(value.undecoded, self._is_start(value))
         open = value.constraint
         self.constraint = None if open is None else OpenConstraint(*open)

@@ -17,10 +17,10 @@ from server.engine.types import Turn
 
 
 class TurnState(NamedTuple):
-    """What a `TurnText` needs to go on: see `Thoughts` for the first three.
+    """What a `TurnText` needs to continue: see `Thoughts` for the first three.
 
     ``withheld`` and ``answer_withheld`` are what stop strings hold back. ``forced`` tokens come
-    next, whatever the model would draw. ``num_thought`` tokens were thinking; 0 while it goes on.
+    next, whatever the model would draw. ``num_thought`` tokens were thinking; 0 while it continues.
     """
 
     part: int
@@ -63,7 +63,7 @@ class TurnText:
         return TurnState(*place, *held, self._forced, self._num_thought)
 
     def restore(self, state: TurnState, num_drawn: int) -> None:
-        """Goes on where another one was after ``num_drawn`` tokens."""
+        """Continues where another one was after ``num_drawn`` tokens."""
         thoughts = self._thoughts
         thoughts.part, thoughts.lead = TurnPhase(state.part), state.lead
         thoughts.undecided = state.undecided
@@ -74,7 +74,7 @@ class TurnText:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the thinking goes on, or what is forced after it."""
+        """Whether the thinking continues, or what is forced after it."""
         return self._thoughts.part < TurnPhase.CLOSED or bool(self._forced)
 
     @property
@@ -84,7 +84,7 @@ class TurnText:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether the thinking goes on, or nothing but white space has come since."""
+        """Whether the thinking continues, or nothing but white space has come since."""
         return self.is_within_thinking or self._thoughts.part is TurnPhase.CLOSED
 
     @property

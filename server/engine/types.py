@@ -78,7 +78,7 @@ class SamplingParams:
 
     @property
     def thinks_first(self) -> bool:
-        """Whether the text goes on with thinking, which no grammar is for."""
+        """Whether the text continues with thinking, which no grammar is for."""
         return self.turn is not None and self.turn.prompted == "open"
 
 
@@ -199,7 +199,7 @@ class Finished:
     """The last event of a request. ``text`` is what was still held back.
 
     ``session`` is None where it ended with the request. ``finish_reason`` is
-    None for a request that only fed tokens. ``seq`` goes on from the tokens.
+    None for a request that only fed tokens. ``seq`` continues from the tokens.
     ``position`` is the session's length after it. ``logprobs`` has the natural
     logarithm of each fed token's probability, where the request asked for it;
     the first token of a text has none; ``tops`` has as many entries, where
@@ -228,7 +228,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """The session was saved here and goes on elsewhere; its last event had ``seq``."""
+    """The session was saved here and continues elsewhere; its last event had ``seq``."""
 
     request_id: str
     session: str

@@ -1,4 +1,4 @@
-"""An orderly end: new work is refused, sessions are saved, readers are told where to go on."""
+"""An orderly end: new work is refused, sessions are saved, readers are told where to continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def drain(models: Models, sockets: Sockets, timeout_s: float, hurry: async
     """Ends all requests; False if the engine did not.
 
     Sessions that a store keeps are saved at the boundary of a token, and whoever reads
-    one gets `migrate`. Other requests go on for up to ``timeout_s`` and are cancelled
+    one gets `migrate`. Other requests continue for up to ``timeout_s`` and are cancelled
     then, or as soon as somebody is in a hurry. Sockets get 1012 after their last event.
     """
     logger.info("draining for up to %g s", timeout_s)

@@ -79,7 +79,7 @@ class WebSocketProtocol(RunsApp, WebSocketsSansIOProtocol, ReadsLittle):
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
-        """Says what was wrong and goes on reading until the peer has seen it.
+        """Says what was wrong and continues reading until the peer has seen it.
 
         To close at once would be a reset for a peer that still sends, and the
         reason would be lost.

@@ -123,7 +123,7 @@ class ModelChanges:
         """Serves what is now at the model's place, or at ``path``. Raises `RequestError`.
 
         New work goes to the new version; what the old one runs ends there. With the same
-        weights there is no new version: its sessions go on, and what is no part of a
+        weights there is no new version: its sessions continue, and what is no part of a
         state is taken anew.
         """
         with self._change():

@@ -215,7 +215,7 @@ class Models:
     # The drain
 
     def begin_drain(self) -> None:
-        """Refuses new work from here on; what runs goes on."""
+        """Refuses new work from here on; what runs continues."""
         self.is_draining = True
         for version in self.versions:
             version.async_engine.begin_drain()

@@ -154,7 +154,7 @@ def open_prefixes(
 
 
 def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
-    """What a state must have been made by for its session to go on, to the bit."""
+    """What a state must have been made by for its session to continue, to the bit."""
     layout = StateLayout.of(checkpoint.config)
     return Identity(
         model=checkpoint.digest,

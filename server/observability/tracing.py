@@ -32,7 +32,7 @@ class GenerationSpan(Protocol):
         """It was refused, or it is over here without a `Finished`."""
 
     def left(self, why: Literal["detached", "migrated"]) -> None:
-        """It goes on without the reader that it had here."""
+        """It continues without the reader that it had here."""
 
 
 class Tracer(Protocol):

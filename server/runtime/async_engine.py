@@ -144,7 +144,7 @@ class AsyncEngine:
 
     @property
     def store_works(self) -> bool:
-        """Whether kept sessions can go on."""
+        """Whether kept sessions can continue."""
         return self._store_thread.error is None
 
     @property
@@ -168,7 +168,7 @@ class AsyncEngine:
         return await asyncio.wrap_future(self._store_queue.ask(ask))
 
     def check_store(self) -> None:
-        """Raises why kept sessions cannot go on, if they cannot."""
+        """Raises why kept sessions cannot continue, if they cannot."""
         if self._store_thread.error is not None:
             raise self._store_thread.error
 
@@ -198,13 +198,13 @@ class AsyncEngine:
         return self.healthy and self._refusal is None
 
     def begin_drain(self) -> None:
-        """Refuses new work from here on; what runs goes on."""
+        """Refuses new work from here on; what runs continues."""
         self._refusal = Draining
 
     def begin_retirement(self, refusal: Callable[[], RequestError]) -> None:
         """Refuses new work on sessions: see `check_retirement`.
 
-        What runs goes on and may still be read again, and requests of those who use the
+        What runs continues and may still be read again, and requests of those who use the
         async engine by now are still taken.
         """
         self._retirement = refusal
@@ -280,14 +280,14 @@ class AsyncEngine:
                 self.requests.release(sink)
 
     def _die(self) -> None:
-        """A thread cannot go on."""
+        """A thread cannot continue."""
         self.died.set()
         self._command_queue.close()
         self._idle.set()
         self._fail_all(self._end())
 
     def _end(self) -> RequestError:
-        """Why nothing goes on: another process has what this one had, or it is broken."""
+        """Why nothing continues: another process has what this one had, or it is broken."""
         error = self._store_thread.error
         return error if isinstance(error, Fenced) else InternalFailure("the engine has stopped")
 

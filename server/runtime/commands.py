@@ -58,7 +58,7 @@ class Arrival:
     """A loaded session, which the engine restores before it runs the command that brings it.
 
     It ``is_current`` unless the engine was told to forget all since before the store was read.
-    With ``goes_on`` another replica has just run it, and its request goes on without a reader.
+    With ``goes_on`` another replica has just run it, and its request continues without a reader.
     """
 
     past: Past
@@ -101,7 +101,7 @@ def submit(
 
 
 def go_on(session: str, owner: str, tenant: TenantAccount | None) -> Call[None]:
-    """Lets what a session runs go on, without a reader."""
+    """Lets what a session runs continue, without a reader."""
 
     def run(engine: Engine, now: float) -> None:
         _check_running(engine, tenant, owner, engine.num_starting(session, owner))
@@ -160,7 +160,7 @@ def park(request_id: str) -> Command:
 
 
 def unpark(request_id: str) -> Command:
-    """Lets a paused request go on."""
+    """Lets a paused request continue."""
     return Command(lambda engine, now: engine.unpark(request_id))
 
 

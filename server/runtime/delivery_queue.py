@@ -87,7 +87,7 @@ class DeliveryQueue:
         return steps
 
     def end(self) -> None:
-        """From a thread that cannot go on."""
+        """From a thread that cannot continue."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # as above
             self._loop.call_soon_threadsafe(self._died)

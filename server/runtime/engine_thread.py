@@ -75,7 +75,7 @@ class EngineThread:
         return None if expiry is None else max(0.0, expiry - self._clock())
 
     def _turn(self, engine: Engine, commands: list[Command]) -> None:
-        """Runs ``commands`` and a step of the engine. What they made goes on, unless it is nothing.
+        """Runs ``commands`` and a step of the engine, and passes on what they made, if anything.
 
         It goes to the store thread, or to the event loop where it has nothing to log.
         """

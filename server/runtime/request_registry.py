@@ -166,7 +166,7 @@ class RequestRegistry:
             self.cancel(request_id)
 
     def release(self, sink: Sink) -> None:
-        """The reader of ``sink`` is gone: its requests end, but those of kept sessions go on."""
+        """The reader of ``sink`` is gone: its requests end, but those of kept sessions continue."""
         self._held.pop(sink, None)
         for request_id in self.requests(sink):
             self.detach(request_id)
@@ -194,7 +194,7 @@ class RequestRegistry:
             self._command_queue.post(commands.unpark(request_id), urgent=True)
 
     def caught_up(self, request_id: str) -> None:
-        """The reader of an attached request has all that it had missed: the request goes on."""
+        """The reader of an attached request has all that it had missed: the request continues."""
         live = self._live.get(request_id)
         if live is None or live.held_back is None:
             return

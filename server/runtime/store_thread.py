@@ -3,7 +3,7 @@
 All steps that wait are one commit, so a slow disk makes larger commits and not
 more of them. Questions to the store come in between, in their turn. When a
 commit fails, the engine is told to forget what it has of kept sessions, and what
-it made of them since is dropped: they go on from what the store has. Where the store
+it made of them since is dropped: they continue from what the store has. Where the store
 refuses the records of one session, that happens to this session alone.
 """
 
@@ -30,11 +30,11 @@ SOON_S = 0.08
 
 
 class StoreThread:
-    """Takes ``queue``; each step goes on to ``delivery`` when it is safe, in order.
+    """Takes ``queue``; each step goes to ``delivery`` when it is safe, in order.
 
-    After a failure the engine gets a command to forget. Where there is no going on, as
+    After a failure the engine gets a command to forget. Where there is no continuing, as
     another process has the store or after an error of ours, ``delivery`` ends.
-    ``error`` says why kept sessions cannot go on at present.
+    ``error`` says why kept sessions cannot continue at present.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class StoreThread:
             step.lost = {id: self._refused[id][1] for id in lost}
 
     def _refuse(self, errors: Mapping[str, StoreError]) -> None:
-        """The engine forgets these sessions, and goes on with all others."""
+        """The engine forgets these sessions, and continues with all others."""
         for session, error in errors.items():
             logger.error("session %s: %s", session, error)
             self._last_generation += 1

@@ -122,7 +122,7 @@ class NamedStates:
         return state
 
     async def delete(self, name: str) -> None:
-        """Sessions that have begun with it go on. Raises `StateNotFound` and `StateFixed`."""
+        """Sessions that have begun with it continue. Raises `StateNotFound` and `StateFixed`."""
         self._check_free(name)
         if not await self._async_engine.ask_store(lambda store: store.drop_named(name)):
             raise StateNotFound(name)

@@ -48,7 +48,7 @@ class Ownership(Protocol):
     async def start(self, owned: Owned, continues: bool) -> None:
         """Listens to the other replicas from now on, and reclaims those that die.
 
-        ``continues``: what they had not finished goes on by itself.
+        ``continues``: what they had not finished continues by itself.
         """
 
     async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:

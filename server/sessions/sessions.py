@@ -54,7 +54,7 @@ class Sessions:
         self.loader = SessionLoader(async_engine, elsewhere, ownership)
 
     async def start(self, continues: bool = False) -> None:
-        """After the async engine has started. ``continues``: what was left unfinished goes on."""
+        """After the async engine has started. ``continues``: what was left unfinished continues."""
         if self._ownership is not None:
             await self._ownership.start(self, continues)
         if continues:
@@ -104,7 +104,7 @@ class Sessions:
         return await self._open(owner, lambda engine, now: engine.create_session(owner, now))
 
     async def continue_unfinished(self) -> None:
-        """Lets what ran when the server went down go on by itself, for a while."""
+        """Lets what ran when the server went down continue by itself, for a while."""
         for session, owner in await self._async_engine.ask_store(lambda store: store.unfinished()):
             try:
                 # What others have left may be asked for while this replica runs its own.
@@ -116,7 +116,7 @@ class Sessions:
                 logger.error("session %s does not continue: %s", session, error)
 
     async def go_on(self, session: str, owner: str, handover: Handover = "ask") -> None:
-        """Lets what a session runs go on, without a reader."""
+        """Lets what a session runs continue, without a reader."""
         tenant = self._async_engine.tenants.get(owner)
         await self._call(session, owner, commands.go_on(session, owner, tenant), handover)
 
@@ -175,7 +175,7 @@ class Sessions:
         return value
 
     async def adopt(self, value: SessionValue, owner: str) -> SessionInfo:
-        """A new session that goes on from ``value``."""
+        """A new session that continues from ``value``."""
         return await self._open(owner, lambda engine, now: engine.adopt(value, owner, now))
 
     async def _open(self, owner: str, call: Call[SessionInfo]) -> SessionInfo:

@@ -17,7 +17,7 @@ from server.store.files import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a state means something to: only the same in every field can go on from it.
+    """What a state means something to: only the same in every field can continue from it.
 
     ``layout`` is a digest of the shapes and order of the parts of a state of
     ``state_bytes`` bytes.

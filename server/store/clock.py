@@ -10,7 +10,7 @@ PERSIST_S = 60.0
 
 
 class StoreClock:
-    """Goes on from where the store left it."""
+    """Continues from where the store left it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

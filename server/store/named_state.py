@@ -87,7 +87,7 @@ def export_state(state: NamedState, identity: Identity) -> list[Chunk]:
 
 
 def about_of(data: bytes) -> dict[str, str] | None:
-    """What a file says of itself; None where it is not one of ours."""
+    """What a file says about itself; None where it is not one of ours."""
     try:
         about, _ = unpack(data)
     except SnapshotBroken:

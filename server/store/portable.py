@@ -1,4 +1,4 @@
-"""A session as one signed file, which another server of the same model can go on from.
+"""A session as one signed file, which another server of the same model can continue from.
 
 The file is safetensors: the state, and the session's fields as strings next to it.
 """

@@ -1,7 +1,7 @@
 """What follows from the rows of a journal, once more, stepping over what cannot be read.
 
 A line that was altered or is missing costs its session, which is put into quarantine: it
-would go on from another history than its clients have seen. Where not even the sessions
+would continue from another history than its clients have seen. Where not even the sessions
 are known that a row was about, it costs those that ran then and that no later line proves.
 """
 

@@ -22,7 +22,7 @@ from server.store.files import Chunk
 
 FORMAT = "everstream-state-1"
 _TENSOR = "state"
-#: No header of ours is longer, whatever a file says of itself.
+#: No header of ours is longer, whatever a file says about itself.
 _MAX_HEADER_BYTES = 64 << 20
 
 

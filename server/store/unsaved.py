@@ -1,4 +1,4 @@
-"""Values that sessions go on from, before they are on the disk: a lost one costs a replay."""
+"""Values that sessions continue from, before they are on the disk: a lost one costs a replay."""
 
 from __future__ import annotations
 

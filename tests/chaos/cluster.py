@@ -35,7 +35,7 @@ class Cluster:
         self.on_strike(kind, replicas)
 
     def over(self, kind: str, was_all: bool) -> None:
-        """``was_all``: until now no replica could go on."""
+        """``was_all``: until now no replica could continue."""
         self.on_over(kind, was_all)
 
     def lose_store(self) -> None:

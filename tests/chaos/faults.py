@@ -68,7 +68,7 @@ class Fault:
         return not self.kind.startswith("store") and self.kind != "kill all"
 
     def may_be_beside(self, other: Fault) -> bool:
-        """Whether both leave somebody who can go on, now or when they are over."""
+        """Whether both leave somebody who can continue, now or when they are over."""
         if self.is_of_one and other.is_of_one:
             return self.replica != other.replica
         store = other if self.is_of_one else self

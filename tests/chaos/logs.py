@@ -77,7 +77,7 @@ async def _sessions(url: str) -> list[str]:
 
 
 async def _events(url: str, session: str) -> tuple[str, list[Event]]:
-    """What the log had when it was asked; what still ran goes on without a reader."""
+    """What the log had when it was asked; what still ran continues without a reader."""
     async with asyncio.timeout(FREE_S):
         while True:
             async with socket_of(url) as socket:

@@ -1,4 +1,4 @@
-"""How long the readers of sessions wait after each kind of fault until another replica goes on."""
+"""How long readers wait after each kind of fault until another replica continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Waits:
     """From the last event of a connection that a fault struck to the first one of the next.
 
     It begins with the fault at the earliest. A second fault before its end makes it a wait
-    of kind ``several``. A reader whose connection goes on by itself has not waited for
+    of kind ``several``. A reader whose connection continues by itself has not waited for
     anybody: it is one of ``num_unbroken``.
     """
 
@@ -41,7 +41,7 @@ class Waits:
             wait.kind = "several"
 
     def over(self, kind: str, now_s: float, counts_from_now: bool) -> None:
-        """The fault is mended. Where nobody could go on before, waits for it begin now."""
+        """The fault is over. Where nobody could continue before, waits for it begin now."""
         for wait in self._waiting.values():
             if wait.kind == kind:
                 wait.over_s = now_s

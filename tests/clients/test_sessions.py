@@ -54,7 +54,7 @@ def is_token(event: object) -> bool:
 
 
 def test_session_begins_with_a_named_state(client: Client, session: Session) -> None:
-    """However it is begun, it goes on as one that has read the text itself."""
+    """However it is begun, it continues as one that has read the text itself."""
     appended = session.append(WOOD)
     wanted = generated(session, 12)
     begun = client.create_session(state="wood")

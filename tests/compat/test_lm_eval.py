@@ -46,7 +46,7 @@ class Direct:
         )
 
     def until(self, prompt: list[int], stops: tuple[str, ...]) -> str:
-        """How ``prompt`` goes on greedily, before the first of ``stops``."""
+        """How ``prompt`` continues greedily, before the first of ``stops``."""
         draw = self._runner.prepare(SamplingParams(temperature=0))
         slot = self._slot()
         tokens, position, ids = prompt, 0, list[int]()

@@ -21,7 +21,7 @@ from tests.reliability.streams import Odometer, write_tiny_model
 
 NUM_REPLICAS = 3
 NUM_CLIENTS = 4
-#: Each client goes on with its session for every server that ends, and once more after the last.
+#: Each client continues with its session for every server that ends, and once more after the last.
 NUM_TURNS = NUM_REPLICAS + 1
 #: Of one turn; when all clients together have read so many of it, the server is told to end.
 NUM_TOKENS = 800
@@ -71,7 +71,7 @@ class Deployment:
 async def told(
     url: str, seed: int, gates: list[asyncio.Event], odometer: Odometer
 ) -> list[list[Seen]]:
-    """What a client gets that goes on with one session whenever the next gate opens."""
+    """What a client gets that continues with one session whenever the next gate opens."""
     turns: list[list[Seen]] = []
     session = None
     async with AsyncClient(url) as client:

@@ -1,4 +1,4 @@
-"""A client that has nothing to do with it: whatever others do, its stream goes on."""
+"""A client that has nothing to do with it: whatever others do, its stream continues."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class History:
 
 
 def _log(session: str, epoch: Epoch, events: Sequence[Event]) -> Iterator[Problem]:
-    """The log by itself: numbers without gaps, positions that go on."""
+    """The log by itself: numbers without gaps, positions that continue."""
     for before, event in pairwise(events):
         where = (session, epoch, event.seq, None)
         if event.seq != before.seq + 1:

@@ -129,7 +129,7 @@ class KeptStream:
         take_over: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> End:
-        """Begins, or goes on where it was, until the generation or the connection ends."""
+        """Begins, or continues where it was, until the generation or the connection ends."""
         end: End = "broken"
         self.close_code = None
         if not self.tokens:

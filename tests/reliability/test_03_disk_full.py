@@ -1,4 +1,4 @@
-"""3: the disk is full: no kept token that is not in the log; the others go on; it recovers."""
+"""3: the disk is full: no kept token that is not in the log; the others continue; it recovers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def keep_session(client: httpx.AsyncClient) -> str:
 
 
 async def check_deletes_alone(client: httpx.AsyncClient, session: str) -> None:
-    """Kept work is refused, and goes on to be while sessions are deleted."""
+    """Kept work is refused, and continues to be while sessions are deleted."""
     body = {"prompt": PROMPT, "max_tokens": 2000, "keep": True, **SAMPLING}
     for _ in range(2):
         refused = await client.post("/v1/completions", json=body)

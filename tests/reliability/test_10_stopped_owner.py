@@ -76,7 +76,7 @@ async def test_woken_owner_writes_nothing_sends_nothing_and_leaves(tmp_path: Pat
             await odometer.reach(400)
             await pause(first, within_a_commit=False)
             await asyncio.to_thread(second.start)
-            # Others go on where the first one stands; its own readers hear nothing yet.
+            # Others continue where the first one stands; its own readers hear nothing yet.
             heirs = [Heir(stream, history) for stream in streams]
             await asyncio.gather(*(heir.read(second.stream_url, 200) for heir in heirs))
             first.go_on()

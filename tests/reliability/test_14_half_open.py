@@ -27,7 +27,7 @@ async def test_idle_half_open_socket_is_dropped_after_one_unanswered_ping() -> N
 
 
 async def test_half_open_socket_is_dropped_while_it_streams_and_its_slot_freed() -> None:
-    """The network goes on taking tokens, so that only the silence tells."""
+    """The network continues taking tokens, so that only the silence tells."""
     async with (
         running(ping_interval_s=0.2) as server,
         proxied(server.port) as proxy,

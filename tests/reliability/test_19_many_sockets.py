@@ -100,7 +100,7 @@ async def test_idle_sockets_stay_within_the_budget_and_disturb_nobody(long: bool
 
 
 async def metrics(server: ServerProcess) -> dict[tuple[Any, ...], float]:
-    """Asked for in a thread: the sockets of this one must go on answering."""
+    """Asked for in a thread: the sockets of this one must continue answering."""
     return await asyncio.to_thread(server.gauges)
 
 

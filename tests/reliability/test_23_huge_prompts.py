@@ -1,4 +1,4 @@
-"""23: a huge prompt is refused by its size before anything is done with it; others go on."""
+"""23: a huge prompt is refused by its size before anything is done with it; others continue."""
 
 from __future__ import annotations
 

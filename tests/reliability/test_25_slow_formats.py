@@ -1,4 +1,4 @@
-"""25: a schema, pattern or grammar made to be slow is killed at a deadline; others go on."""
+"""25: a schema, pattern or grammar made to be slow is killed at a deadline; others continue."""
 
 from __future__ import annotations
 

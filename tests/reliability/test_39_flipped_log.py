@@ -1,7 +1,7 @@
 """(39) Any byte of any row altered, a row missing or at another place: never another history.
 
 What is read is as it was written, or an error of the one session that the row belongs to.
-The store opens, and the other sessions go on.
+The store opens, and the other sessions continue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""1, across replicas: kill -9 at random moments. Others go on without a gap or a repeat."""
+"""1, across replicas: kill -9 at random moments. Others continue without a gap or a repeat."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def test_woken_replica_writes_nothing_sends_nothing_and_leaves(tmp_path: P
             await endless(bystander)
             await odometer.reach(400)
             stop(first.process.pid)
-            # Others go on where the first one stands; its own readers hear nothing yet.
+            # Others continue where the first one stands; its own readers hear nothing yet.
             heirs = [Heir(stream, history) for stream in streams]
             await asyncio.gather(*(heir.read(second.process.stream_url, 200) for heir in heirs))
             first.signal(signal.SIGCONT)

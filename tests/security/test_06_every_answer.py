@@ -16,7 +16,7 @@ from tests.server.harness import Running, receive, receive_until, running, send
 
 KEY, PAGE = "the-right-key", "https://page.example"
 BEARER = {"authorization": f"Bearer {KEY}"}
-#: Of OpenAI's JavaScript client, and of those that go on with a stream.
+#: Of OpenAI's JavaScript client, and of those that continue with a stream.
 SENT = (
     *("authorization", "content-type", "user-agent", "accept", "api-key", "x-request-id"),
     *("x-stainless-arch", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version"),
@@ -210,7 +210,7 @@ async def test_head_is_get_without_its_body(server: Running, path: str) -> None:
 
 
 async def test_head_of_a_stream_ends_with_its_head(server: Running) -> None:
-    """Of a session that goes on: a GET would read it until it ends."""
+    """Of a session that continues: a GET would read it until it ends."""
     async with connect(
         f"ws://127.0.0.1:{server.port}/v1/stream", additional_headers=BEARER
     ) as socket:

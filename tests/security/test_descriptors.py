@@ -1,4 +1,4 @@
-"""Connections that send nothing, and more of them than there are descriptors: others go on.
+"""Connections that send nothing, and more of them than there are descriptors: others continue.
 
 A real server under a real limit on open files; the clients are this process.
 """

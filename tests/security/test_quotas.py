@@ -104,7 +104,7 @@ async def test_parked_streams_do_not_all_go_on(tmp_path: Path) -> None:
 
 
 async def test_stream_whose_reader_is_slow_counts(tmp_path: Path) -> None:
-    """It goes on as soon as its client reads."""
+    """It continues as soon as its client reads."""
     body = json.dumps({"prompt": "a", "max_tokens": 10**6, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: {KEY['authorization']}\r\n"
     async with of_one_stream(tmp_path, max_queued_events=16) as server:

@@ -21,7 +21,7 @@ from server.models.factory import build_models
 from server.models.registry import Models, Version
 from tests.tiny import tiny_checkpoint
 
-#: A generation that goes on until it is told not to, or until the test ends.
+#: A generation that continues until it is told not to, or until the test ends.
 ENDLESS = {"max_tokens": 1_000_000, "ignore_eos": True, "temperature": 0.9, "seed": 7}
 
 

@@ -1,4 +1,4 @@
-"""A store that refuses the records of one session: the others go on as if nothing had been."""
+"""A store that refuses the records of one session: the others continue as if nothing had been."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Rebalanced(BaseModel):
     openapi_extra=body_schema(RebalanceBody),
 )
 async def rebalance(request: Request) -> Response:
-    """Let go of kept sessions, those that run first; their readers are told to go on elsewhere.
+    """Release kept sessions, those that run first; their readers are redirected elsewhere.
 
     What a client connects to next is the balancer's choice.
     """

@@ -54,7 +54,7 @@ class ModelVersionList(BaseModel):
 
 
 class ModelReloaded(BaseModel):
-    """``changed`` is False where the weights were the same, and everything goes on."""
+    """``changed`` is False where the weights were the same, and everything continues."""
 
     model: answers.ModelAnswer
     changed: bool

@@ -113,6 +113,6 @@ async def export_state(
 async def delete_state(
     request: Request, name: str, query: Annotated[StateQuery, Query()]
 ) -> Response:
-    """Delete a state; sessions that have begun with it go on."""
+    """Delete a state; sessions that have begun with it continue."""
     await service_for(request, query.model).states.delete(name)
     return json_response({"name": name, "deleted": True})

@@ -134,7 +134,7 @@ class DetachedFrame(Frame):
 
 
 class MigrateFrame(SessionFrame):
-    """The session was saved here: a ``resume`` goes on after a restart, or elsewhere."""
+    """The session was saved here: a ``resume`` continues after a restart, or elsewhere."""
 
     type: Literal["migrate"]
 

@@ -59,7 +59,7 @@ async def body_of(
 ) -> Body:
     """The body of ``request``, or ``default`` where it is empty, by `parse_body`.
 
-    A large one is parsed in a thread: other requests go on meanwhile.
+    A large one is parsed in a thread: other requests continue meanwhile.
     """
     body = await request.body() or default
     if len(body) <= MAX_INLINE_BYTES:

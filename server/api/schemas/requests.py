@@ -209,7 +209,7 @@ class Resume(SessionMessage):
 
 
 class Detach(SocketMessage):
-    """Leaves a live request of the same socket to go on by itself."""
+    """Leaves a live request of the same socket to continue by itself."""
 
     type: Literal["detach"]
 

@@ -32,7 +32,7 @@ logger = logging.getLogger("everstream.stream")
 #: A frame over the rate limit is read up to this size: a cancel has less.
 MAX_EXCESS_CHARS = 1024
 
-#: How a socket ends whose requests go on in another replica.
+#: How a socket ends whose requests continue in another replica.
 MOVED = Close(1012, "the session continues at another server")
 
 
@@ -119,7 +119,7 @@ class StreamCodec:
             await self._obey(message)
         except RequestError as error:
             self._reply(error_frame(message.request_id, error))
-        except Exception:  # ours; what else the socket does goes on
+        except Exception:  # ours; what else the socket does continues
             logger.exception("a message failed")
             failure = InternalFailure("the server failed; it has logged why")
             self._reply(error_frame(message.request_id, failure))

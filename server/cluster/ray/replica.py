@@ -64,7 +64,7 @@ class Replica:
         return Edge(app, config.session_tag, config.max_message_bytes)
 
     def check_health(self) -> None:
-        """Raises where the replica cannot go on."""
+        """Raises where the replica cannot continue."""
         if not self._models.healthy:
             raise Unhealthy
 

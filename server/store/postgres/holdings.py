@@ -38,7 +38,7 @@ def taken(
 ) -> tuple[Head, Loaded]:
     """A session of no replica becomes this one's, if it can be loaded. Raises `OwnedElsewhere`."""
     try:
-        # The engine goes on with it before the next commit: that it is ours must last.
+        # The engine continues with it before the next commit: that it is ours must last.
         with connection.database.transaction():
             while (head := connection.log.take(session, owner)) is None:
                 holder, _ = away(connection, session, owner)

@@ -227,7 +227,7 @@ class Link:
             snapshots.prepare()
         log = self._recovered(database, new_log)
         if self._sifts:
-            self._unsaved.clear()  # one of them may be at fault; sessions go on by a replay
+            self._unsaved.clear()  # one of them may be at fault; sessions continue by a replay
             self._sifts = False
         for save in self._unsaved.oldest(None):
             if log.head(save.value.id) is None:  # released by a transaction whose answer was lost

@@ -130,7 +130,7 @@ class Connection:
             with suppress(*REFUSALS), self.database.savepoint():
                 return read()
         else:
-            self.unsaved.clear()  # one of them may be at fault; sessions go on by a replay
+            self.unsaved.clear()  # one of them may be at fault; sessions continue by a replay
         return Sifting(self.database, REFUSALS, read, now_s).run()
 
 

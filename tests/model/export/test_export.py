@@ -109,7 +109,7 @@ def test_llama_cpp_reads_the_gguf_file_and_writes_the_same(
     prompt = list(range(3, 40))
     ids = run_llama(out, prompt, 300)
     logits = checkpoint.model.parallel(torch.tensor([prompt + ids]))[0, len(prompt) - 1 : -1]
-    logits[:, checkpoint.tokenizer.eos_token_ids] = -torch.inf  # as it was told to go on
+    logits[:, checkpoint.tokenizer.eos_token_ids] = -torch.inf  # as it was told to continue
     assert len(ids) == 300
     assert ids == logits.argmax(dim=-1).tolist()
 

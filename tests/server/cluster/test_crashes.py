@@ -40,7 +40,7 @@ def test_behind_a_pooler_nothing_is_lost(
 
 
 def test_session_that_was_taken_stays_taken(postgres: Postgres, join: Join) -> None:
-    """The engine has it, and would go on with it."""
+    """The engine has it, and would continue with it."""
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), *writer.turn(3)])

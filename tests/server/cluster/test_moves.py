@@ -198,7 +198,7 @@ async def test_a_drained_replica_s_streams_go_on_elsewhere(database_url: str) ->
 
 
 async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(database_url: str) -> None:
-    """Its engine goes on, but the lock that shows its life is gone, as after a kill."""
+    """Its engine continues, but the lock that shows its life is gone, as after a kill."""
     async with replicas(database_url) as (one, other):
         session, _ = await begin(one)
         assert one.store.presence is not None

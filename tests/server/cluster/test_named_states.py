@@ -23,7 +23,7 @@ __all__ = ["model", "state"]
 async def test_state_of_one_replica_is_that_of_all(
     model: Path, state: bytes, database_url: str
 ) -> None:
-    """The replica that runs the session is killed, and the third one goes on with it."""
+    """The replica that runs the session is killed, and the third one continues with it."""
     flags = ("--model", model, "--store", database_url, "--threads", "1")
     with ExitStack() as stack:
         one, two, three = [ServerProcess(*flags) for _ in range(3)]

@@ -55,7 +55,7 @@ def test_hung_server_fails_in_bounded_time_and_may_go_on(own_s3: S3Server) -> No
     with pytest.raises(StoreFailed):
         hurried.put("meanwhile", [b"2"])
     with pytest.raises(StoreFailed):
-        hurried.delete(["another"])  # may come to pass when it goes on
+        hurried.delete(["another"])  # may come to pass when it continues
     own_s3.go_on()
     assert objects.get("before") == b"1"
 

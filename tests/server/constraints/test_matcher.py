@@ -75,7 +75,7 @@ def test_copy_goes_on_by_itself() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", [PERSON, TREE, {"type": "object"}])
 def test_one_made_anew_gives_the_same_masks(schema: dict[str, object]) -> None:
-    """After a restart the session goes on as it would have, in the closing too."""
+    """After a restart the session continues as it would have, in the closing too."""
     grammar, budget = compiled(of_schema(schema)), 120
     place, choose, tokens = matcher(grammar), random.Random(5), list[int]()
     while len(tokens) < budget and not place.is_over():
@@ -110,7 +110,7 @@ def test_every_budget_that_an_end_fits_into_is_kept(budget: int) -> None:
 
 
 def test_a_later_and_smaller_budget_is_kept_if_an_end_fits() -> None:
-    """A session goes on under its constraint with another ``max_tokens``."""
+    """A session continues under its constraint with another ``max_tokens``."""
     grammar = compiled(of_schema({"type": "array", "items": {"type": "string"}}))
     place = matcher(grammar)
     for token in tokenizer().encode('["some words, ","and mo'):

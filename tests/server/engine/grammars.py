@@ -20,7 +20,7 @@ from tests.tiny import request, tiny_tokenizer
 
 VOCAB_SIZE, EOS = tiny_tokenizer().vocab_size, 0
 PROMPT = (10, 20, 30)
-#: After that prompt, with this seed, a text under this grammar goes on to its full length.
+#: After that prompt, with this seed, a text under this grammar continues to its full length.
 LENGTH, GRAMMAR, SEED = 30, "30", 4
 #: Of so many tokens one may come; of so many places one is where the text may end.
 STRIDE, PERIOD = 5, 11

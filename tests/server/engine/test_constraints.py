@@ -152,7 +152,7 @@ def test_error_of_a_matcher_ends_that_request_alone(engine: Engine, fault: str) 
     assert len(tokens_of(events["r"])) == {"start": 0, "allowed": 10, "accept": 10}[fault]
     assert tokens_of(events["peer"]) == alone
     assert finished(events["other"]).finish_reason == "stop"
-    assert engine.stats().num_sessions == 0  # a store goes on from what it has
+    assert engine.stats().num_sessions == 0  # a store continues from what it has
 
 
 def test_only_sessions_with_a_grammar_have_matchers(engine: Engine, matchers: FakeMatchers) -> None:

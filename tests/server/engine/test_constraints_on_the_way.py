@@ -63,7 +63,7 @@ def ended(engine: Engine, **options: object) -> str:
 
 
 def rest_of(engine: Engine, session: str, **options: Any) -> list[int]:
-    """What the grammar makes of a session that goes on without a new text."""
+    """What the grammar makes of a session that continues without a new text."""
     rest = request("s", (), session, max_tokens=60, seed=SEED, **options)
     return tokens_of(solo(engine, rest))
 

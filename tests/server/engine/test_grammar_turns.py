@@ -1,4 +1,4 @@
-"""Grammars that take long: their rows go on in turn, and nobody else waits for all of them."""
+"""Grammars that take long: their rows continue in turn, and nobody else waits for all of them."""
 
 from __future__ import annotations
 

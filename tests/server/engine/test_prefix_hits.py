@@ -93,7 +93,7 @@ def test_entry_lives_on_after_its_session(make_engine: MakeEngine) -> None:
 
 
 def test_choices_share_what_is_known_and_add_to_it(make_engine: MakeEngine) -> None:
-    """On a grid their prompt's end is no place for an entry: other prompts go on differently."""
+    """On a grid their prompt's end is no place for an entry: other prompts continue differently."""
     cold, warm = make_engine(), make_engine(max_prefixes=8)
     for _ in range(2):
         warm.submit(replace(request("c", SYSTEM, seed=1), num_choices=2), 0.0)

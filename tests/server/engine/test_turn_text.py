@@ -51,7 +51,7 @@ TEXTS = [
 
 
 def read(turn: Turn, stop: tuple[str, ...], tokens: list[str]) -> tuple[str, str, bool]:
-    """What is shown of ``tokens``; each is read by a reader of its own, that goes on."""
+    """What is shown of ``tokens``; each is read by a reader of its own, that continues."""
     thought = text = ""
     state = TurnText(turn, stop, grammar=False).state
     for number, token in enumerate(tokens):

@@ -98,7 +98,7 @@ class FaultyVfs(apsw.VFS):
         super().xDelete(filename, syncdir)
 
     def excepthook(self, *_: object) -> bool:
-        """SQLite goes on after some errors, which is its right; pytest need not hear of it."""
+        """SQLite continues after some errors, which is its right; pytest need not hear of it."""
         return True
 
 

@@ -151,7 +151,7 @@ def mixed(place: Place, poison: Poison, writers: list[Writer]) -> list[Record]:
 
 
 def check_others(store: Store, writers: list[Writer]) -> None:
-    """All that they have done is there, and they go on."""
+    """All that they have done is there, and they continue."""
     for writer in writers[1:]:
         store.load(writer.id, writer.value.owner)
         assert commit_apart(store, writer.turn(2)) == {}

@@ -49,7 +49,7 @@ async def prompt_of(
 ) -> Prompt:
     """What the template writes of ``messages``, to generate the next one from.
 
-    With ``continue_final_message`` the last one is left open, to go on with it; else it
+    With ``continue_final_message`` the last one is left open, to continue with it; else it
     is followed by what begins the next one, unless ``add_generation_prompt`` is false.
     ``template_kwargs`` are more variables for the template. Raises
     `InvalidRequest` with what the template says.

@@ -210,7 +210,7 @@ def arguments_of(call: ToolCall) -> object:
 
 
 def is_tame(value: object) -> bool:
-    """Whether what came as JSON can go on as such: not deep, whole characters, 64-bit numbers."""
+    """Whether a value parsed from JSON can be used: not deep, whole characters, 64-bit numbers."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [inner for item in level for inner in _inside(item)]

@@ -111,7 +111,7 @@ def tool_use(
             "with tool_choice required or a named function a call can be had from any model",
         )
     wanted = [functions[chosen]] if chosen is not None else list(functions.values())
-    # A model that never learnt to stop calling would go on: more than it must is its own choice.
+    # A model that never learnt to stop calling would continue: more than it must is its own choice.
     several = chosen is None and (parallel if parallel is not None else not is_forced)
     format = ToolCallsFormat(
         functions=[_function(tool) for tool in wanted],

@@ -119,7 +119,7 @@ def _of_prompt(body: CompletionBody) -> str:
 
 
 def _prompts(body: CompletionBody) -> Sequence[OnePrompt | None]:
-    """Each prompt by itself; None where a session goes on without one."""
+    """Each prompt by itself; None where a session continues without one."""
     if body.prompt is None:
         return [None]
     prompts = prompts_in(body.prompt)

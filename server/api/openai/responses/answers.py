@@ -132,7 +132,7 @@ class NewResponse(ResponseAnswer):
 
 
 class KeptResponse(ResponseAnswer):
-    """Tells a response again, and goes on with what comes.
+    """Tells a response again, and continues with what comes.
 
     It takes what runs from the reader that it has: a connection that is gone is
     not always seen to be.

@@ -117,7 +117,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 @router.delete("/{response_id}", response_model=answers.ResponseDeleted, responses=ERRORS)
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Forget a response and its session; those that go on from it stay."""
+    """Forget a response and its session; those that continue from it stay."""
     kept = await _find(request, response_id)
     await kept.service.sessions.delete(kept.keyed.session, kept.owner)
     deleted: answers.ResponseDeleted = {"id": response_id, "object": "response", "deleted": True}
@@ -165,7 +165,7 @@ async def _done_before(service: Service, owner: str, body: ResponsesBody) -> Kep
 
 
 async def _service_for(request: Request, body: ResponsesBody) -> Service:
-    """That of the body's model; where it names none, of the response that it goes on from."""
+    """That of the body's model; where it names none, of the response that it continues from."""
     if body.model is None and body.previous_response_id is not None:
         with suppress(ResponseNotFound):
             return (await _find(request, body.previous_response_id)).service

@@ -154,7 +154,7 @@ class ResponsesCodec:
                 await self._respond(body, stream_id)
             except RequestError as error:
                 self._socket.reply(error_frame(error, stream_id))
-            except Exception:  # ours; what else is asked for goes on
+            except Exception:  # ours; what else is asked for continues
                 logger.exception("a response failed")
                 failure = InternalFailure("the server failed; it has logged why")
                 self._socket.reply(error_frame(failure, stream_id))
@@ -168,7 +168,7 @@ class ResponsesCodec:
             try:
                 live.work = await work.begin(self._socket.event_queue)
                 await live.done
-            except asyncio.CancelledError:  # with its socket: what is stored would go on
+            except asyncio.CancelledError:  # with its socket: what is stored would continue
                 work.service.async_engine.requests.cancel(work.request.request_id)
                 raise
             finally:

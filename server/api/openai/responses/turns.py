@@ -1,4 +1,4 @@
-"""How a conversation goes on after a response: from its session's state, or from its first word.
+"""How a conversation continues after a response: from its session's state, or from its first word.
 
 A session has read and written its text. What a template puts between the answer
 and the next one depends on nothing before it, mostly; where that is so, and the
@@ -35,7 +35,7 @@ _SAID = "Thus it was said"
 
 
 class PreviousNotFound(RequestError):
-    """There is no such response to go on from."""
+    """There is no such response to continue from."""
 
     code = "previous_response_not_found"
 

@@ -1,4 +1,4 @@
-"""From the body of a response to the engine's request, with the session that it goes on from."""
+"""From the body of a response to the engine's request, with the session that it continues from."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from server.sessions.idempotency import KeyInUse
 class Work:
     """A response that is about to be made: `begin` it, and `end` it in any case.
 
-    ``source`` is the response whose session it goes on from. ``once``: it is asked
+    ``source`` is the response whose session it continues from. ``once``: it is asked
     for under the client's own key.
     """
 

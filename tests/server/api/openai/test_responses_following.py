@@ -1,4 +1,4 @@
-"""`previous_response_id`: the session goes on in a copy, and what was said is not read again."""
+"""`previous_response_id`: the session continues in a copy, and what was said is not read again."""
 
 from __future__ import annotations
 

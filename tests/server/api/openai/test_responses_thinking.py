@@ -1,4 +1,4 @@
-"""Thinking in `/v1/responses`: items of their own, and what goes on after it."""
+"""Thinking in `/v1/responses`: items of their own, and what continues after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions move between the replicas of a cluster, and their streams go on.
+"""Sessions move between the replicas of a cluster, and their streams continue.
 
 One cluster on one PostgreSQL, between one replica and two, goes through all of it.
 """

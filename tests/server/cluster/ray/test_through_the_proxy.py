@@ -71,7 +71,7 @@ async def test_tokens_come_while_the_stream_runs_and_a_client_that_leaves_ends_i
             "POST", "/v1/completions", json={**ENDLESS, "stream": True}, params=params
         ) as response,
     ):
-        text, pieces = "", response.aiter_text()  # to let go of them would be to leave
+        text, pieces = "", response.aiter_text()  # to released them would be to leave
         while text.count("\n\n") < 20:
             text += await anext(pieces)
         await until_running(on_ray, SESSION, 1)
