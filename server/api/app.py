@@ -161,7 +161,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # for nobody: it left before its body was whole
+        return Response(status_code=400)  # not read: the client left before its body was whole
 
     @app.exception_handler(Exception)
     async def unexpected_error(request: Request, error: Exception) -> Response:

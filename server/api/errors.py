@@ -96,7 +96,7 @@ class TooManyConnections(RequestError):
     message = "the server has as many connections as it takes"
 
 
-#: What a client hears of our own mistakes.
+#: The message that a client gets for an internal error.
 FAILED = "the server failed; it has logged why"
 
 #: A message may quote what a client has sent, and no answer repeats much of that.

@@ -68,7 +68,7 @@ def generate(
 
 
 def _prompt(given: str | None) -> str:
-    """The argument, or what standard input has where nobody types; a last line end is no part."""
+    """The argument, or standard input where it is not a terminal; a last line end is no part."""
     try:
         if given == "-" or (given is None and not sys.stdin.isatty()):
             return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")

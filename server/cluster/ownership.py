@@ -1,7 +1,7 @@
 """Ownership over PostgreSQL: a replica asks the owner replica for a session by a notice.
 
 Replicas need no addresses of each other. An owner replica that does not answer in time
-has failed, or is reclaimed meanwhile; the client is told to try again.
+has failed, or is reclaimed meanwhile; the client gets an error that says to retry.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class ServerConfig(BaseModel):
 
     @property
     def is_open(self) -> bool:
-        """Whether whoever reaches it from other machines may use it."""
+        """Whether every caller from another machine may use it."""
         return not self.wants_key and not is_loopback(self.host)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Whether two schemas can hold for one value: only what is certain is told."""
+"""Whether two schemas can hold for one value: only certain answers."""
 
 from __future__ import annotations
 

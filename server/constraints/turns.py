@@ -51,7 +51,7 @@ class Turns:
             raise
 
     def _pass_on(self) -> None:
-        """To the next owner, who is the last one then; to nobody where nobody waits."""
+        """To the next owner, who is the last one then, if any waits."""
         while self._waiting:
             owner, queue = self._waiting.popitem(last=False)
             turn = queue.popleft()

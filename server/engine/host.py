@@ -145,7 +145,7 @@ class Host:
         return None
 
     def _evict(self, session: Session, why: RequestError | None) -> None:
-        """Saves the session; its reader is told to resume elsewhere, or ``why`` it cannot."""
+        """Saves the session; its reader is redirected, or gets ``why`` it cannot be."""
         if (live := self._sessions.request_of(session)) is not None:
             request_id = live.request.request_id
             if not live.parked:

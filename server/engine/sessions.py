@@ -189,7 +189,7 @@ class SessionTable:
         return next(iter(self._quiet.values()), None)
 
     def oldest_expendable(self) -> Session | None:
-        """The same of those that nobody was promised."""
+        """The same of those that are not promised to a request."""
         return next((one for one in self._quiet.values() if one.expendable), None)
 
     def next_expiry(self) -> float | None:

@@ -100,7 +100,7 @@ class Request:
     scored; these have the same ids, and the session is not kept. ``embed`` asks
     for the mean of the fed tokens' hidden states. A ``note`` is kept with the key
     for as long as the session is. One that is ``unattended`` does not park where
-    nobody reads it, and its session may be forgotten where there is no store to take it.
+    it has no reader, and its session may be discarded where there is no store to take it.
     A new session begins with the named state ``state``; `Engine.submit` gets that state itself.
     """
 

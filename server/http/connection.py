@@ -110,7 +110,7 @@ class RunsApp(CountedProtocol):
 
 
 def _failure(error: BaseException) -> RequestError:
-    """What a client hears of an application that has ended by ``error``."""
+    """What a client gets when the application has ended by ``error``."""
     if isinstance(error, asyncio.CancelledError):  # the server ends, whatever its reason
         return Draining()
     logger.error("the application failed", exc_info=error)

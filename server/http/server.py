@@ -1,8 +1,8 @@
 """The process around the app: the listening socket, signals, and an orderly end.
 
-On SIGTERM or SIGINT `/ready` turns red and new work is refused. Sessions that a
-store keeps are saved at the boundary of a token, and whoever reads one is told
-where to continue. Other requests continue up to the drain timeout and are cancelled
+On SIGTERM or SIGINT `/ready` answers 503 and new work is refused. Sessions that a
+store keeps are saved at the boundary of a token, and their readers are
+redirected. Other requests continue up to the drain timeout and are cancelled
 then; sockets get 1012 after their last event; the process exits 0. A second signal
 cuts it short. If the thread of an engine dies, or of a store, the process exits 1.
 """

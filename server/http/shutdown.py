@@ -1,4 +1,4 @@
-"""An orderly end: new work is refused, sessions are saved, readers are told where to continue."""
+"""An orderly end: new work is refused, sessions are saved, readers are redirected."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HURRIED_SAVE_S = 2.0
 async def drain(models: Models, sockets: Sockets, timeout_s: float, hurry: asyncio.Event) -> bool:
     """Ends all requests; False if the engine did not.
 
-    Sessions that a store keeps are saved at the boundary of a token, and whoever reads
-    one gets `migrate`. Other requests continue for up to ``timeout_s`` and are cancelled
-    then, or as soon as somebody is in a hurry. Sockets get 1012 after their last event.
+    Sessions that a store keeps are saved at the boundary of a token, and their
+    readers get `migrate`. Other requests continue for up to ``timeout_s`` and are cancelled
+    then, or as soon as the shutdown is hurried. Sockets get 1012 after their last event.
     """
     logger.info("draining for up to %g s", timeout_s)
     models.begin_drain()
@@ -47,7 +47,7 @@ async def _ends(
     hurry: asyncio.Event | None = None,
     hurried_s: float = 0.0,
 ) -> bool:
-    """Whether ``work`` ends in time; that is ``hurried_s`` at most once somebody is in a hurry."""
+    """Whether ``work`` ends in time; that is ``hurried_s`` at most once the shutdown is hurried."""
     working = asyncio.ensure_future(work)
     hurrying = asyncio.ensure_future((hurry or asyncio.Event()).wait())
     try:

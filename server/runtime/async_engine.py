@@ -149,7 +149,7 @@ class AsyncEngine:
 
     @property
     def generation(self) -> int:
-        """Grows whenever the engine is told to forget all that it has of kept sessions."""
+        """Grows whenever the engine has to discard all its kept sessions."""
         return self._store_thread.generation
 
     async def settled(self) -> None:

@@ -1,8 +1,8 @@
-"""The thread that owns the store: what a step has made is safe before anybody sees it.
+"""The thread that owns the store: what a step has made is safe before it is delivered.
 
 All steps that wait are one commit, so a slow disk makes larger commits and not
 more of them. Questions to the store come in between, in their turn. When a
-commit fails, the engine is told to forget what it has of kept sessions, and what
+commit fails, the engine discards what it has of kept sessions, and what
 it made of them since is dropped: they continue from what the store has. Where the store
 refuses the records of one session, that happens to this session alone.
 """

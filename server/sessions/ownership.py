@@ -14,7 +14,7 @@ from server.runtime.commands import Absent
 
 #: What happens to the reader that a session has at its owner replica, when another replica
 #: asks for it. "ask": the session stays with the reader. "take_over": the reader is cut off.
-#: "move": the reader is told to resume elsewhere. "never": the owner replica is not asked.
+#: "move": the reader is redirected. "never": the owner replica is not asked.
 Handover = Literal["ask", "take_over", "move", "never"]
 
 

@@ -1,7 +1,7 @@
 """The prefix cache's second tier between the event loop and the engine.
 
 What the engine puts out is written by a thread of its own. A prompt whose beginning is
-there waits for its own state to be read, and nobody else does. A tier that replicas
+there waits for its own state to be read, and no other request does. A tier that replicas
 share gets new states as well, and no request waits for it beyond a short time: it may
 hang, and what it has can be computed.
 """

@@ -99,7 +99,7 @@ class Tenant:
     def check_room(self, limit: Room, number: int) -> None:
         """Raises `RateLimited` where ``number`` is more than the limit.
 
-        It changes nothing, so whoever knows the number may call it, in any thread.
+        It changes nothing, so it may be called in any thread.
         """
         bound: int | None = getattr(self.limits, limit)
         if bound is not None and number > bound:

@@ -17,7 +17,7 @@ from itertools import islice
 #: The name of the extension in a scope that has the `OpenConnection`, or None.
 EXTENSION = "everstream.connection"
 DEFAULT_MAX_CONNECTIONS = 4096
-#: Connections beyond a bound, so that `/health` is answered and the excess is told so.
+#: Connections beyond a bound, so that `/health` is answered and the excess gets an answer.
 SPARE = 16
 #: Idle connections among which one without unsent data is looked for.
 MAX_LOOK = 16

@@ -17,7 +17,7 @@ from server.api.errors import (
 )
 from server.errors import RequestError
 
-#: How a browser's socket hears of it: a page cannot see the status of a refused handshake.
+#: How a browser's socket is refused: a page cannot see the status of a refused handshake.
 _CLOSES: dict[type[RequestError], tuple[int, str]] = {
     InvalidApiKey: (1008, "wrong key"),
     ScopeMissing: (1008, "this key may not do that"),

@@ -1,4 +1,4 @@
-"""What models are served, for whoever may ask."""
+"""What models are served."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ async def rewind(request: Request, session: str) -> Response:
 
 @router.post("/{session}/cancel", response_model=answers.SessionAnswer, responses=ERRORS)
 async def cancel(request: Request, session: str) -> Response:
-    """End what a session runs, also where nobody reads it."""
+    """End what a session runs, also without a reader."""
     service, owner = await service_with(request, session), request.state.owner
     await service.sessions.cancel(session, owner)
     return json_response(session_object(service, await service.sessions.info(session, owner)))

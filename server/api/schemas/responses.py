@@ -181,7 +181,7 @@ class SessionCreated(TypedDict):
 
 
 class SessionAnswer(TypedDict):
-    """A session as its owner sees it. ``parked``: what it runs rests until somebody reads it."""
+    """A session as its owner sees it. ``parked``: what it runs waits for a reader."""
 
     session: str
     model: str

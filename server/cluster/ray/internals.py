@@ -27,7 +27,7 @@ _EVERYWHERE = "[::]:"
 def drain_on_stop(drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Has Serve await ``drain``, in the caller's event loop, when it begins to stop this replica.
 
-    Serve's routers are turned away before that, and try other replicas: no client hears
+    Serve's routers are turned away before that, and try other replicas: no client sees
     that a replica drains, while there is another.
     """
     loop = asyncio.get_running_loop()

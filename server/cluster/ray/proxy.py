@@ -68,7 +68,7 @@ def _session_of(scope: Scope, header: bytes) -> str | None:
 class Patience:
     """Takes a client for gone that has not read for ``timeout_s``.
 
-    Between Ray's proxy and a replica nothing holds back a stream that nobody reads,
+    Between Ray's proxy and a replica nothing holds back a stream without a reader,
     so it would grow in the proxy's memory for as long as it runs.
     """
 

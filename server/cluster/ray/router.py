@@ -3,7 +3,7 @@
 Serve calls a router of ours for each request, in the proxy. That was chosen over
 Serve's multiplexing, which keeps a table of "model ids" for each replica: it would
 have to hold every session, is told to all routers whenever one comes or goes, and
-waits a second for a holder that is busy. Here nobody keeps a table. The name of a
+waits a second for a holder that is busy. Here there is no table. The name of a
 session begins with the tag of the replica that made it, and that one is preferred
 while it lives. Where it does not, all routers agree on another by rendezvous hashing
 (Thaler and Ravishankar, 1998): the replica with the highest hash of both names. A

@@ -31,6 +31,6 @@ class StreamsPolicy:
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """The wanted number, and nothing to remember."""
         reported: Mapping[Any, float] = (context.aggregated_metrics or {}).get(STREAMS, {})
-        if not reported:  # nobody has said anything yet
+        if not reported:  # no replica has reported yet
             return context.target_num_replicas, {}
         return max(1, math.ceil(sum(reported.values()) / self._target)), {}

@@ -13,7 +13,7 @@ from typing import Any
 from server.config.settings import ServerConfig
 from server.config.sources import ModelSource, StateSource
 
-#: What the process that starts Ray is told, and no replica.
+#: For the process that starts Ray, and for no replica.
 OF_THE_CLUSTER = frozenset({"config", "host", "port", "ray", "ray_address"})
 
 Settings = dict[str, Any]

@@ -20,7 +20,7 @@ from server.store.codec import UNSTORABLE
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.postgres.connecting import connect
 
-#: So that nobody waits for long for a replica that was stopped or cut off in a transaction.
+#: So that a replica that was stopped or cut off in a transaction delays the others only briefly.
 _LIMITS = {
     "idle_in_transaction_session_timeout": "3000",
     "lock_timeout": "2000",

@@ -169,7 +169,7 @@ class Link:
             self.connection = None
 
     def listen(self, listeners: Listeners) -> None:
-        """Who is told what the presence hears and sees."""
+        """The receiver of the notices that the presence gets, and of what it observes."""
         self._listeners = listeners
         if self.presence is not None:
             self.presence.hear, self.presence.reclaim, self.presence.left = listeners

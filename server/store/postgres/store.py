@@ -63,7 +63,7 @@ class PostgresStore:
         reclaim: Callable[[int], None],
         left: Callable[[int], None] = lambda key: None,
     ) -> None:
-        """Who is told what others ask, which are dead and which have left: in another thread."""
+        """Calls these in another thread: for others' requests, and when one is dead or left."""
         self._link.listen(Listeners(hear, reclaim, left))
 
     # What a store does

@@ -101,7 +101,7 @@ class SqliteDatabase:
     def checkpoint(self, truncate: bool = False) -> None:
         """Brings the write-ahead log into the database file."""
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
-        with suppress(apsw.BusyError):  # somebody reads what is in the log: it stays a while
+        with suppress(apsw.BusyError):  # a reader still needs the log: it stays a while
             self._connection.wal_checkpoint(mode=mode)
         self.num_wal_pages = 0
 

@@ -2,7 +2,7 @@
 
 A session whose log is whole is as it was. One that misses a part is kept up to the last
 event that leads on from one of its snapshots. The new store has another id, so that
-clients are told to reset: none has a cursor into a history that may be shorter now.
+clients get ``reset``: none has a cursor into a history that may be shorter now.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 DIR_NAME = "snapshots"
 #: Names the store whose states are in the folder.
 OWNER_NAME = "store"
-#: What clients hear of it; the operator hears more.
+#: What clients get; the log has more.
 FOREIGN_STATES = "the session store has states of sessions that its database does not know"
 #: The process has too much open, or too little memory: the file is as good as before.
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})

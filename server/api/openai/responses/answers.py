@@ -97,7 +97,7 @@ class ResponseAnswer(WatchedAnswer):
         return await self._large.run(lambda: b"".join(self._encode(events)))
 
     def _take_in(self, events: Sequence[Event]) -> bool:
-        """Without waking anybody, unless it is an end."""
+        """Without waking the reader, unless it is an end."""
         if isinstance(events[-1], ENDS):
             return False
         for event in events:
@@ -181,7 +181,7 @@ class KeptResponse(ResponseAnswer):
 
 
 async def in_background(work: Work) -> bytes:
-    """Begins ``work``, which nobody reads as it comes; returns the response as it is then."""
+    """Begins ``work`` without a reader; returns the response as it is then."""
     sink: EventQueue[Event] = EventQueue(work.service.max_queued_events)
     begun = await work.begin(sink)
     work.service.async_engine.requests.release(sink)

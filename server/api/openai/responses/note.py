@@ -57,7 +57,7 @@ class Note:
         return (self.fields.get("max_output_tokens") or 0) * per_token
 
     def item_id(self, kind: str, index: int) -> str:
-        """The name of an item of its output, the same whenever it is told."""
+        """The name of an item of its output, the same whenever it is read."""
         return f"{kind}_{self.id.removeprefix(ID_PREFIX)}_{index}"
 
 

@@ -15,7 +15,7 @@ Emit = Callable[[str, Json], None]
 
 
 class Item:
-    """An item while it is written. Its events go to ``emit``, where anybody wants them."""
+    """An item while it is written. Its events go to ``emit``, if there is one."""
 
     #: What its text is called in events, and where that is.
     text_type: ClassVar[str]

@@ -63,7 +63,7 @@ FindTurn = Callable[[str], Awaitable[ResponseTurn]]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one turn asks: the new items, and what the model is told beside them.
+    """What one turn asks: the new items, and what the model reads in addition.
 
     ``variables`` are for the template.
     """

@@ -1,4 +1,4 @@
-"""The events of a response from those of its session: the same ones whenever they are told.
+"""The events of a response from those of its session: the same ones whenever they are read.
 
 An event's number counts the events before it, so that a reader who has lost its
 connection, or the whole server, can ask for those after the last it has.
@@ -28,7 +28,7 @@ STATUS: dict[str, Status] = {
 }
 
 
-#: Of a writer whose events nobody wants, but the response.
+#: Of a writer of whose work only the response is wanted, not the events.
 SILENT = sys.maxsize
 
 
