@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -31,6 +32,8 @@ from server.runtime.store_thread import StoreThread
 from server.runtime.tenant import TenantAccount
 from server.store.base import Store
 from server.store.errors import Fenced, StoreFull
+
+logger = logging.getLogger("everstream.async_engine")
 
 STALL_S = 5.0
 MAX_COMMANDS = 4096
@@ -276,7 +279,7 @@ class AsyncEngine:
             if step.prefixes:
                 self.on_evicted_prefixes(step.prefixes)
         for sink, events in batches.items():
-            if not sink.put(events):
+            if not _put(sink, events):
                 self.requests.release(sink)
 
     def _die(self) -> None:
@@ -296,3 +299,13 @@ class AsyncEngine:
             if not future.done():
                 future.set_exception(error)
         self.requests.fail_all(error)
+
+
+def _put(sink: Sink, events: list[Event]) -> bool:
+    """False where the reader does not keep up, or what encodes its events fails."""
+    try:
+        return sink.put(events)
+    except Exception:  # the other readers get their events all the same
+        logger.exception("events could not be delivered")
+        sink.fail(InternalFailure("the server could not deliver this"))
+        return False

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.engine.prefix_cache import Evicted
-from server.engine.types import Event, Finished, TokenEvent
+from server.engine.types import Event, Failed, Finished, TokenEvent
 from server.engine.value import Accepted, Record
 from server.errors import RequestError
 from server.runtime.commands import Command
@@ -42,13 +42,21 @@ class EngineStep:
     done_s: float = 0.0
 
     def lose(self) -> None:
-        """Removes what has not been logged: it must not be seen."""
+        """Removes what has not been logged: it must not be seen. A request that it ended fails."""
         for command in self.commands:
             if command.error is None:
                 lost = (self.lost[id] for id in command.logged if id in self.lost)
                 command.error = next(lost, None)
-        requests = {_request_id(entry) for id, entry in self.records if id in self.lost}
-        self.events = [event for event in self.events if event.request_id not in requests]
+        errors = {
+            _request_id(entry): self.lost[id] for id, entry in self.records if id in self.lost
+        }
+        events: list[Event] = []
+        for event in self.events:
+            if (error := errors.get(event.request_id)) is None:
+                events.append(event)
+            elif isinstance(event, Finished):  # the engine has no such request to fail any more
+                events.append(Failed(event.request_id, error))
+        self.events = events
 
 
 class DeliveryQueue:

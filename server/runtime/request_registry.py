@@ -107,8 +107,19 @@ class RequestRegistry:
         if command.error is not None:
             for request_id in command.request_ids:
                 self.refuse(request_id, command.error)
-        elif is_awaited and command.arrived is not None and command.result is not Absent.ABSENT:
-            command.arrived(command.result)
+        elif command.result is not Absent.ABSENT:
+            if is_awaited and command.arrived is not None:
+                command.arrived(command.result)
+            for request_id in command.request_ids:
+                self._tell_again(request_id)
+
+    def _tell_again(self, request_id: str) -> None:
+        """Tells the engine again what it was told of the request while its session was loaded."""
+        live = self._live.get(request_id)
+        if live is None:
+            self._command_queue.post(commands.detach(request_id), urgent=True)
+        elif request_id in self._held.get(live.sink, ()):
+            self._command_queue.post(commands.park(request_id), urgent=True)
 
     def requests(self, sink: Sink | None = None) -> list[str]:
         """The ids of the live requests that ``sink`` reads, or of all."""

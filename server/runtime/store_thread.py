@@ -84,8 +84,8 @@ class StoreThread:
         except BaseException:  # whatever it is, the thread ends
             logger.exception("the store thread failed")
             self.error = StoreError("the store's thread has died")
-            self._queue.fail(self.error)
             self._delivery.end()
+            self._queue.fail(self.error)
 
     def _commit(self, steps: list[EngineStep]) -> None:
         if steps and self._refused:

@@ -111,6 +111,31 @@ async def test_overflow_releases_the_reader() -> None:
         assert (await settled(async_engine)).held_slots == 0
 
 
+class Broken(EventQueue[Event]):
+    """What encodes its events fails."""
+
+    def put(self, events: list[Event]) -> bool:
+        raise ValueError("not encoded")
+
+
+async def test_reader_that_cannot_be_written_to_fails_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate()
+    async with driving(FakeEngine(before_step=gate), gate) as async_engine:
+        broken = Broken(9)
+        submits = [asyncio.create_task(submit(async_engine, request("broken"), broken))]
+        whole: EventQueue[Event] = EventQueue(99)
+        submits.append(asyncio.create_task(submit(async_engine, request("whole"), whole)))
+        await asyncio.sleep(0)
+        gate.open()  # both begin in one step
+        await asyncio.gather(*submits)
+        assert len(await collect(whole)) == len(await run(async_engine, request("again")))
+        with pytest.raises(InternalFailure):
+            await broken.take()
+    assert "not encoded" in caplog.text
+
+
 async def test_loop_wakes_once_per_step_whatever_the_number_of_requests() -> None:
     gate = Gate()
     async with driving(FakeEngine(max_sessions=64, before_step=gate), gate) as async_engine:

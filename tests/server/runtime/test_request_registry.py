@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 from server.engine.types import (
     Event,
     Failed,
@@ -11,7 +13,7 @@ from server.engine.types import (
 from server.errors import InternalFailure, SessionAttached
 from server.observability.metrics import Metrics, Scrape, render
 from server.runtime.command_queue import CommandQueue
-from server.runtime.commands import Command
+from server.runtime.commands import Absent, Command
 from server.runtime.event_queue import EventQueue
 from server.runtime.request_registry import RequestRegistry, Sink
 
@@ -112,6 +114,45 @@ async def test_only_a_reader_that_is_behind_can_catch_up_and_once() -> None:
     assert len(told.take(0) or ()) == 1
     readers.caught_up("b")
     assert told.take(0) == []
+
+
+def told_of(command: Command) -> str:
+    """The method of the engine that it calls, and with what."""
+    engine = Mock()
+    command.call(engine, 0.0)
+    (((name), (request_id,), _),) = engine.method_calls
+    return f"{name} {request_id}"
+
+
+def accepted(result: object) -> Command:
+    return Command(lambda engine, now: None, request_ids=("a",), result=result)
+
+
+async def test_request_held_while_its_session_is_loaded_is_parked_when_it_begins() -> None:
+    told: CommandQueue[Command] = CommandQueue(0)
+    readers, sink = registry(told=told), EventQueue[Event](9)
+    readers.add("a", sink)
+    readers.note(accepted(Absent.ABSENT))
+    readers.hold(sink)  # the engine does not have it yet
+    told.take(0)
+    readers.note(accepted(Absent.ABSENT))
+    assert told.take(0) == []
+    readers.note(accepted(None))
+    assert [told_of(command) for command in told.take(0) or ()] == ["park a"]
+    readers.go_on(sink)
+    assert [told_of(command) for command in told.take(0) or ()] == ["unpark a"]
+    readers.note(accepted(None))
+    assert told.take(0) == []
+
+
+async def test_request_whose_reader_left_while_its_session_was_loaded_is_detached() -> None:
+    told: CommandQueue[Command] = CommandQueue(0)
+    readers, sink = registry(told=told), EventQueue[Event](9)
+    readers.add("a", sink)
+    readers.release(sink)
+    told.take(0)
+    readers.note(accepted(None))
+    assert [told_of(command) for command in told.take(0) or ()] == ["detach a"]
 
 
 async def test_failed_and_migrated_requests_are_live_no_more() -> None:

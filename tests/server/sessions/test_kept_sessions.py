@@ -24,7 +24,14 @@ from server.sessions.loader import MAX_MOVES
 from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed
 from server.sessions.sessions import Sessions
 from server.store.base import Loaded
-from server.store.errors import Fenced, RecordRefused, SnapshotBroken, StoreFailed, StoreFull
+from server.store.errors import (
+    Fenced,
+    RecordRefused,
+    SnapshotBroken,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+)
 from server.store.saving import StoreLimits
 from tests.fakes import STORY, FakeEngine
 from tests.server.failing_store import FailingStore
@@ -350,6 +357,22 @@ async def test_nothing_of_a_failed_commit_is_seen_and_unkept_work_is_not_disturb
         for call in (sessions.create("me"), sessions.fork(listed.id, "me", 1, None)):
             with pytest.raises(StoreFull):
                 await call
+
+
+@pytest.mark.parametrize("error", [StoreFailed("a write failed"), RecordRefused("refused")])
+async def test_request_that_ended_in_a_lost_commit_fails_for_its_reader(error: StoreError) -> None:
+    class LosesEnds(FailingStore):
+        def commit(self, records: Sequence[Record]) -> None:
+            if any(isinstance(entry, Finished) for _, entry in records):
+                raise error
+            super().commit(records)
+
+    async with keeping(store=LosesEnds()) as (async_engine, sessions):
+        kept = await begun(sessions, request("kept", 10**6, keep=True))
+        async_engine.requests.cancel("kept")
+        async with asyncio.timeout(10):
+            assert (await until_failed(kept))[1] is error
+            await async_engine.drained()
 
 
 async def test_command_whose_record_is_lost_gets_the_error() -> None:
