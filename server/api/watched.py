@@ -51,10 +51,12 @@ class WatchedAnswer(Response):
                     first = asyncio.FIRST_COMPLETED
                     await asyncio.wait(ends, timeout=GRACE_S, return_when=first)
         finally:
-            await _cancelled(working, leaving)
-            if self._feeding is not None:
-                await _cancelled(self._feeding)
-            self._async_engine.requests.release(self._event_queue)
+            try:
+                await _cancelled(working, leaving)
+                if self._feeding is not None:
+                    await _cancelled(self._feeding)
+            finally:  # also where this is cancelled once more
+                self._async_engine.requests.release(self._event_queue)
         if not working.cancelled():
             working.result()
 
