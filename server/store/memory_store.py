@@ -39,11 +39,24 @@ _STATES = (
     "SELECT session, key, place, length, file, bytes FROM snapshot WHERE file NOTNULL ORDER BY key"
 )
 _NEWEST = "SELECT max(key) FROM snapshot GROUP BY session"
-#: Those of the sessions that were opened first.
+#: The keys in the order of their last use.
+_KEY_USES = """
+    CREATE TABLE key_use (number INTEGER PRIMARY KEY, owner, key, UNIQUE (owner, key));
+    CREATE TRIGGER key_begun AFTER INSERT ON request_key BEGIN
+        INSERT INTO key_use (owner, key) VALUES (new.owner, new.key);
+    END;
+    CREATE TRIGGER key_begun_again AFTER UPDATE OF request_id ON request_key BEGIN
+        DELETE FROM key_use WHERE owner = new.owner AND key = new.key;
+        INSERT INTO key_use (owner, key) VALUES (new.owner, new.key);
+    END;
+    CREATE TRIGGER key_gone AFTER DELETE ON request_key BEGIN
+        DELETE FROM key_use WHERE owner = old.owner AND key = old.key;
+    END;
+"""
 _DROP_KEYS = """
     DELETE FROM request_key WHERE (owner, key) IN (
-        SELECT owner, key FROM request_key ORDER BY session
-        LIMIT max(0, (SELECT count(*) FROM request_key) - ?)
+        SELECT owner, key FROM key_use ORDER BY number
+        LIMIT max(0, (SELECT count(*) FROM key_use) - ?)
     )
 """
 
@@ -90,6 +103,7 @@ class MemoryConnection:
 
     def __init__(self, identity: Identity) -> None:
         self.database = SqliteDatabase(None, None, is_full=False)
+        self.database.execute(_KEY_USES)
         self.states, self.unsaved = MemoryStates(), Unsaved()
         self.tables = Tables(self.database)
         self.snapshots = Snapshots(self.database, identity, self.states)

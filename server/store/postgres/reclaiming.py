@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 
-from server.store.postgres.database import REFUSALS
+from server.store.postgres.database import REFUSALS, failure
 from server.store.postgres.link import SharedConnection
 from server.store.postgres.log import SharedLog
 from server.store.redo import Wanted, everyone, recover
@@ -31,8 +30,10 @@ _END_STUCK = """
 
 def reclaim(connection: SharedConnection, key: int, now_s: float) -> bool:
     """Whether replica ``key`` was still there; from then on it can neither write nor connect."""
-    with suppress(*REFUSALS):
+    try:
         return _reclaim(connection, key, now_s, sifts=False)
+    except REFUSALS as error:
+        logger.error("a journal cannot be read as a whole: %s", failure(error).message)
     return _reclaim(connection, key, now_s, sifts=True)
 
 

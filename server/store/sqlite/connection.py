@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.store.base import Identity
 from server.store.clock import StoreClock
-from server.store.errors import Fenced, StoreFailed
+from server.store.errors import Fenced, StoreFailed, brief
 from server.store.files import Files
 from server.store.log import Log
 from server.store.redo import Wanted, everyone, recover
@@ -27,6 +27,8 @@ from server.store.sqlite.state_files import (
 )
 from server.store.tables import Tables
 from server.store.unsaved import Unsaved
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,11 @@ class Connection:
             return recover(log, last_row, held, now_s, is_wanted)
 
         if not sifts:
-            with suppress(*REFUSALS), self.database.savepoint():
-                return read()
+            try:
+                with self.database.savepoint():
+                    return read()
+            except REFUSALS as error:
+                logger.error("the journal cannot be read as a whole: %s", brief(error))
         else:
             self.unsaved.clear()  # one of them may be at fault; sessions continue by a replay
         return Sifting(self.database, REFUSALS, read, now_s).run()

@@ -33,6 +33,7 @@ class SqliteDatabase:
         self.execute = connection.execute
         self._sync = "FULL" if is_full else "NORMAL"
         try:
+            connection.set_busy_timeout(5000)  # first: whatever follows may wait for a lock
             connection.pragma("auto_vacuum", "INCREMENTAL")
             connection.pragma("temp_store", "MEMORY")
             if path is not None:
@@ -44,7 +45,6 @@ class SqliteDatabase:
 
     def _write_ahead(self) -> None:
         connection = self._connection
-        connection.set_busy_timeout(5000)
         if connection.pragma("journal_mode", "WAL") != "wal":
             raise StoreFailed("the file system of the session store has no shared memory")
         connection.pragma("synchronous", self._sync)

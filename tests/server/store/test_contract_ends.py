@@ -217,6 +217,23 @@ def test_memory_has_the_keys_of_the_newest_sessions(monkeypatch: pytest.MonkeyPa
     assert [each is not None for each in found] == [False, False, True, True]
 
 
+def test_memory_has_the_keys_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.store.memory_store.MAX_KEYS", 2)
+    store = MemoryStore()
+    old, new = Writer("old"), Writer("new")
+    store.commit([old.opened(), *old.turn(1, key="first")])
+    store.commit([new.opened(), *new.turn(1, key="a"), *new.turn(1, key="b")])
+    store.commit(old.turn(1, key="second"))
+    store.maintain(0.0)
+    found = {key for key in ("first", "a", "b", "second") if store.find_key("ann", key)}
+    assert found == {"b", "second"}
+    store.commit(old.turn(1, key="b"))
+    store.commit(new.turn(1, key="third"))
+    store.maintain(1.0)
+    assert store.find_key("ann", "second") is None
+    assert store.find_key("ann", "b") is not None
+
+
 class TestNamedStates:
     def test_are_kept_until_they_are_deleted(self, store: Store) -> None:
         assert store.named_states() == {}

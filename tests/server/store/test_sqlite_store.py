@@ -6,6 +6,7 @@ import errno
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from server.store.errors import (
 )
 from server.store.saving import StoreLimits
 from server.store.sqlite.check import problems
+from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.migrations import MIGRATIONS
 from server.store.sqlite.store import SqliteStore, open_store
 from server.store.sqlite.upkeep import SAVES_AT_ONCE
@@ -57,6 +59,16 @@ def state_files(path: Path) -> list[Path]:
 
 
 class TestReopening:
+    def test_waits_for_a_lock_that_another_process_holds(self, path: Path) -> None:
+        open_store(path, IDENTITY).close()
+        with closing(apsw.Connection(str(path / FILE_NAME))) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with ThreadPoolExecutor() as threads:
+                opening = threads.submit(lambda: open_store(path, IDENTITY).close())
+                wait([opening], timeout=0.3)  # it fails at once where it does not wait
+                other.execute("ROLLBACK")
+                assert opening.result() is None
+
     def test_a_closed_store_has_everything(self, path: Path) -> None:
         store, writer = open_store(path, IDENTITY), Writer()
         store.commit([writer.opened(), *writer.turn(3, key="k"), writer.saved(evicted=True)])
