@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -73,7 +74,9 @@ class Forked:
         finally:
             os.close(written)
         self.returncode: int | None = None
+        self._reaps = threading.Lock()
         self._ended = os.pidfd_open(self.pid)
+        weakref.finalize(self, os.close, self._ended)
 
     def send_signal(self, number: int) -> None:
         """Nothing where it has ended."""
@@ -102,9 +105,10 @@ class Forked:
             poll.register(self._ended, select.POLLIN)
             if not poll.poll(None if timeout is None else timeout * 1000):
                 return False
-            status = _forker().ask({"ended": self.pid})
-            self.returncode = os.waitstatus_to_exitcode(status)
-            os.close(self._ended)
+            with self._reaps:  # another thread may wait for it as well
+                if self.returncode is None:
+                    status = _forker().ask({"ended": self.pid})
+                    self.returncode = os.waitstatus_to_exitcode(status)
         return True
 
 
@@ -114,6 +118,7 @@ class Forker:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asks = threading.Lock()
+        self._num_asked = 0
         # The libraries of numpy would start threads, of which a fork has none.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
@@ -123,10 +128,17 @@ class Forker:
             )
 
     def ask(self, request: dict[str, Any], *descriptors: int) -> int:
-        """Its answer."""
+        """Its answer. Raises `OSError` where it could not do that."""
         with self._asks:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
-            return int(self._socket.recv(MOST_BYTES))
+            self._num_asked += 1
+            message = json.dumps({"number": self._num_asked, **request}).encode()
+            socket.send_fds(self._socket, [message], descriptors)
+            answer: dict[str, int] = {"number": 0}
+            while answer["number"] != self._num_asked:  # of a question that was interrupted
+                answer = json.loads(self._socket.recv(MOST_BYTES))
+        if "errno" in answer:
+            raise OSError(answer["errno"], os.strerror(answer["errno"]))
+        return answer["result"]
 
     def close(self) -> None:
         """Ends it; what it forked lives on."""
@@ -134,8 +146,16 @@ class Forker:
         self.process.wait()
 
 
-@cache
+_starts = threading.Lock()
+
+
 def _forker() -> Forker:
+    with _starts:
+        return _started()
+
+
+@cache
+def _started() -> Forker:
     forker = Forker()
     atexit.register(forker.close)
     return forker
@@ -153,17 +173,21 @@ def main() -> None:
         if not message:
             return
         request = json.loads(message)
-        if "ended" in request:
-            answer = os.waitpid(request["ended"], 0)[1]
-        else:
-            answer = os.fork()
-            if answer == 0:
-                control.close()
-                become(*descriptors, **request)
-                return
+        answer: dict[str, int | None] = {"number": request.pop("number")}
+        try:
+            if "ended" in request:
+                answer["result"] = os.waitpid(request["ended"], 0)[1]
+            else:
+                answer["result"] = os.fork()
+        except OSError as error:
+            answer["errno"] = error.errno
+        if answer.get("result") == 0 and "ended" not in request:
+            control.close()
+            become(*descriptors, **request)
+            return
         for descriptor in descriptors:
             os.close(descriptor)
-        control.send(str(answer).encode())
+        control.send(json.dumps(answer).encode())
 
 
 def become(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,26 @@ def test_exit_code_and_standard_error_are_its_own() -> None:
 def test_wait_is_bounded() -> None:
     with forked() as (process, _, _), pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
+
+
+def test_threads_may_wait_for_one_process() -> None:
+    with forked() as (process, _, _), ThreadPoolExecutor() as threads:
+        codes = [threads.submit(process.wait, 60) for _ in range(8)]
+        process.kill()
+        assert [code.result() for code in codes] == [-signal.SIGKILL] * 8
+    with forked("3") as (process, _, _):
+        assert process.wait(60) == 3
+
+
+def test_whoever_forks_outlives_what_it_cannot_do() -> None:
+    forker = Forker()
+    try:
+        for _ in range(2):
+            with pytest.raises(ChildProcessError):
+                forker.ask({"ended": os.getpid()})
+    finally:
+        forker.close()
+    assert forker.process.returncode == 0
 
 
 def test_counts_as_a_process_that_the_test_started() -> None:

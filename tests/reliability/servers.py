@@ -64,7 +64,8 @@ class ServerProcess:
         self._network = within[-1] if within[:-1] == IN_NETWORK else None
         # Other variables may be read while modules are imported.
         self._forks = (
-            (not within or self._network is not None)
+            hasattr(os, "pidfd_open")
+            and (not within or self._network is not None)
             and program[0] in FORKED
             and "--ray" not in self._flags
             and all(name.startswith("EVERSTREAM_") for name in environment or {})
