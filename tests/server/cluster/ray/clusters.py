@@ -13,6 +13,8 @@ from tests.reliability.servers import ServerProcess
 KEY = "a-key-of-the-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 REPLICA = "everstream-replica"
+#: A cluster takes ten seconds to start, and two minutes where others take the cores.
+HANGS_S = 900
 
 
 class OnRay:

@@ -12,7 +12,9 @@ import grpc
 import pytest
 
 from tests.reliability.servers import eventually
-from tests.server.cluster.ray.clusters import OnRay
+from tests.server.cluster.ray.clusters import HANGS_S, OnRay
+
+pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 def address_of(listening: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -15,7 +15,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.reliability.streams import answer, answer_of, ask, client_of, data_of, socket_of
-from tests.server.cluster.ray.clusters import HEADERS, KEY, REPLICA, OnRay
+from tests.server.cluster.ray.clusters import HANGS_S, HEADERS, KEY, REPLICA, OnRay
+
+pytestmark = pytest.mark.timeout(HANGS_S)
 
 PROMPT = "Who lives in the hollow tree?"
 BODY: dict[str, Any] = {"prompt": PROMPT, "seed": 5, "temperature": 0.9, "ignore_eos": True}
