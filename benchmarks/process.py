@@ -161,7 +161,7 @@ def exit_on_sigterm() -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
+    """A port of the loopback without a listener."""
     with socket.socket() as listener:
         listener.bind((LOCAL, 0))
         port: int = listener.getsockname()[1]

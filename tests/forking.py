@@ -68,7 +68,7 @@ class Forked:
         sys.audit("subprocess.Popen", sys.executable, self.command, ROOT, env)
         started = {"command": self.command, "env": dict(env), "network": network}
         read, written = os.pipe()
-        self.stdout = open(read, "rb")  # noqa: SIM115 - whoever starts it closes it, as with Popen
+        self.stdout = open(read, "rb")  # noqa: SIM115 - its user closes it, as with Popen
         try:
             self.pid: int = _forker().ask(started, written, stderr.fileno())
         finally:

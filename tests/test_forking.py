@@ -38,7 +38,7 @@ def forked(*words: str, network: str | None = None) -> Iterator[tuple[Forked, di
 
 
 def main() -> None:
-    """Says what it is, then fails with its argument, or waits for ever."""
+    """Says what it is, then fails with its argument, or waits for a signal."""
     told = {
         "pid": os.getpid(),
         "folder": os.getcwd(),

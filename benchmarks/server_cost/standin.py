@@ -1,6 +1,6 @@
 """A server whose model costs nothing: the real process and engine around a stand-in for the runner.
 
-It generates one text for ever. It is paced by sleeping, which costs no CPU.
+It generates one text without an end. It is paced by sleeping, which costs no CPU.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Fountain:
         ids, num_ids = self._ids, len(self._ids)
         return [ids[feed.position % num_ids] if feed.draw else NO_TOKEN for feed in feeds]
 
-    # Nobody asks for these.
+    # The benchmark uses none of these.
 
     def logprobs(self) -> list[float]:
         raise NotImplementedError

@@ -248,7 +248,7 @@ class Log:
         return {key for row in rows for key in (row.keys or (line.key for line in row.lines))}
 
     def quarantine(self, key: int, why: str) -> str:
-        """Nobody continues with the session; what it is called."""
+        """No replica continues the session; its name."""
         self._tables.quarantine(key, why)
         head = self._tables.head_of_key(key)
         return f"number {key}" if head is None else head.id

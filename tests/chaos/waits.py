@@ -41,7 +41,7 @@ class Waits:
             wait.kind = "several"
 
     def over(self, kind: str, now_s: float, counts_from_now: bool) -> None:
-        """The fault is over. Where nobody could continue before, waits for it begin now."""
+        """The fault is over. Where no replica could continue before, waits for it begin now."""
         for wait in self._waiting.values():
             if wait.kind == kind:
                 wait.over_s = now_s

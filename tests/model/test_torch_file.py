@@ -102,7 +102,7 @@ def test_what_is_no_dictionary_of_tensors_is_refused(
     assert capsys.readouterr().out == ""
 
 
-#: (x, x) about itself 60 times: 2**60 values to whoever walks through it.
+#: (x, x) of itself 60 times: 2**60 values for a reader that walks through it.
 NESTED = b"K\1" + b"q\0h\0\x86" * 60 + b"q\0"
 
 

@@ -1,4 +1,4 @@
-"""Whoever continues with a session whose owner was stopped past its lease: for both proofs 10."""
+"""The process that takes over from an owner stopped past its lease: for both proofs 10."""
 
 from __future__ import annotations
 

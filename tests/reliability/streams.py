@@ -315,7 +315,7 @@ def opened_store(folder: Path, model: Path | None = None, backend: Backend = "na
     return open_store(folder, identity_of(checkpoint, open_backend(checkpoint, backend)))
 
 
-# Servers and models, and what a model says when nobody else is there
+# Servers and models, and what a model says alone
 
 
 def tiny_server(folder: Path, *flags: object, **options: Any) -> ServerProcess:
@@ -354,7 +354,7 @@ class Soloist:
 def check_alone(
     streams: Iterable[KeptStream], history: History, log: Log, model: Path | None
 ) -> None:
-    """The readers have all of the log, and each stream is what it is where nobody else is there."""
+    """The readers have all of the log, and each stream equals one that runs alone."""
     soloist = Soloist(model)
     history.check(log, decode=soloist.text)
     for stream in streams:

@@ -115,7 +115,7 @@ def test_append_is_fed_once(tmp_path: Path) -> None:
 async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
     over: str, tmp_path: Path
 ) -> None:
-    """Its beginning is in the log, so that it continues; whoever asks again gets its end."""
+    """Its beginning is in the log, so that it continues; a repeated request gets its end."""
     message = {"text": LONG_TEXT, "idempotency_key": "k"}
     with tiny_server(tmp_path) as server:
         session = new_session(server)

@@ -66,7 +66,7 @@ async def run_on_two(cluster: Cluster, streams: list[KeptStream]) -> None:
 
 @pytest.mark.timeout(300)
 async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long: bool) -> None:
-    """Nobody continues by itself meanwhile, and afterwards each session has one owner again."""
+    """No session continues meanwhile, and afterwards each has one owner again."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
     streams = kept_streams(4, history, odometer, max_tokens=MAX_TOKENS)

@@ -86,7 +86,7 @@ async def test_process_stays_and_verdicts_are_remembered(constraints: FormatComp
     assert first != other
     os.kill(pid, signal.SIGKILL)
     assert await constraints.grammar(format(CHOICE)) == first
-    assert pid_of(constraints) == pid  # nobody has asked it since
+    assert pid_of(constraints) == pid  # no request has come since
 
 
 async def test_grammar_makes_matchers_anywhere(constraints: FormatCompiler) -> None:

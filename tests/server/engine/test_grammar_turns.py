@@ -1,4 +1,4 @@
-"""Grammars that take long: their rows continue in turn, and nobody else waits for all of them."""
+"""Grammars that take long: their rows continue in turn, and other streams do not wait for all."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class ResponsesBody(schemas.Drawing, schemas.Once, Labels):
 class ResponseCreate(ResponsesBody):
     """``response.create``: the same over a socket, where everything streams.
 
-    What has one ``stream_id`` is done in order; other streams continue beside it.
+    What has one ``stream_id`` is done in order; other streams continue meanwhile.
     """
 
     refused: ClassVar = {
