@@ -50,9 +50,11 @@ async def survive(
 ) -> None:
     """Kills the server when the clients have seen so many tokens; each time they come back."""
     for num_tokens in kills:
+        odometer.hold_at(num_tokens)
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(num_tokens)
         server.kill()
+        await odometer.release()
         await running
         await asyncio.to_thread(server.start)
     await run_all(streams, server.stream_url)
