@@ -70,7 +70,7 @@ async def test_woken_owner_writes_nothing_sends_nothing_and_leaves(tmp_path: Pat
     streams = kept_streams(4, history, odometer, max_tokens=20_000)
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()
-        reading = asyncio.create_task(run_all(streams, first.stream_url, "first"))
+        reading = asyncio.create_task(run_all(streams, first.stream_url, owner="first"))
         async with socket_of(first.stream_url) as bystander:
             await endless(bystander)
             await odometer.reach(400)

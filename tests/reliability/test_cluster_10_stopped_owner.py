@@ -44,7 +44,7 @@ async def test_woken_replica_writes_nothing_sends_nothing_and_leaves(tmp_path: P
     async with cluster_of(model, num_replicas=2, wires="direct") as cluster:
         first, second = cluster.replicas
         first.hold()
-        reading = asyncio.create_task(run_all(streams, first.process.stream_url, "first"))
+        reading = asyncio.create_task(run_all(streams, first.process.stream_url, owner="first"))
         async with socket_of(first.process.stream_url) as bystander:
             await endless(bystander)
             await odometer.reach(400)

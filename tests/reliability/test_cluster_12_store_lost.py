@@ -18,6 +18,7 @@ from tests.reliability.lost_stores import (
 )
 from tests.reliability.servers import eventually
 from tests.reliability.streams import (
+    ENDLESS,
     PROMPT,
     SAMPLING,
     KeptStream,
@@ -28,9 +29,6 @@ from tests.reliability.streams import (
     run_all,
     write_tiny_model,
 )
-
-ENDLESS = 10**6
-MAX_TOKENS = 4000
 
 
 def is_ready(replica: Replica) -> bool:
@@ -44,15 +42,15 @@ async def all_ready(cluster: Cluster) -> None:
     await eventually(lambda: all(is_ready(replica) for replica in cluster.replicas), 60)
 
 
-async def read_on(cluster: Cluster, streams: list[KeptStream], until: set[str]) -> None:
-    """Every stream, at one replica after the other, until its end is among ``until``."""
+async def read_on(cluster: Cluster, streams: list[KeptStream]) -> None:
+    """Every stream, at one replica after the other, until one continues it and it is cancelled."""
 
     async def read(index: int, stream: KeptStream) -> None:
         async with asyncio.timeout(90):
-            while stream.ends[-1] not in until:
+            while not stream.is_finished:
                 index += 1
                 replica = cluster.replicas[index % len(cluster.replicas)]
-                await stream.run(replica.process.stream_url, replica.incarnation)
+                await stream.run(replica.process.stream_url, replica.incarnation, num_tokens=100)
                 await asyncio.sleep(0.1)
 
     await asyncio.gather(*(read(index, stream) for index, stream in enumerate(streams)))
@@ -69,7 +67,7 @@ async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long
     """No session continues meanwhile, and afterwards each has one owner again."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = kept_streams(4, history, odometer, max_tokens=MAX_TOKENS)
+    streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     async with cluster_of(model, wires="direct") as cluster:
         running = asyncio.create_task(run_on_two(cluster, streams))
         await odometer.reach(400)
@@ -82,7 +80,7 @@ async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long
         await asyncio.sleep(30 if long else 2)
         assert odometer.num_tokens == seen
         await asyncio.to_thread(cluster.postgres.start)
-        await read_on(cluster, streams, {"finished"})
+        await read_on(cluster, streams)
         log = await logs_of(cluster, model)
     check_alone(streams, history, log, model)
 
@@ -92,7 +90,6 @@ async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) ->
     """What a client has of the old one is answered by a reset, at every replica."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    # None may end before the store is lost.
     streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     async with cluster_of(model, wires="direct") as cluster:
         running = asyncio.create_task(run_on_two(cluster, streams))

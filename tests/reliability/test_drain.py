@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
+    ENDLESS,
     PROMPT,
     SAMPLING,
     Odometer,
@@ -39,13 +40,15 @@ def server_at(folder: Path, drain_timeout_s: float = 60) -> ServerProcess:
 
 async def begin_unkept(socket: ClientConnection) -> None:
     """An endless generation that nobody keeps."""
-    await ask(socket, type="generate", request_id="u", prompt=PROMPT, max_tokens=10**6, **SAMPLING)
+    await ask(
+        socket, type="generate", request_id="u", prompt=PROMPT, max_tokens=ENDLESS, **SAMPLING
+    )
     assert (await answer(socket))["type"] == "started"
 
 
 async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: Path) -> None:
     history, odometer = History(), Odometer()
-    streams = kept_streams(8, history, odometer, max_tokens=2000)
+    streams = kept_streams(8, history, odometer, max_tokens=ENDLESS)
     with server_at(tmp_path) as server:
         reading = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)
@@ -61,7 +64,7 @@ async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: 
             assert last["seq"] == stream.last_seq
             assert last["position"] == stream.frames[-2]["position"] + 1
         await asyncio.to_thread(server.start)
-        await run_all(streams, server.stream_url)
+        await run_all(streams, server.stream_url, num_tokens=100)
         assert {stream.ends[-1] for stream in streams} == {"finished"}
         for stream in streams:
             (resumed,) = stream.resumed
@@ -73,7 +76,7 @@ async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: 
 
 async def test_unkept_stream_runs_on_and_nothing_new_is_taken(tmp_path: Path) -> None:
     odometer = Odometer()
-    (stream,) = kept_streams(1, History(), odometer, max_tokens=10**6)
+    (stream,) = kept_streams(1, History(), odometer, max_tokens=ENDLESS)
     with server_at(tmp_path) as server:
         async with AsyncExitStack() as stack:
             unkept, third = [
@@ -114,7 +117,7 @@ async def test_unkept_stream_is_cancelled_when_the_time_is_over(tmp_path: Path) 
 
 async def test_second_signal_cancels_what_nobody_keeps_and_saves_the_rest(tmp_path: Path) -> None:
     odometer = Odometer()
-    (stream,) = kept_streams(1, History(), odometer, max_tokens=10**6)
+    (stream,) = kept_streams(1, History(), odometer, max_tokens=ENDLESS)
     with server_at(tmp_path, drain_timeout_s=600) as server:
         async with socket_of(server.stream_url) as unkept, client_of(server.url) as client:
             await begin_unkept(unkept)
