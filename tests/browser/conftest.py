@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocket, sync_playwright
+from playwright.sync_api import Browser, Page, WebSocket, expect, sync_playwright
 
 from docs.screenshot import CHROMIUM, CHROMIUM_ARGS
 from model.bundled_models import DEFAULT_MODEL
@@ -20,6 +20,9 @@ from tests.browser.reading import open_page
 from tests.reliability.servers import FAKE, ServerProcess
 
 StartServer = Callable[..., ServerProcess]
+
+#: After so long a page is stuck. A busy machine may take many seconds to show something.
+STUCK_MS = 120_000
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,7 @@ def server(start_server: StartServer) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=STUCK_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
         yield browser
@@ -100,6 +104,7 @@ class Visit:
 def visit(browser: Browser) -> Iterator[Visit]:
     """A fresh page at desktop size. No test may leave an uncaught exception behind."""
     context = browser.new_context(viewport={"width": 1280, "height": 860})
+    context.set_default_timeout(STUCK_MS)
     page = context.new_page()
     visit = Visit(page)
     page.on("request", lambda request: visit.urls.append(request.url))

@@ -23,7 +23,7 @@ def begin(page: Page, prompt: str, max_tokens: int) -> None:
 
 
 def wait_until_ended(page: Page) -> str:
-    expect(page.locator("#summary")).not_to_be_empty(timeout=30_000)
+    expect(page.locator("#summary")).not_to_be_empty()
     return page.locator("#summary").inner_text()
 
 

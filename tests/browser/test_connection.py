@@ -50,7 +50,7 @@ def test_lost_server_is_shown_and_found_again(visit: Visit, start_server: StartS
     assert "Hello" in story_of(page)
 
     start_server(server.port)
-    expect(page.locator("#connection-text")).to_have_text("Connected", timeout=30_000)
+    expect(page.locator("#connection-text")).to_have_text("Connected")
     expect(page.get_by_role("alert")).to_contain_text("no longer has this session")
     expect(page.get_by_role("button", name="Continue")).to_be_disabled()
     begin(page, "Again", 5)

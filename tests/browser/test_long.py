@@ -20,7 +20,7 @@ def test_blocks_of_a_long_text_that_are_out_of_sight_are_not_laid_out(
     page = visit.page
     open_page(page, start_server(step_ms=0))
     begin(page, "Hello", 8000)
-    expect(page.locator("#summary")).to_have_text("8,000 tokens, seed 0", timeout=60_000)
+    expect(page.locator("#summary")).to_have_text("8,000 tokens, seed 0")
     blocks = page.evaluate(
         """() => [...document.querySelectorAll(".line")].map((line) => [
           line.textContent.length, line.firstChild.checkVisibility({ contentVisibilityAuto: true }),
@@ -63,17 +63,17 @@ def test_stream_goes_on_where_it_was_after_the_server_was_killed(
     server = start_real(*flags)
     open_page(page, server)
     begin(page, "Once upon a time", 1500)
-    expect(token(page, 100)).to_be_attached(timeout=30_000)
+    expect(token(page, 100)).to_be_attached()
     server.kill()
     expect(page.locator("#connection")).to_have_attribute("data-state", re.compile("waiting"))
     expect(page.locator(".story")).to_have_attribute("aria-busy", "true")
     start_real(*flags, port=server.port)
-    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0", timeout=60_000)
+    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0")
     expect(page.locator(".taken-up")).to_contain_text("nothing is missing")
     seen = story_of(page)
-    expect(page.locator(".taken-up")).to_be_hidden(timeout=20_000)  # after some seconds
+    expect(page.locator(".taken-up")).to_be_hidden()  # after some seconds
 
     page.get_by_role("button", name="Add session").click()
     begin(page, "Once upon a time", 1500)
-    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0", timeout=60_000)
+    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0")
     assert story_of(page, 1) == seen

@@ -14,6 +14,7 @@ from tests.reliability.heirs import Heir, check_inheritance, endless
 from tests.reliability.history import History
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
+    ENDLESS,
     Odometer,
     kept_streams,
     log_of_store,
@@ -91,7 +92,7 @@ async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> 
     """Locks of the database outlast every lease: the other one gives up, and nothing is lost."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = kept_streams(4, history, odometer, max_tokens=3000)
+    streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()
         reading = asyncio.create_task(run_all(streams, first.stream_url))
@@ -100,6 +101,8 @@ async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> 
         second.launch()
         assert await asyncio.to_thread(second.wait, 60) == 2
         first.go_on()
+        for stream in streams:
+            await stream.cancel()
         assert set(await reading) == {"finished"}
         assert first.stop() == 0
     history.check(log_of_store(tmp_path / "store", model))

@@ -14,6 +14,7 @@ from tests.reliability.lost_stores import (
 )
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
+    ENDLESS,
     PROMPT,
     SAMPLING,
     KeptStream,
@@ -31,13 +32,12 @@ from tests.reliability.streams import (
 )
 
 NUM_STREAMS = 4
-MAX_TOKENS = 20_000
 
 
 async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long: bool) -> None:
     store, away = tmp_path / "store", tmp_path / "away"
     history, odometer = History(), Odometer()
-    streams = kept_streams(NUM_STREAMS, history, odometer, max_tokens=MAX_TOKENS)
+    streams = kept_streams(NUM_STREAMS, history, odometer, max_tokens=ENDLESS)
     with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)
@@ -49,7 +49,7 @@ async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long
         await check_stays_away(server, store, 15 if long else 1)
         away.rename(store)
         await eventually(lambda: server.get("/ready")[0] == 200)
-        await run_all(streams, server.stream_url)
+        await run_all(streams, server.stream_url, num_tokens=100)
         assert {stream.ends[-1] for stream in streams} == {"finished"}
         assert server.stop() == 0
     model = tmp_path / "model"
@@ -60,7 +60,7 @@ async def check_stays_away(server: ServerProcess, store: Path, num_times: int) -
     """The server looks for its store again and again, and makes no other one in its place."""
     async with socket_of(server.stream_url) as socket:
         for index in range(num_times):
-            body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, **SAMPLING}
+            body = {"prompt": PROMPT, "max_tokens": 20_000, **SAMPLING}
             await ask(socket, type="generate", request_id=f"u{index}", **body)
             assert (await answer_of(socket, "finished"))["type"] == "finished"
             assert not await asyncio.to_thread(store.exists)
@@ -71,7 +71,7 @@ async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) ->
     """What a client has of the old one is answered by a reset, and never gone on with."""
     store = tmp_path / "store"
     odometer = Odometer()
-    streams = kept_streams(NUM_STREAMS, History(), odometer, max_tokens=MAX_TOKENS)
+    streams = kept_streams(NUM_STREAMS, History(), odometer, max_tokens=ENDLESS)
     with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)
@@ -106,7 +106,7 @@ async def check_is_gone(server: ServerProcess, stream: KeptStream) -> None:
 
 async def test_store_emptied_while_the_server_was_down_resets_too(tmp_path: Path) -> None:
     odometer = Odometer()
-    streams = kept_streams(NUM_STREAMS, History(), odometer, max_tokens=MAX_TOKENS)
+    streams = kept_streams(NUM_STREAMS, History(), odometer, max_tokens=ENDLESS)
     with tiny_server(tmp_path) as server:
         running = asyncio.create_task(run_all(streams, server.stream_url))
         await odometer.reach(400)

@@ -15,7 +15,14 @@ from tests.reliability.confined import can
 from tests.reliability.history import History
 from tests.reliability.hostile_names import quiet
 from tests.reliability.servers import ROOT, ServerProcess
-from tests.reliability.streams import KeptStream, Odometer, Soloist, kept_streams, tiny_server
+from tests.reliability.streams import (
+    ENDLESS,
+    KeptStream,
+    Odometer,
+    Soloist,
+    kept_streams,
+    tiny_server,
+)
 
 REFUSALS = {
     (400, "invalid_value"),
@@ -60,9 +67,9 @@ def test_attempt_would_be_seen() -> None:
 
 
 async def interrupted(server: ServerProcess, history: History) -> KeptStream:
-    """A session whose state is on the disk, a few hundred tokens on."""
+    """A session in the middle of a generation, whose state is on the disk."""
     odometer = Odometer()
-    (stream,) = kept_streams(1, history, odometer, max_tokens=600)
+    (stream,) = kept_streams(1, history, odometer, max_tokens=ENDLESS)
     reading = asyncio.create_task(stream.run(server.stream_url))
     await odometer.reach(200)
     assert await asyncio.to_thread(server.stop) == 0
@@ -83,7 +90,8 @@ async def test_symlink_in_the_store_is_not_followed(target: str, tmp_path: Path)
             file.rename(moved)
             file.symlink_to(moved if target == "itself" else target)
         server.start()
-        assert await stream.run(server.stream_url) == "finished"
+        assert await stream.run(server.stream_url, num_tokens=100) == "finished"
         log = server.log()
-    assert stream.tokens == Soloist(tmp_path / "model").tokens(**stream.body)
+    body = {**stream.body, "max_tokens": len(stream.tokens)}
+    assert stream.tokens == Soloist(tmp_path / "model").tokens(**body)
     assert f"snapshot {files[-1].relative_to(snapshots)}: the state file" in log

@@ -20,6 +20,7 @@ from tests.reliability.heirs import (
 )
 from tests.reliability.history import History
 from tests.reliability.streams import (
+    ENDLESS,
     SAMPLING,
     Frame,
     KeptStream,
@@ -69,7 +70,7 @@ async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = kept_streams(4, history, odometer, max_tokens=1500)
+    streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     # A lease that no busy machine outlasts.
     environment = {"EVERSTREAM_STORE_LEASE_S": "60"}
     async with cluster_of(
@@ -85,6 +86,8 @@ async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
             refused = await answer(rival)
             assert refused["error"]["code"] == "session_elsewhere"
         first.signal(signal.SIGCONT)
+        for stream in streams:
+            await stream.cancel()
         assert set(await reading) == {"finished"}
         assert not first.exits
         log = await logs_of(cluster, model)
