@@ -62,18 +62,18 @@ def test_stream_goes_on_where_it_was_after_the_server_was_killed(
     flags += ("--continue-on-start",)
     server = start_real(*flags)
     open_page(page, server)
-    begin(page, "Once upon a time", 1500)
+    begin(page, "Once upon a time", 10_000)
     expect(token(page, 100)).to_be_attached()
     server.kill()
     expect(page.locator("#connection")).to_have_attribute("data-state", re.compile("waiting"))
     expect(page.locator(".story")).to_have_attribute("aria-busy", "true")
     start_real(*flags, port=server.port)
-    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0")
+    expect(page.locator("#summary")).to_have_text("10,000 tokens, seed 0")
     expect(page.locator(".taken-up")).to_contain_text("nothing is missing")
     seen = story_of(page)
     expect(page.locator(".taken-up")).to_be_hidden()  # after some seconds
 
     page.get_by_role("button", name="Add session").click()
-    begin(page, "Once upon a time", 1500)
-    expect(page.locator("#summary")).to_have_text("1,500 tokens, seed 0")
+    begin(page, "Once upon a time", 10_000)
+    expect(page.locator("#summary")).to_have_text("10,000 tokens, seed 0")
     assert story_of(page, 1) == seen
