@@ -3,8 +3,8 @@
 Opens many sessions in one engine, feeds each a short prompt, and reads the resident memory of the
 process before and after; then lets some of them generate at once, and then every one of them in
 turn. A fork is a copy of a session's block between random slots of the full pool, so that neither
-lies in a cache. Beside it by calculation: a softmax model's KV cache of the same shape in 16 bits,
-copied at the speed that the blocks were.
+lies in a cache. For comparison, by calculation: a softmax model's KV cache of the same shape in
+16 bits, copied at the speed that the blocks were.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One stream through the engine, greedily. Every position has a session of its own;
 they take turns, a block of tokens each, in one process, so that the machine's
 noise falls on all alike. Memory is that of the process while one session grows
-from the first position to the last. Beside it: softmax models of the same size.
+from the first position to the last. For comparison: softmax models of the same size.
 """
 
 from __future__ import annotations

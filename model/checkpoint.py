@@ -3,7 +3,7 @@
 Keys and shapes are checked strictly, and a digest over config, weights and
 tokenizer names the model: a session's state means something only to the model
 that made it. Folders of other projects load too, where `model.foreign` knows
-the ``model_type`` of their config; their weights may be several files beside
+the ``model_type`` of their config; their weights may be several files next to
 an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth``, with
 a tokenizer in the same folder or the published one, and ``NAME.gguf``, which has one of its own.
 

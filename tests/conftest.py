@@ -13,7 +13,7 @@ from tests.needs import Guard, mark
 from tests.postgres import Postgres
 from tests.restored_logging import restored_logging
 
-# Tiny models gain nothing from a second thread and lose much beside another busy process.
+# Tiny models gain nothing from a second thread and lose much next to another busy process.
 # Child processes inherit it; tests about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A server that a test starts must not meet the user's own sessions; tests of stores name theirs.

@@ -62,7 +62,7 @@ class ByteTokenizer:
     vocab_size = 257
     eos_token_id, eos_token_ids = EOS, (EOS,)
     puts_space_in_front = False
-    special_ids = {"<|endoftext|>": EOS}  # noqa: RUF012 - nobody writes to it
+    special_ids = {"<|endoftext|>": EOS}  # noqa: RUF012 - never written to
     silent_ids = frozenset((EOS,))
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:

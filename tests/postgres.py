@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.stopping import stop
 
 USER = "everstream"
-#: Whoever kills the tests leaves no server behind.
+#: Tests that are killed leave no server behind.
 DIES_WITH_US = ("setpriv", "--pdeathsig=INT")
 
 

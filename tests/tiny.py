@@ -202,7 +202,7 @@ def poison(engine: Engine, session: str, owner: str = "me") -> None:
 
 
 def check_books(engine: Engine) -> None:
-    """Free + held = total, no slot held twice, and none held by nobody."""
+    """Free + held = total, no slot held twice, and none held without a holder."""
     stats, pool = engine.stats(), engine._pool
     slots = [session.slot for session in engine._sessions if session.slot is not None]
     assert len(set(slots)) == len(slots) == stats.held_slots, slots

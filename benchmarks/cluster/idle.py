@@ -1,4 +1,4 @@
-"""What replicas ask of their database at rest, and what the sessions there take."""
+"""What replicas ask of their database when idle, and what the sessions there take."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MAX_TOKENS = 1_000_000
 #: Of each stream, before anything is counted.
 WARM_UP_TOKENS = 12
 WARM_UP_TIMEOUT_S = 120.0
-#: So a stream that nobody reads any more costs nothing.
+#: So a stream without a reader costs nothing.
 FLAGS = ("--threads", "1", "--max-detached-tokens", "0")
 
 

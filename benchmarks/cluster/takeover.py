@@ -1,4 +1,4 @@
-"""How long a reader of a session waits when its replica is no more: killed, drained, or left.
+"""How long a reader of a session waits when its replica is gone: killed, drained, or left.
 
 From the last token that a client had of the old replica to the first one that the new replica
 has generated. Clients connect to the other replica at once, and again as our own clients do.

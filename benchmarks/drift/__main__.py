@@ -8,7 +8,7 @@ Three parts: the error after up to a million random tokens, in chunks and one by
 `elu` with its sums stored in narrower formats; and whether a state that has seen 1e8 tokens still
 takes in new ones. For the last, the sums of `PAST_TOKENS` tokens are multiplied up to 1e8 (decayed
 and bounded tensors stay as they are), and the layer reads tokens of another kind: how far is the
-state's move from the one in float64? Beside it, the same with the sums stored in float32.
+state's move from the one in float64? For comparison, the same with the sums stored in float32.
 """
 
 from __future__ import annotations

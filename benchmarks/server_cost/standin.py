@@ -45,7 +45,7 @@ TEXT = (
 
 
 class Fountain:
-    """A `server.engine.runner.Runner` that writes ``ids`` for ever, at most so many per second."""
+    """A `server.engine.runner.Runner` that writes ``ids`` endlessly, at most so many per second."""
 
     grid = ()
 

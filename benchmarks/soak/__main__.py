@@ -3,7 +3,7 @@
 Many clients at once, each choosing its next visit at random (`behaviour`):
 whole streams, cancels, disconnects without a word, long prompts, kept and
 abandoned sessions, bad requests, and requests whose tokens are known. The pool
-is small, so that some are refused. At the end the server must be at rest and as
+is small, so that some are refused. At the end the server must be idle and as
 large as after the warm-up, and leave with exit code 0 (`verdict`).
 """
 
@@ -182,7 +182,7 @@ async def probe(world: World) -> None:
 
 
 async def fill_and_empty(world: World, max_sessions: int) -> None:
-    """Every slot of a pool at rest can be had again, and not one more."""
+    """Every slot of an idle pool can be acquired again, and not one more."""
     try:
         created = [await world.call("POST", "/v1/sessions", json={}) for _ in range(max_sessions)]
         await world.call("POST", "/v1/sessions", status=503, json={})

@@ -218,7 +218,7 @@ def raise_if_error(frame: Frame) -> None:
 def checked_refusal(status: int, body: Any) -> str:
     """The code of an error that says "no room"; raises `Broken` for any other error."""
     code = body["error"]["code"]
-    expect(REFUSALS.get(code) == status, "an error that nobody provoked", body)
+    expect(REFUSALS.get(code) == status, "an error that no request provoked", body)
     return str(code)
 
 

@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Line:
-    """One line without its newline. ``begin`` is its name for ever, ``end`` the next one's."""
+    """One line without its newline. ``begin`` is its permanent name, ``end`` the next one's."""
 
     data: bytes
     begin: Place
@@ -37,7 +37,7 @@ class Tail:
     """Follows the file at ``path`` from ``place`` on, or from its beginning.
 
     A file that was renamed is read to its end first, also if it happened while
-    nobody followed, as long as it is still in the same folder.
+    was not followed, as long as it is still in the same folder.
     """
 
     def __init__(self, path: Path, place: Place | None = None) -> None:

@@ -58,7 +58,7 @@ export class SessionBroken extends EverstreamError {}
 /** The server is stopping and has saved the session: resume it where it comes back. */
 export class SessionMigrated extends EverstreamError {}
 
-/** The events after the last known one cannot be had; the message says why. */
+/** The events after the last known one are not available; the message says why. */
 export class SessionReset extends EverstreamError {
   /** @param {import("./events.js").Reset} event */
   constructor(event) {

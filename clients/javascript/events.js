@@ -59,7 +59,7 @@
  */
 
 /**
- * The events that were asked for cannot be had; those after `seq` follow.
+ * The events that were asked for are not available; those after `seq` follow.
  * @typedef {object} Reset
  * @property {"reset"} type
  * @property {string} session

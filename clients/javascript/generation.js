@@ -14,7 +14,7 @@ const NO_MORE = { value: undefined, done: true };
  * The events of a generation, once over.
  *
  * Iterating gives a `token` for each token and ends with a `finished`, so that their texts
- * joined are the answer. A `reset` comes where events after those that were read cannot be had
+ * joined are the answer. A `reset` comes where events after those that were read are not available
  * any more. Leaving a `for await` loop early cancels what still runs; `detach` it first where
  * it shall go on.
  *

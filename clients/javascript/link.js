@@ -16,7 +16,7 @@ export const MOVE = "move";
  * `opening` is the message that begins it, or that takes it up again. `receive` says what
  * comes after an event: one of the above, or the seconds to wait before it is sent again.
  * `survives` is asked when its socket has ended: whether it goes on over another one.
- * `bidding` is what to ask for besides, once it is sent: its end, or that nobody reads it.
+ * `bidding` is what to ask for besides, once it is sent: its end, or that it has no reader.
  * `isUnanswered`: nothing has come since it was sent.
  *
  * @typedef {object} Exchange
@@ -64,7 +64,7 @@ export class Link {
    * @param {WebSocket} socket
    * @param {LinkWatcher} watcher
    * @param {Timers} timers
-   * @param {number} timeoutMs silence after which nobody is there
+   * @param {number} timeoutMs silence after which the connection counts as lost
    */
   constructor(socket, watcher, timers, timeoutMs) {
     this.#socket = socket;

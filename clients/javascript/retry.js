@@ -44,7 +44,7 @@ export class Tries {
   }
 }
 
-/** A name for a piece of work that nobody else gives one. */
+/** A unique name for a piece of work. */
 export function newKey() {
   const numbers = new Uint32Array(4);
   // Without a secure random source, as in Node 18, any other will do: it is not a secret.

@@ -66,7 +66,7 @@ export class Session {
   }
 
   /**
-   * Ends what the session runs, also where nobody reads it.
+   * Ends what the session runs, also where it has no reader.
    * @returns {Promise<import("./events.js").SessionInfo>}
    */
   cancel() {

@@ -69,7 +69,7 @@ export class Stream {
       this.#begin = resolve;
       this.#neverBegin = reject;
     });
-    this.begun.catch(() => {}); // whoever reads is told as well
+    this.begun.catch(() => {}); // the reader is told as well
     /** @type {Promise<void>} */
     this.over = new Promise((resolve) => (this.#settle = resolve));
   }
@@ -220,7 +220,7 @@ export class Stream {
     this.inbox.push(event);
   }
 
-  /** Leaves the events that come to the server, or gives up, as nobody reads. */
+  /** Leaves the events that come to the server, or gives up, as it has no reader. */
   #goAway() {
     if (!this.beginning.isKept) {
       const error = new ReaderTooSlow(`more than ${this.maxUnread} events were left unread`);

@@ -77,7 +77,7 @@ class SessionMigrated(EverstreamError):
 
 
 class SessionReset(EverstreamError):
-    """The events after the last known one cannot be had; the message says why.
+    """The events after the last known one are not available; the message says why.
 
     To continue from the session as it is now, `resume` it from these.
     """

@@ -133,7 +133,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The events that were asked for cannot be had; the session stands at ``last_seq``."""
+    """The events that were asked for are not available; the session stands at ``last_seq``."""
 
     request_id: str
     session: str

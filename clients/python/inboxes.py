@@ -109,7 +109,7 @@ class Inboxes:
             self.farewells.append(farewell)
 
     def abandon(self, request_id: str, kind: Literal["cancel", "detach"] = "cancel") -> None:
-        """Closes a request that nobody reads any more."""
+        """Closes a request without a reader."""
         inbox = self._inboxes.pop(request_id, None)
         if inbox is not None and inbox.is_alive and not inbox.is_being_recovered:
             self.farewells.append(Farewell(kind, request_id))

@@ -101,4 +101,4 @@ def _failures_as_lines(name: HubName, path: str | None = None) -> Iterator[None]
 
 
 def _failure(what: str, reason: str) -> CheckpointError:
-    return CheckpointError(f"{what} cannot be had from the hub: {reason}")
+    return CheckpointError(f"{what} is not available from the hub: {reason}")

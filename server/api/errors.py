@@ -1,4 +1,4 @@
-"""Errors of the wire itself, beside the engine's, and the one table code -> status and type."""
+"""Errors of the wire itself, next to the engine's, and the one table code -> status and type."""
 
 from __future__ import annotations
 

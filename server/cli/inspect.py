@@ -18,7 +18,7 @@ def inspect(
 ) -> None:
     """Show a model's parameters and the memory of a session.
 
-    Beside it stands what a KV cache of the same shape would need.
+    Next to it stands what a KV cache of the same shape would need.
     """
     from rich.console import Console
 

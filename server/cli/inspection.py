@@ -30,7 +30,7 @@ def format_bytes(count: int) -> str:
 
 
 def inspect(source: str, console: Console, tokenizer: Path | None = None) -> None:
-    """Prints what a model is, and what a session takes beside a KV cache of the same shape.
+    """Prints what a model is, and what a session takes compared with a KV cache of the same shape.
 
     ``tokenizer`` is its tokenizer's file where that is elsewhere. Raises what `load_checkpoint`
     raises.

@@ -35,7 +35,7 @@ from server.config.sources import (
 )
 
 MIB = 1 << 20
-#: Whoever takes over computes again what came after the last state, while clients wait.
+#: The replica that takes over computes again what came after the last state, while clients wait.
 SHARED_SAVE_INTERVAL = 256
 
 
@@ -53,7 +53,7 @@ class ServerConfig(BaseModel):
     that many replicas share, or "memory"; `load` puts a folder of the user's in the
     place of None. ``served_model_name`` is what clients call the one model, and
     ``tokenizer`` the file of its tokenizer where that is elsewhere. ``state`` are files of
-    named states, and ``max_states`` bounds those that a model's store has beside them.
+    named states, and ``max_states`` bounds those that a model's store has in addition.
     ``store_direct`` leads to that database itself where ``store`` is a
     pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
     where models may be loaded from at run time; None: they may not. Bounds of memory

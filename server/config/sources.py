@@ -65,7 +65,7 @@ def bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:
     """Of several models, bundled ones have names already.
 
     The default goes without one where no other does, so its sessions stay where they
-    are when others are served beside it.
+    are when others are served next to it.
     """
     bundled = bundled_models()
     has_path = any(not each.is_named and each.source not in bundled for each in sources)

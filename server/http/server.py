@@ -45,7 +45,7 @@ BACKLOG = 1024
 def bind(host: str, port: int, user_timeout_ms: int = TCP_USER_TIMEOUT_MS) -> socket.socket:
     """A listening socket whose connections cannot be held by a peer that never reads.
 
-    Raises `OSError` where the address cannot be had.
+    Raises `OSError` where the address is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)

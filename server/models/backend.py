@@ -32,7 +32,7 @@ NOT_BUILT = (
 
 
 class BackendError(ValueError):
-    """A backend or a dtype that was asked for and cannot be had. The message names its flag."""
+    """A backend or a dtype that was asked for and is not available. The message names its flag."""
 
 
 @dataclass(frozen=True)

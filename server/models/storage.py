@@ -111,7 +111,7 @@ def open_storage(
 ) -> tuple[Store, Signing]:
     """The store at ``home``, made if it is not there, a shared one, or one in memory.
 
-    Raises `StoreError`, and `OSError` where the folder cannot be had.
+    Raises `StoreError`, and `OSError` where the folder cannot be used.
     """
     identity = identity_of(checkpoint, backend)
     key = config.signing_key.encode() if config.signing_key else None

@@ -118,7 +118,7 @@ class PrefixTier:
             )
 
     def _fetched(self, fetching: asyncio.Task[None]) -> None:
-        """Whoever still waits for it sees its error; for others it is none."""
+        """Requests that still wait for it see its error; for others it is none."""
         self._fetching.discard(fetching)
         if not fetching.cancelled() and (error := fetching.exception()) is not None:
             logger.debug("a prompt's state came to nothing: %s", error)

@@ -152,7 +152,7 @@ class Store(Protocol):
     def maintain(self, now_s: float) -> bool:
         """Retention, pruning, syncing, heartbeat: about once a second, ``now_s`` monotonic.
 
-        Returns whether there is more to do, for which it wants to be called again soon.
+        Returns whether there is more to do, for which it is to be called again soon.
         Raises what `commit` raises.
         """
 

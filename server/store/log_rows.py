@@ -3,7 +3,7 @@
 A row is a JSON list with an element on each line: the session's key, the entry, and a
 CRC-32 of both that begins with the number of the entry in its session's log. So a line
 that is altered, missing or at another place is noticed. The keys of all lines stand
-once more beside the row, for the case that a line does not even tell its session.
+once more next to the row, for the case that a line does not even tell its session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page and its server: errors, a lost connection, the key, and nobody else."""
+"""The page and its server: errors, a lost connection, the key, and no other host."""
 
 from __future__ import annotations
 

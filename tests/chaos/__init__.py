@@ -1,4 +1,4 @@
-"""Replicas of one store under faults drawn from a seed, and the proof that nobody saw a lie.
+"""Replicas of one store under faults drawn from a seed, and the proof that no client was misled.
 
 ``python -m tests.chaos --seed N --minutes M --report FILE``.
 """

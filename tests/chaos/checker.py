@@ -76,7 +76,7 @@ def holes(union: Union) -> Iterator[Problem]:
     for (session, epoch), seen in union.items():
         for seq in range(1, max(seen, default=0) + 1):
             if seq not in seen:
-                detail = f"nobody saw it, the last one seen is {max(seen)}"
+                detail = f"no reader saw it, the last one seen is {max(seen)}"
                 yield Problem("hole", session, epoch, seq, None, detail)
 
 
@@ -94,9 +94,9 @@ def never_delivered(union: Union, log: Log, finished: Set[str]) -> Iterator[Prob
 
 
 def two_owners(attachments: Iterable[Attachment]) -> Iterator[Problem]:
-    """Nobody makes events of a session that another replica, or reader, has taken over.
+    """No replica makes events of a session that another one, or a reader, has taken over.
 
-    Whoever answers that the log ends at L is the owner then. Who was attached
+    The replica that answers that the log ends at L is the owner then. Who was attached
     before may still bring events up to L, late, but none after it: those are made
     by the new owner, and read by the new reader.
     """

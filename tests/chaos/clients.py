@@ -197,7 +197,7 @@ class Client:
                 return "finished"
             if outcome in ("lost", "reset"):
                 return "lost"
-            # Whoever was there may not know that we have left.
+            # The replica that was asked may not know that we have left.
             take_over = place.is_begun and (outcome in ("silent", "left") or take_over)
             if outcome == "refused":
                 take_over = place.is_begun and self._chance.random() < 0.5

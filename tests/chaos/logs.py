@@ -1,4 +1,4 @@
-"""The log of every store that a run had, read by a server that nobody else uses."""
+"""The log of every store that a run had, read by a server without other clients."""
 
 from __future__ import annotations
 

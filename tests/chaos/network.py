@@ -3,7 +3,7 @@
 Each replica has two, so that one can be cut and not the other: to its clients and
 to its store. As root they are links between network namespaces, and a cut takes
 the link down; else they are proxies that forward nothing any more. Either way
-nobody is told: packets get lost, and connections stay half open.
+no side is told: packets get lost, and connections stay half open.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Namespaces:
 
 
 def _free_networks() -> Iterator[tuple[str, str]]:
-    """The two addresses of each /30 network that nobody here has."""
+    """The two addresses of each /30 network that is free here."""
     taken = _ip("-o", "-4", "address")
     for number in itertools.count(os.getpid() * 16):  # another run begins elsewhere
         third, quarter = divmod(number % (1 << 14), 64)

@@ -33,7 +33,7 @@ class Exit:
 class Replica:
     """One of the cluster. ``incarnation`` names its present process, or the last one.
 
-    While it is ``held`` nobody starts it again.
+    While it is ``held`` it is not started again.
     """
 
     def __init__(

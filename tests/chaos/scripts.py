@@ -21,7 +21,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Turn:
-    """One generation. ``body`` is what its ``generate`` says beside the session and the key."""
+    """One generation. ``body`` is what its ``generate`` says apart from the session and the key."""
 
     body: dict[str, Any]
 
@@ -56,7 +56,7 @@ def _turn(chance: random.Random, longest: int) -> Turn:
 
 
 async def expected_events(scripts: Sequence[Script], model: Path) -> dict[int, list[Event]]:
-    """The events of each script on a server that has nobody else, as numbered in its session."""
+    """The events of each script on a server without other clients, as numbered in its session."""
     expected: dict[int, list[Event]] = {}
     with ServerProcess("--model", model, "--store", "memory") as server:
         for script in scripts:

@@ -1,4 +1,4 @@
-"""The examples as a user runs them: processes of their own, beside a real durable server."""
+"""The examples as a user runs them: processes of their own, next to a real durable server."""
 
 from __future__ import annotations
 

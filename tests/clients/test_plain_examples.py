@@ -1,4 +1,4 @@
-"""The short examples as a user runs them, beside a real server."""
+"""The short examples as a user runs them, next to a real server."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_cancel_reaches_a_generation_whose_connection_was_cut(
 
 
 def test_reader_that_has_taken_over_keeps_the_session(direct: Client, proxy_url: str) -> None:
-    """A cut connection does not take a session back from whoever has it by now."""
+    """A cut connection does not take a session back from the reader that has it by now."""
     session = direct.create_session()
     url = cut_url(proxy_url, "first", 4)
     with Client(url, timeout_s=30, reconnect_s=0.5) as client:

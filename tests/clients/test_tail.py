@@ -74,7 +74,7 @@ def test_goes_on_from_a_place(log: Path, num_read: int, is_renamed: bool) -> Non
     first = Tail(log)
     place = [line.end for line in first.lines()][num_read - 1]
     first.close()
-    if is_renamed:  # while nobody follows
+    if is_renamed:  # while no reader follows
         log.rename(log.with_name("log.1"))
     add(log, "four\n")
     second = Tail(log, place)

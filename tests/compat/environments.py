@@ -81,7 +81,7 @@ def python_client(name: str) -> Client:
 def node_client(name: str) -> Client:
     """Node with the packages that `NAME/package-lock.json` pins, installed if need be.
 
-    Its folder is a copy, because Node looks for packages beside the file that wants them.
+    Its folder is a copy, because Node looks for packages next to the file that imports them.
     """
     place = PLACE / name
     place.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _found(program: str) -> Path:
-    """Fails, and does not skip, where it is missing: else nobody would notice."""
+    """Fails, and does not skip, where it is missing: a skip would go unnoticed."""
     path = shutil.which(program)
     assert path is not None, f"{program} is not installed (Debian: apt-get install nodejs npm)"
     return Path(path)

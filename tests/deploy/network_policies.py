@@ -1,4 +1,4 @@
-"""Who reaches whom under network policies: as much of their rules as our manifests use."""
+"""Which pod reaches which under network policies: as much of their rules as our manifests use."""
 
 from __future__ import annotations
 

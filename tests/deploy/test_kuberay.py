@@ -211,5 +211,5 @@ def test_each_pod_has_a_certificate_of_its_own_names(
     assert is_for("-verify_ip", "127.0.0.1")
     assert is_for("-verify_hostname", "localhost")
     assert not is_for("-verify_ip", "10.1.2.4")
-    # Nobody but the head can say that it is the head.
+    # Only the head can say that it is the head.
     assert is_for("-verify_hostname", environment["FQ_RAY_IP"]) is (part == "head")

@@ -87,7 +87,7 @@ def test_error_is_what_the_server_says() -> None:
 
 
 def refusals() -> set[tuple[str, str, str, str]]:
-    """Section, field, reason, and the values that are accepted beside null."""
+    """Section, field, reason, and the values that are accepted apart from null."""
     return {
         (heading, name, refusal.reason, accepted(refusal))
         for heading, body in BODIES.items()

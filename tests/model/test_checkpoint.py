@@ -121,7 +121,7 @@ def test_hub_id_is_loaded_through_the_hubs_cache(tmp_path: Path) -> None:
 def test_hub_that_cannot_be_reached_is_a_checkpoint_error(tmp_path: Path) -> None:
     loaded = load_from_hub(tmp_path, "somebody/unknown")
     assert loaded.returncode == 1
-    assert "CheckpointError: somebody/unknown cannot be had from the hub" in loaded.stderr
+    assert "CheckpointError: somebody/unknown is not available from the hub" in loaded.stderr
 
 
 def test_path_that_is_no_folder_is_refused_without_the_hub() -> None:

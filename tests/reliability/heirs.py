@@ -55,7 +55,7 @@ class Heir:
 
 
 async def endless(socket: ClientConnection) -> None:
-    """Has ``socket`` read something that nobody keeps."""
+    """Has ``socket`` read something that is not kept."""
     body = {"prompt": "hi", "max_tokens": 10**6, **SAMPLING}
     await ask(socket, type="generate", request_id="b", **body)
     assert (await answer(socket))["type"] == "started"

@@ -148,7 +148,7 @@ class History:
     def owned(self, session: str, owner: str, epoch: Epoch, after_seq: int) -> None:
         """``owner`` took the session over when the log ended at ``after_seq``.
 
-        Whoever had it before may still deliver what was logged until then, and
+        The owner before it may still deliver what was logged until then, and
         nothing after it.
         """
         self._ownership[session].append((owner, epoch, after_seq))

@@ -2,7 +2,7 @@
 
 Every fault is set per direction, for connections to come (`FaultProxy.to_server`,
 `FaultProxy.to_client`) or on a live one (the same names of a `Link`): a delay, a
-cut at a byte, a silence that nobody is told of, a trickle.
+cut at a byte, an unannounced silence, a trickle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Direction:
     swallowed: bytes = b""
 
     def swallow(self) -> None:
-        """Nothing passes from now on, and nobody is told."""
+        """Nothing passes from now on, and neither side is told."""
         self.swallow_after_bytes = self.num_bytes
 
     def split(self, data: bytes) -> tuple[bytes, bytes, bool]:

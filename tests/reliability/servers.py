@@ -123,7 +123,7 @@ class ServerProcess:
         assert status == 200, body
 
     async def ended(self) -> int | None:
-        """Returns when the process has ended, whoever ended it; None where nobody knows how."""
+        """Returns when the process has ended, by itself or not; None where it is not known how."""
         process = self._running
         ended, watched = asyncio.Event(), os.pidfd_open(process.pid)
         loop = asyncio.get_running_loop()
@@ -253,13 +253,13 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A port that nobody listened on just now."""
+    """A port that was free just now."""
     with socket.create_server((LOCAL, 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 async def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Returns when ``condition`` holds; raises `TimeoutError`. For what tells nobody that it is so.
+    """Returns when ``condition`` holds; raises `TimeoutError`. For what cannot be awaited.
 
     The condition may block: it runs in a thread.
     """

@@ -1,4 +1,4 @@
-"""1: kill -9 at random moments. Nobody misses a token, sees one twice, or sees another one."""
+"""1: kill -9 at random moments. No client misses a token, sees one twice, or sees another one."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def fill(folder: Path) -> Path:
 
 
 async def check_refuses_what_is_kept(server: ServerProcess, socket: ClientConnection) -> None:
-    """New kept work is refused over both ways; what nobody keeps is done."""
+    """New kept work is refused over both ways; unkept work is done."""
     full = (507, "store_full")
     body = {"prompt": PROMPT, "max_tokens": 5, **SAMPLING}
     async with client_of(server.url) as client:

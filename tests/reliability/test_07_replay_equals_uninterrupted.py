@@ -26,7 +26,7 @@ from tests.reliability.streams import (
 )
 
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
-#: What a continuation depends on, beside the state: penalties, held back text, half characters.
+#: What a continuation depends on, apart from the state: penalties, held back text, half characters.
 BODIES: Sequence[dict[str, Any]] = [
     {"prompt": [5]},
     {"prompt": [7 + index % 90 for index in range(63)], "top_k": 40},
@@ -96,7 +96,7 @@ def bits(value: SessionValue) -> object:
 
 
 async def a_state_is_saved(store: Path, running: asyncio.Task[Any]) -> None:
-    """Returns when another state is on the disk, or nobody makes one any more."""
+    """Returns when another state is on the disk, or none will be written any more."""
 
     def files() -> set[Path]:
         return set(store.glob("snapshots/*/*.safetensors"))

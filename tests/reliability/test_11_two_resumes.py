@@ -54,7 +54,7 @@ async def test_over_http_the_second_reader_gets_409(tmp_path: Path) -> None:
     with ServerProcess("--store", tmp_path / "store") as server:
         (stream,) = kept_streams(1, History(), max_tokens=ENDLESS)
         reading = asyncio.create_task(stream.run(server.stream_url))
-        while not stream.frames:  # noqa: ASYNC110 - the stream tells nobody that it has begun
+        while not stream.frames:  # noqa: ASYNC110 - a stream has no event for its beginning
             await asyncio.sleep(0.01)
         path = f"/v1/sessions/{stream.session}/events"
         async with client_of(server.url) as client:

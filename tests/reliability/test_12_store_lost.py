@@ -1,4 +1,4 @@
-"""12: the store is away for a while, or comes back empty: nobody is told what is not so."""
+"""12: the store is away for a while, or comes back empty: no client is told what is not so."""
 
 from __future__ import annotations
 

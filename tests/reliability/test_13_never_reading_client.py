@@ -1,4 +1,4 @@
-"""13: a client that never reads is closed in time; nothing of it stays, and nobody else notices."""
+"""13: a client that never reads is closed in time; nothing of it stays, and no other notices."""
 
 from __future__ import annotations
 

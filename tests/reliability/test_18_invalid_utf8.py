@@ -1,4 +1,4 @@
-"""18: a text message that is not UTF-8 closes its socket with 1007, and reaches nobody."""
+"""18: a text message that is not UTF-8 closes its socket with 1007, and has no other effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""19: thousands of idle sockets cost what is budgeted and disturb nobody; the excess is told so."""
+"""19: thousands of idle sockets cost what is budgeted and disturb no one; the excess is told so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.reliability.servers import FAKE, ServerProcess, eventually
 #: Python objects, the kernel's part aside.
 BUDGET_BYTES_PER_SOCKET = 70 * 1024
 AT_ONCE = 100
-#: Beside the sockets: the bystander, and what asks for metrics.
+#: Apart from the sockets: the bystander, and what asks for metrics.
 SPARE_CONNECTIONS = 2
 
 

@@ -87,7 +87,7 @@ def test_deadlines_meet_the_criterion() -> None:
 
 
 async def test_slow_clients_of_every_kind_are_closed() -> None:
-    """All at once, so that it takes as long as the slowest; nobody else has to wait."""
+    """All at once, so that it takes as long as the slowest; other clients need not wait."""
     with ServerProcess(program=FAKE) as server:
         num_descriptors = server.num_descriptors()
         async with bystander(server.port) as other, connected(server.port, 4096) as deaf:

@@ -1,4 +1,4 @@
-"""22: a bad value in any parameter is a 4xx that names it, costs the engine nothing, harms nobody.
+"""22: a bad value in any parameter is a 4xx that names it, costs the engine nothing, harms none.
 
 Values go over the wire as raw JSON, because Python would not write some of them.
 """

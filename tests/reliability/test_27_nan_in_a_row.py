@@ -78,7 +78,7 @@ def test_store_has_the_last_sound_state_and_the_session_goes_on_from_it(model: M
 
 @pytest.mark.parametrize("ends", ["saved", "evicted", "expired", "retired"])
 def test_what_only_reads_is_not_saved_either(model: Model, ends: str) -> None:
-    """Nothing is drawn, so nobody has seen yet that its state is lost."""
+    """Nothing is drawn, so it was not noticed yet that its state is lost."""
     engine, ledger = model.engine(max_sessions=1, save_interval=1, can_evict=True), Ledger()
     session = kept(engine)
     poison(engine, session)

@@ -59,7 +59,7 @@ async def hang(fault: str, store: Path) -> None:
         assert server.get("/ready")[0] == 503
         assert server.get("/metrics")[0] == 200
         assert not reading.done()
-        # Whoever watches it ends it now, and it does end, though not well.
+        # Its supervisor ends it now, and it does end, though not well.
         assert await asyncio.to_thread(server.stop) == 1
         await reading
     assert stream.ends[-1] in ("broken", "error")

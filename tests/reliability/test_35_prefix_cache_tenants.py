@@ -65,7 +65,7 @@ def test_same_tenant_hits_and_another_misses(tmp_path: Path) -> None:
             again, warm = one.ask(keep=keep)
             assert (again, warm.hits, warm.misses) == (text, 1, 0)
             assert warm.saved_tokens > 100
-        # For the other it is a prompt like any: as if nobody had ever sent its beginning.
+        # For the other it is a prompt like any: as if its beginning had never been sent.
         _, first = other.ask(prompt=PROMPT + " And then?")
         assert first == Prefixes(0, 1, 0)
         theirs, second = other.ask()

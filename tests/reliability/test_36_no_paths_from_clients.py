@@ -52,7 +52,7 @@ def test_every_name_is_refused() -> None:
 
 @pytest.mark.skipif(not can("--net"), reason="this user may not make a network")
 def test_nothing_is_looked_for_outside() -> None:
-    """Where nothing leads outside the answers are the same, and nobody tried to get there."""
+    """Where nothing leads outside the answers are the same, without an attempt to get there."""
     told = quiet("--quiet")
     assert set(answers_of(told).values()) <= REFUSALS
     # One connection for each question over HTTP, and one socket: all of them the client's.

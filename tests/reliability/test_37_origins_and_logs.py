@@ -104,7 +104,7 @@ async def test_own_page_and_programs_are_let_in(server: Running) -> None:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What clients send and nobody may find in a log, in any of its forms."""
+    """What clients send and must not be in a log, in any of its forms."""
 
     key: str = "es-KeyThatNobodyMayFind"
     wrong_key: str = "es-WrongKeyThatNobodyMayFind"

@@ -65,7 +65,7 @@ def edit(path: Path, **fields: object) -> None:
 
 
 def put_code_into(folder: Path, trap: Trap) -> None:
-    """All the files that another loader might run, beside those of the checkpoint."""
+    """All the files that another loader might run, apart from those of the checkpoint."""
     for name in ("modeling_tiny", "configuration_tiny", "__init__", "setup", "conftest"):
         (folder / f"{name}.py").write_text(trap.python, encoding="utf-8")
     for name in (

@@ -52,7 +52,7 @@ STRIDE = 23
 
 
 class Known(NamedTuple):
-    """What a store that nobody has altered says."""
+    """What an unaltered store says."""
 
     texts: dict[str, list[int]]
     events: dict[str, Events]

@@ -34,7 +34,7 @@ TRIES_S = 60
 
 
 async def resumed_at(url: str, stream: KeptStream) -> End:
-    """How it ended, once it was told: while a replica is being reclaimed nobody knows."""
+    """How it ended, once it was told: while a replica is being reclaimed it is not known."""
     async with asyncio.timeout(TRIES_S):
         while await stream.run(url) == "error":
             if stream.frames[-1]["error"]["code"] != "session_elsewhere":
@@ -45,7 +45,7 @@ async def resumed_at(url: str, stream: KeptStream) -> End:
 
 @pytest.mark.timeout(240)
 async def test_after_a_crash_one_of_two_replicas_wins_and_misses_nothing(tmp_path: Path) -> None:
-    """The sessions are nobody's, and both want them."""
+    """The sessions have no owner, and both ask for them."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
     streams = kept_streams(NUM_SESSIONS, history, odometer, max_tokens=ENDLESS)

@@ -39,7 +39,7 @@ def server_at(folder: Path, drain_timeout_s: float = 60) -> ServerProcess:
 
 
 async def begin_unkept(socket: ClientConnection) -> None:
-    """An endless generation that nobody keeps."""
+    """An endless generation that is not kept."""
     await ask(
         socket, type="generate", request_id="u", prompt=PROMPT, max_tokens=ENDLESS, **SAMPLING
     )
@@ -92,7 +92,7 @@ async def test_unkept_stream_runs_on_and_nothing_new_is_taken(tmp_path: Path) ->
                 await ask(third, type="generate", request_id="n", prompt=PROMPT, keep=keep)
                 refused = await answer(third)
                 assert (refused["status"], refused["error"]["code"]) == (503, "draining")
-            # Nobody else works any more, and all of its tokens come.
+            # No other work is done any more, and all of its tokens come.
             for _ in range(3000):
                 assert (await answer(unkept))["type"] == "token"
             await ask(unkept, type="cancel", request_id="u")

@@ -26,8 +26,8 @@ from tests.server.harness import Running, running
 KEY = "the-right-key"
 OPEN = {"GET /health", "GET /ready"}
 #: What the schema of a body allows is not always possible: a prompt may be missing, a session
-#: short. A path with a parameter also matches the fixed path beside it, with other methods. And
-#: whoever comes with a cursor of another server is told so, also of a session that is gone.
+#: short. A path with a parameter also matches the fixed path next to it, with other methods. And
+#: a client with a cursor of another server is told so, also of a session that is gone.
 LEFT_OUT = "positive_data_acceptance,allow_header_conformance,use_after_free"
 #: They load from a folder that the operator names; tests/server/models has one.
 NEEDS_A_FOLDER = {

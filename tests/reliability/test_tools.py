@@ -105,7 +105,7 @@ async def test_live_link_can_go_half_open() -> None:
 
 
 async def visit(proxy: FaultProxy) -> None:
-    """Another connection comes and goes: what was to arrive before it has."""
+    """Another connection is opened and closed: what was to arrive before it has."""
     proxy.to_server.swallow_after_bytes = None
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write(b"!")

@@ -1,4 +1,4 @@
-"""03: a server without keys: no page can rebind its name to it, and nobody opens one by mistake."""
+"""03: a server without keys: no page can rebind its name to it, and none is opened by mistake."""
 
 from __future__ import annotations
 

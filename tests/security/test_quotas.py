@@ -65,7 +65,7 @@ async def of_one_stream(folder: Path, **settings: Any) -> AsyncIterator[Running]
 
 
 async def parked_session(server: Running) -> str:
-    """One whose request nobody reads and which rests for that."""
+    """One whose request has no reader and is parked for that."""
     body = {"prompt": "a", "keep": True, "max_tokens": 10**6, "stream": True}
     async with server.http.stream("POST", "/v1/completions", json=body, headers=KEY) as answer:
         assert answer.status_code == 200, await answer.aread()

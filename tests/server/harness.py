@@ -97,13 +97,13 @@ class Running:
     async def until_disconnected(self) -> None:
         """Returns when the server has no connection left, with or without the client's help."""
         async with asyncio.timeout(60):
-            while self.server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
+            while self.server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
 
     async def until_slots_are_free(self) -> None:
         """Returns when no session has a slot: a cancel is obeyed at the end of a step."""
         async with asyncio.timeout(60):
-            while (await self.stats()).held_slots:  # noqa: ASYNC110 - the engine tells nobody
+            while (await self.stats()).held_slots:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.01)
 
     async def exchange(self, data: bytes) -> bytes:

@@ -57,7 +57,7 @@ class Served:
     async def retired(self) -> None:
         """Returns when no old version is left."""
         async with asyncio.timeout(60):
-            while self.models.retiring:  # noqa: ASYNC110 - nobody is told
+            while self.models.retiring:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
 
     def version(self, name: str) -> Version:

@@ -171,7 +171,7 @@ async def test_request_that_waits_while_its_process_is_fenced_off_gets_503() -> 
     store = FailingStore()
     async with running(store=store) as server:
         waiting = asyncio.create_task(server.exchange(post("/v1/completions", b"0123456789")[:-3]))
-        while not server.server.server_state.tasks:  # noqa: ASYNC110 - uvicorn tells nobody
+        while not server.server.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
         store.error = Fenced("another process has the store")
         Answer.of(await waiting).check(503, "draining")

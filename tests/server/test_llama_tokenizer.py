@@ -1,6 +1,6 @@
 """A checkpoint of flash-linear-attention with a tokenizer of Llama's kind, served as published.
 
-What is special about it: a text begins with a space that nobody wrote, one character may be
+What is special about it: a text begins with a space that no one wrote, one character may be
 several byte tokens, and two tokens end a text, neither called ``<|endoftext|>``.
 """
 

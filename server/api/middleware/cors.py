@@ -16,7 +16,7 @@ from starlette.types import Scope
 from server.api.errors import ForeignOrigin, MethodNotAllowed
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
-#: Ours that a page may read, beside those that every page may.
+#: Ours that a page may read, apart from those that every page may.
 EXPOSED = ("Allow", "Retry-After", "WWW-Authenticate", "X-Request-Id")
 MAX_AGE_S = 600
 MAX_HEADERS_CHARS = 4096

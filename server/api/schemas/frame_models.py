@@ -92,7 +92,7 @@ class AppendedFrame(Frame):
 
 
 class DeletedFrame(Frame):
-    """A session is no more."""
+    """A session was deleted."""
 
     type: Literal["deleted"]
     session: str
@@ -119,7 +119,7 @@ class ResumedFrame(SessionFrame):
 
 
 class ResetFrame(SessionFrame):
-    """The events after the cursor cannot be had; ``reason`` is for people."""
+    """The events after the cursor are not available; ``reason`` is for people."""
 
     type: Literal["reset"]
     last_seq: int

@@ -1,7 +1,7 @@
 """What may come over the wire, strictly: no unknown fields, no coercion, no NaN.
 
 They are parsed by `server.api.schemas.parse`. Null is accepted where OpenAI accepts it
-and means the default. The bodies of OpenAI's routes are beside these routes.
+and means the default. The bodies of OpenAI's routes are next to those routes.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class Forked(TypedDict):
 
 
 class SessionDeleted(TypedDict):
-    """A session that is no more."""
+    """A deleted session."""
 
     session: str
     deleted: Literal[True]

@@ -46,7 +46,7 @@ class Wire(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Says what is accepted beside the fields: nulls, hints, and all where it is history."""
+        """Says what is accepted apart from fields: nulls, hints, and all where it is history."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         is_strict = cls.model_config.get("extra") == "forbid"
         schema["additionalProperties"] = {"type": "null"} if is_strict else True

@@ -1,4 +1,4 @@
-// What is known of a token, beside it: for the pointer, for the finger and for the keyboard.
+// What is known of a token, shown next to it: for the pointer, for the finger and for the keyboard.
 
 import { formatCount } from "./format.js";
 import { isReachable } from "./transcript.js";

@@ -44,7 +44,7 @@ export class Panes {
     return pane;
   }
 
-  /** Opens a copy of `pane` as it was at position `at`, right beside it. */
+  /** Opens a copy of `pane` as it was at position `at`, right next to it. */
   async fork(pane, at) {
     let session;
     try {

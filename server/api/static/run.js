@@ -40,7 +40,7 @@ export class Run {
     this.generation.cancel();
   }
 
-  /** Ends it, and nobody hears of it again. */
+  /** Ends it without another event. */
   abandon() {
     this.isAbandoned = true;
     this.stop();

@@ -28,7 +28,7 @@ export function showDefaults(form, defaults) {
   }
 }
 
-/** Keeps the number beside each slider equal to it, fills its track, and minds narrow screens. */
+/** Keeps the number next to each slider equal to it, fills its track, and minds narrow screens. */
 export function watchSampling(form, details) {
   for (const input of form.elements) showValue(form, input);
   form.addEventListener("input", ({ target }) => {

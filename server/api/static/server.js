@@ -43,7 +43,7 @@ export class Server {
     this.connect();
   }
 
-  /** Frees a session that nobody wants any more. That it has gone by itself is no news. */
+  /** Deletes a session that is not needed any more; one that is already gone is no error. */
   async free(session) {
     await session.delete().catch((error) => {
       if (!(error instanceof SessionNotFound)) console.warn(error.message);

@@ -101,7 +101,7 @@ export class Story {
     if (span) span.dataset.branches = (span.dataset.branches ?? "") + name;
   }
 
-  /** Takes the marks of the session `name` away, which is no more. */
+  /** Takes the marks of the session `name`, which was deleted, away. */
   unmarkBranch(name) {
     for (const span of this.story.querySelectorAll("[data-branches]")) {
       span.dataset.branches = span.dataset.branches.replace(name, "");

@@ -54,7 +54,7 @@ def serve(config: ServerConfig, greet: Callable[[int], None]) -> int:
         return _serve_joined(config, greet)
     set_environment({**OF_OUR_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     _import_ray()
-    # Short: names of sockets have 107 bytes. Nobody else can pass it, and Ray opens to all what
+    # Short: names of sockets have 107 bytes. No other user can pass it, and Ray opens to all what
     # it makes.
     folder = tempfile.mkdtemp(prefix="es-ray-", dir="/tmp")
     try:

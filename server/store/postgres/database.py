@@ -58,7 +58,7 @@ class PostgresDatabase:
     """A connection for one thread, to the schema called ``schema``.
 
     ``is_full``: a commit outlasts a crash of the database. Raises errors of psycopg's
-    where it cannot be had. ``me`` and ``link`` are the replica that it writes for, once
+    where there is no connection. ``me`` and ``link`` are the replica that it writes for, once
     that is known.
     """
 

@@ -171,7 +171,7 @@ class SharedLog(Log):
         return found
 
     def quarantine(self, key: int, why: str) -> str:
-        """See `Log.quarantine`. Nobody holds it from then on."""
+        """See `Log.quarantine`. It has no holder from then on."""
         self._execute("UPDATE session SET holder = NULL WHERE key = ?", (key,))
         return super().quarantine(key, why)
 

@@ -64,7 +64,7 @@ def succeed(command: list[str], folder: Path, environment: dict[str, str]) -> st
 
 @pytest.fixture(scope="session")
 def node() -> Node:
-    """Fails, and does not skip, where Node is missing: else nobody would notice."""
+    """Fails, and does not skip, where Node is missing: a skip would go unnoticed."""
     found = {name: shutil.which(name) for name in ("node", "npm")}
     missing = [name for name, path in found.items() if path is None]
     if missing:

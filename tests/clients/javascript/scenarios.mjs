@@ -120,7 +120,7 @@ export const scenarios = {
     await raises(RangeError, late.text());
   },
 
-  async "cancel leaves what came to whoever reads"({ connect }) {
+  async "cancel leaves what came to the reader"({ connect }) {
     const generation = connect().complete("Once", FOR_EVER);
     const reading = eventsOf(generation);
     await generation.begun();

@@ -183,7 +183,7 @@ export const scenarios = {
     same((await created).id, "sess_1");
   },
 
-  async "what nobody answered is sent again with its key"() {
+  async "what was not answered is sent again with its key"() {
     const { server, timers, say, client } = begin();
     const generation = client.session("sess_1").generate("x");
     const appended = client.session("sess_1").append("y");
@@ -371,7 +371,7 @@ export const scenarios = {
     }
   },
 
-  async "an error for no request in particular fails what nobody answered"() {
+  async "an error for no request in particular fails what was not answered"() {
     const { say, client, generation } = running();
     const unanswered = client.createSession();
     say(refusal(null, 400, "invalid_value"));

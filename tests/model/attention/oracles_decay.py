@@ -94,7 +94,7 @@ def gated(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]
 def delta(layer: Attention, weights: Weights, x: Tensor) -> tuple[Tensor, State]:
     """Solved for all tokens at once.
 
-    What token i writes beside its key, u_i = beta_i (v_i - a_i S_{i-1}^T k_i), depends on
+    What token i writes along with its key, u_i = beta_i (v_i - a_i S_{i-1}^T k_i), depends on
     the u_j before it: a triangular system. S_i is the decayed sum of k_j u_j^T.
     """
     qkv, state = convolved(weights, linear(weights, "qkv", x), option(layer, "conv_size", 4))

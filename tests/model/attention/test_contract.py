@@ -21,7 +21,7 @@ from tests.model.attention.oracles import ORACLES
 from tests.model.representatives import chosen, is_representative
 
 ROTARY: list[dict[str, object]] = [{"rotary": "before"}, {"rotary": "after"}]
-#: name of the mechanism -> option sets it is tested with, beside its defaults.
+#: name of the mechanism -> option sets it is tested with, apart from its defaults.
 VARIANTS: dict[str, list[dict[str, object]]] = {
     "cosformer": [{"horizon": 32}],
     "cosine": [{"rotary": "before"}],

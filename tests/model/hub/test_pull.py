@@ -46,7 +46,7 @@ def test_interrupted_download_is_resumed_where_it_stopped(everstream: Commands, 
     hub.repositories["owner/big"] = Repository({"big.pth": content})
     hub.repositories["owner/big"].broken = {"big.pth": UNIT + 999}
     message = everstream.refused("pull", "owner/big")
-    assert message == "owner/big: big.pth cannot be had from the hub: the hub answered 507"
+    assert message == "owner/big: big.pth is not available from the hub: the hub answered 507"
     assert hub.gets() == [("big.pth", 0), ("big.pth", UNIT)]
     assert "owner/big" in everstream.run("models").stdout
     hub.repositories["owner/big"].broken = {}
@@ -166,7 +166,7 @@ def test_token_opens_a_gated_repository_and_stays_with_the_hub(
 ) -> None:
     hub.repositories["owner/gated"] = Repository({"a.pth": bytes(9999)}, gated=True)
     assert everstream.refused("pull", "owner/gated", HF_TOKEN="hf_wrong") == (
-        "owner/gated cannot be had from the hub: the hub answered 401:"
+        "owner/gated is not available from the hub: the hub answered 401:"
         " Invalid credentials in Authorization header"
     )
     hub.asked.clear()
@@ -187,7 +187,8 @@ def test_model_on_disk_is_used_offline_and_another_one_fails_in_one_line(
         assert found.status == 0, found.stderr
         assert "rwkv7" in found.stdout
         assert others.refused("inspect", "owner/native") == (
-            "owner/native cannot be had from the hub: it is not on disk, and HF_HUB_OFFLINE is set"
+            "owner/native is not available from the hub: "
+            "it is not on disk, and HF_HUB_OFFLINE is set"
         )
     assert hub.asked == []
 
@@ -195,7 +196,7 @@ def test_model_on_disk_is_used_offline_and_another_one_fails_in_one_line(
 def test_hub_that_cannot_be_reached_is_one_line(cache: Path, hub: Hub) -> None:
     with commands(hub.environment(cache) | {"HF_ENDPOINT": "http://127.0.0.1:1"}) as others:
         message = others.refused("inspect", "owner/nothing")
-    assert message.startswith("owner/nothing cannot be had from the hub: ")
+    assert message.startswith("owner/nothing is not available from the hub: ")
     assert len(message.splitlines()) == 1
 
 

@@ -1,4 +1,4 @@
-"""Every bad input is a 4xx that names the field, costs the engine nothing and harms nobody."""
+"""Every bad input is a 4xx that names the field, costs the engine nothing and harms no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that stops reading holds up nobody, costs nothing, and misses nothing."""
+"""A client that stops reading holds up no other, costs nothing, and misses nothing."""
 
 from __future__ import annotations
 

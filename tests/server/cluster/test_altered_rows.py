@@ -93,7 +93,7 @@ def test_a_reader_elsewhere_is_not_told_what_was_altered(join: Join, database_ur
 
 
 def test_rows_of_an_older_version_are_taken_as_they_are(join: Join, database_url: str) -> None:
-    """A replica that does not know of checksums writes beside one that does."""
+    """A replica that does not know of checksums writes next to one that does."""
     one, other = join(), join()
     writers = filled(one)
     run(database_url, "UPDATE journal SET keys = NULL")

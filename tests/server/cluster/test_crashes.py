@@ -23,7 +23,7 @@ def crash(postgres: Postgres) -> None:
 def test_behind_a_pooler_nothing_is_lost(
     postgres: Postgres, database_url: str, stack: ExitStack
 ) -> None:
-    """Its connection outlives the database, so that nobody is told."""
+    """Its connection outlives the database, so that it is not told."""
     pooler = stack.enter_context(closing(PgBouncer(postgres)))
     direct = shared_place(database_url)
     place = replace(direct, url=pooler.url(database_url), direct_url=database_url)

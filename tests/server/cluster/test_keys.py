@@ -1,4 +1,4 @@
-"""Work under an idempotency key is done once, whoever leaves and whatever fails meanwhile."""
+"""Work under an idempotency key is done once, whatever leaves or fails meanwhile."""
 
 from __future__ import annotations
 

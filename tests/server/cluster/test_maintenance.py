@@ -1,4 +1,4 @@
-"""What a replica does for the shared store beside what it is asked."""
+"""What a replica does for the shared store without being asked."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class TestBurial:
     def test_who_takes_long_to_bury_it_is_not_held_for_stuck(
         self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two watch each replica: they would end each other's attempts for ever."""
+        """Two watch each replica: they would end each other's attempts endlessly."""
         monkeypatch.setattr(reclaiming, "STUCK_S", 2)
         one, other, third = join(), join(), join()
         database = linked(other).database

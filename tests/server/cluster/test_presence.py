@@ -18,7 +18,7 @@ TIMEOUT_S = 20.0
 
 
 class Watcher:
-    """A replica that notes whom it would reclaim, and what it hears."""
+    """A replica that notes which it would reclaim, and what it hears."""
 
     def __init__(self, url: str, lease_s: float) -> None:
         self.dead: queue.Queue[int] = queue.Queue()
@@ -125,7 +125,7 @@ def test_each_watches_its_two_neighbours_alone(join: Join) -> None:
 def test_an_earlier_connection_that_nobody_noticed_the_end_of_is_ended(join: Join) -> None:
     one = join()
     again = one.presence._connect()
-    one.presence._enter(again)  # would wait for ever for the lock of the first
+    one.presence._enter(again)  # would wait endlessly for the lock of the first
     with pytest.raises(psycopg.OperationalError):
         one.presence._first.execute("SELECT 1")
     again.close()

@@ -69,7 +69,7 @@ class Reader:
                 return
 
     async def read(self, number: int = NUM_TOKENS) -> bool:
-        """``number`` more tokens; False where they cannot be had, perhaps not yet."""
+        """``number`` more tokens; False where they are not available, perhaps not yet."""
         until = len(self.tokens) + number
         async with asyncio.timeout(60):
             while len(self.tokens) < until:

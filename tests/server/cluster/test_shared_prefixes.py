@@ -241,7 +241,7 @@ def test_what_memory_keeps_is_shared_and_not_given_out(replicas: Replicas) -> No
     assert found(other) == (0, 0)
     other.put([new(128)])  # and that it has let it go
     assert found(other) == (128, 1)
-    replicas.clock.now_s += 101.0  # nobody may ever have told
+    replicas.clock.now_s += 101.0  # it may never have been told
     assert found(one) == (128, 1)
 
 

@@ -1,4 +1,4 @@
-"""Formats are tried in a process that can be killed, and what is slow there hurts nobody."""
+"""Formats are tried in a process that can be killed, and what is slow there delays no other."""
 
 from __future__ import annotations
 

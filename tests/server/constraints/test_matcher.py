@@ -121,7 +121,7 @@ def test_a_later_and_smaller_budget_is_kept_if_an_end_fits() -> None:
 
 
 def test_grammar_that_becomes_too_much_work_ends_its_request_alone() -> None:
-    """Such a one is refused if it is seen; here nobody has looked."""
+    """Such a one is refused if it is checked; here it was not."""
     text = grammar_text({"type": "regex", "regex": "b|(.*a.{20}){3}"})
     grammar = json.dumps({"costs": [tokenizer().encode("b"), 1], **json.loads(text)})
     place, other = matcher(grammar), matcher(grammar)

@@ -1,4 +1,4 @@
-"""Whatever a model draws, a call that it ends keeps to the function's schema."""
+"""Whatever a model draws, a call that it ends conforms to the function's schema."""
 
 from __future__ import annotations
 

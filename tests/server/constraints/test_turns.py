@@ -1,4 +1,4 @@
-"""One at a time: owners in turn, whoever has asked most often."""
+"""One at a time: owners in turn, however often each has asked."""
 
 from __future__ import annotations
 

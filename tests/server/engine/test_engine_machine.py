@@ -39,7 +39,7 @@ READINGS = st.fixed_dictionaries(
 
 
 class EngineMachine(Commanded):
-    """What clients and a store do to an engine, beside what they may expect."""
+    """What clients and a store do to an engine, next to what they may expect."""
 
     # Requests
 

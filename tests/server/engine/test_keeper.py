@@ -128,7 +128,7 @@ def test_append_that_only_waited_is_done_after_a_restart(
 def test_cancel_after_a_restart_keeps_what_was_generated(
     make_engine: MakeEngine, ledger: Ledger
 ) -> None:
-    """The state owes those tokens still; they are not a prompt that was cut short."""
+    """Those tokens are still unfed; they are not a prompt that was cut short."""
     first, second = make_engine(), make_engine()
     first.submit(request("r", PROMPT, keep=True, max_tokens=40), 0.0)
     seen = tokens_of(event for _ in range(20) for event in first.step(0.0))

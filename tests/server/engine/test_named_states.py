@@ -94,7 +94,7 @@ def test_request_counts_the_tokens_that_it_brought(make_engine: MakeEngine) -> N
 
 
 def test_prefixes_of_two_states_are_two(make_engine: MakeEngine) -> None:
-    """Also where their texts have equal lengths, and beside the text without a state."""
+    """Also where their texts have equal lengths, and next to the text without a state."""
     cold, warm = make_engine(), make_engine(max_prefixes=32)
     states = [state_after(cold, SYSTEM), state_after(cold, OTHER), tuned(cold), None]
     wanted = [answer(cold, state) for state in states]

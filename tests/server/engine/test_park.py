@@ -1,4 +1,4 @@
-"""Requests rest while nobody takes their events, and get another reader."""
+"""Requests are parked while they have no reader, and get another one."""
 
 from __future__ import annotations
 

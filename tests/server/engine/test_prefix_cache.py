@@ -156,7 +156,7 @@ TOKENS = st.builds(
 
 
 class Cache(RuleBasedStateMachine):
-    """Beside a dict that is searched from end to end."""
+    """Compared with a dict that is searched from end to end."""
 
     def __init__(self) -> None:
         super().__init__()

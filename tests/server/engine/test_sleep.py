@@ -1,4 +1,4 @@
-"""More sessions than slots: who does not run sleeps, and nobody can tell."""
+"""More sessions than slots: the idle ones are evicted, and no client can tell."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def deaf_client(server: Running, sent: bytes) -> socket.socket:
     await loop.sock_connect(client, ("127.0.0.1", server.port))
     await loop.sock_sendall(client, sent)
     async with asyncio.timeout(60):
-        while not server.server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
+        while not server.server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
     return client
 

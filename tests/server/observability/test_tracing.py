@@ -295,7 +295,7 @@ def test_service_can_be_renamed_by_the_environment() -> None:
 @pytest.mark.process
 def test_process_ends_without_its_collector() -> None:
     with collector() as server:
-        url = server.url  # where nobody listens any more
+        url = server.url  # where no server listens any more
     code = (
         "from server.observability.tracer import open_tracer\n"
         "from tests.server.observability.test_tracing import GENERATE, finished\n"

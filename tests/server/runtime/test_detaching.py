@@ -92,7 +92,7 @@ async def test_request_left_while_its_reader_was_slow_stays_within_the_bound() -
 
 
 class Resuming:
-    """An async engine whose engine runs a session that nobody reads."""
+    """An async engine whose engine runs a session without a reader."""
 
     def __init__(self, async_engine: AsyncEngine) -> None:
         self.async_engine = async_engine

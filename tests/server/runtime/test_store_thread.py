@@ -146,7 +146,7 @@ def test_store_with_more_to_do_is_called_again_soon(desk: Desk) -> None:
 
 
 def test_store_that_has_become_another_one_is_a_reason_to_forget(desk: Desk) -> None:
-    """Also where nobody has written since: what the engine has is no part of it."""
+    """Also where nothing was written since: what the engine has is no part of it."""
     desk.add(OPENED)
     desk.done()
     desk.store.store_id = "another"
@@ -339,7 +339,7 @@ def test_error_of_our_own_is_the_end() -> None:
 
 
 def test_questions_are_answered_where_the_thread_dies() -> None:
-    """With an error; whoever waits for one of them would wait until the process ends."""
+    """With an error; a caller that waits for one of them would wait until the process ends."""
     reached, go_on = threading.Event(), threading.Event()
 
     def crash(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Named states on the wire: a prompt is read once, whoever begins a session with it."""
+"""Named states on the wire: a prompt is read once, for all sessions that begin with it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NOTE = '{"what": "was asked – “so”"}'  # noqa: RUF001
 
 
 def block(position: int) -> StateBlock:
-    """The state of whoever has seen ``position`` tokens, as the tests would have it."""
+    """The state of a session that has seen ``position`` tokens, as the tests would have it."""
     return StateBlock(np.arange(position, position + STATE_BYTES).astype(np.uint8))
 
 

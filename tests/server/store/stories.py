@@ -90,7 +90,7 @@ class Story(Writer):
 
 
 def state_of(text: Sequence[int]) -> StateBlock | None:
-    """Whoever has seen ``text`` has this one, and nobody else."""
+    """Sessions that have seen ``text`` have this one, and no others."""
     digest = sha256(repr(list(text)).encode()).digest()
     return StateBlock(np.frombuffer(digest[:STATE_BYTES], np.uint8).copy()) if text else None
 

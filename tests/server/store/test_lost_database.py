@@ -1,4 +1,4 @@
-"""A database that is lost or replaced beside states: the store refuses, and deletes nothing."""
+"""A database that is lost or replaced next to states: the store refuses, and deletes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes with a request to be kept beside its key: with the session, and no longer."""
+"""What comes with a request to be kept along with its key: with the session, and no longer."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ struct Drawn {
     double logprob = std::numeric_limits<double>::quiet_NaN();
 };
 
-// What a draw depends on, beside its parameters and the logits.
+// What a draw depends on, apart from its parameters and the logits.
 struct Place {
     uint64_t position = 0;
     const int32_t* recent = nullptr;  // the tokens that penalties look at

@@ -1,6 +1,6 @@
 // A few threads that share the tasks of one run, phase by phase.
 //
-// Nobody waits for a thread, only for tasks that a thread has begun: one that another process has
+// No caller waits for a thread, only for tasks that a thread has begun: one that another process has
 // pushed aside comes late, finds its phases done and joins where the others are. A thread that
 // waits looks for `SPIN_TIME` and then sleeps, so an idle server uses no time.
 #pragma once
@@ -24,7 +24,7 @@ public:
     int index() const { return index_; }
     int count() const;
 
-    // The next phase: `task(i)` for each i below `num_tasks`, by whoever is free. When it returns
+    // The next phase: `task(i)` for each i below `num_tasks`, by any free thread. When it returns
     // all of them are done, by all threads. Only tasks may touch what a run shares.
     template <class Task>
     void each(int num_tasks, Task task) {

@@ -62,7 +62,7 @@ class ChatLogprobs(TypedDict):
 
 
 class CalledFunctionAnswer(TypedDict):
-    """What to call; ``arguments`` is JSON that keeps to the function's schema."""
+    """What to call; ``arguments`` is JSON that conforms to the function's schema."""
 
     name: str
     arguments: str

@@ -28,7 +28,7 @@ from server.engine.types import Finished, Request, Scored, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an answer has beside the text.
+    """What an answer has apart from the text.
 
     ``num`` choices of each prompt. ``names`` are needed for ``logprobs`` and
     ``prompt_logprobs``: so many of the most probable tokens, None for none at all.

@@ -64,7 +64,7 @@ class ResponseAnswer(WatchedAnswer):
         return events
 
     async def _missed(self) -> list[Event]:
-        """More of what is not to come through the event queue; nothing where there is no more."""
+        """More of what is not to come through the event queue; nothing at the end."""
         return []
 
     async def _whole(self, events: list[Event]) -> bytes:

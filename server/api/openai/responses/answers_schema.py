@@ -82,7 +82,7 @@ class ResponseObject(TypedDict):
 
 
 class ResponseDeleted(TypedDict):
-    """A response that is no more."""
+    """A deleted response."""
 
     id: str
     object: Literal["response"]

@@ -1,4 +1,4 @@
-"""What is kept of a response beside its session: what was asked for, so that it can be told again.
+"""What is kept of a response apart from its session: what was asked for, to be told again.
 
 It lies in the store with the request itself, under the response's id, in the one
 transaction that begins the work. What the model has written is in the session's

@@ -104,7 +104,7 @@ class Work:
             raise KeyInUse  # begun by another while this one was read
 
     async def end(self) -> None:
-        """Nobody needs what was not to be stored."""
+        """Deletes what was not to be stored."""
         if not self.is_stored and self.request.session is not None:
             await self.forget()
 

@@ -23,7 +23,7 @@ CALL: Json = {
 HI: Json = {"role": "user", "content": "hi"}
 RESULT: Json = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 
-#: What libraries hold beside what they were answered: openai's parsed classes, its streams,
+#: What libraries hold in addition to what they were answered: openai's parsed classes, its streams,
 #: LiteLLM, LangChain, DeepSeek's and others' reasoning, Anthropic's marks.
 HELD_BY_ASSISTANTS: list[Json] = [
     {"parsed": {"a": 1}},

@@ -18,7 +18,7 @@ HANGS_S = 900
 
 
 class OnRay:
-    """A `ServerProcess` with ``--ray`` that is drained at the end, and leaves nobody behind."""
+    """A `ServerProcess` with ``--ray`` that is drained at the end, and leaves no process behind."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""A cluster of our own is open to nobody but itself."""
+"""A cluster of our own is open only to itself."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_who_has_the_token_is_heard(on_ray: OnRay) -> None:
 
 
 def test_files_of_the_cluster_are_out_of_reach(on_ray: OnRay) -> None:
-    """Whoever can write to its sockets is one of it."""
+    """A process that can write to its sockets is one of it."""
     table = Path(f"/proc/{on_ray.server.pid}/net/unix").read_text()
     folders = set(re.findall(r"/tmp/es-ray-[^/\s]+", table))
     ours = [Path(folder) for folder in folders if on_ray.uses(folder)]

@@ -79,7 +79,7 @@ async def hints(cluster: OnRay) -> dict[str, str]:
 
 
 async def load(cluster: OnRay, stack: AsyncExitStack) -> None:
-    """Endless streams that nobody keeps, until ``stack`` ends."""
+    """Endless streams that are not kept, until ``stack`` ends."""
     for number in range(LOAD):
         socket = await stack.enter_async_context(socket_of(cluster.stream_url))
         await ask(socket, type="generate", request_id=f"load-{number}", **ENDLESS)
@@ -157,7 +157,7 @@ def maker_of(stream: KeptStream) -> str:
 
 
 async def ask_until_cancelled(cluster: OnRay) -> None:
-    """New work, over and over; whoever is turned away by one replica is served by another."""
+    """New work, over and over; what is turned away by one replica is served by another."""
     body = {"prompt": PROMPT, "max_tokens": 1}
     async with client_of(cluster.url) as http:
         while True:

@@ -46,7 +46,7 @@ async def running(on_ray: OnRay, session: str) -> float:
 
 async def until_running(on_ray: OnRay, session: str, number: int) -> None:
     async with asyncio.timeout(30):
-        while await running(on_ray, session) != number:  # noqa: ASYNC110 - nobody is told
+        while await running(on_ray, session) != number:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.05)
 
 
