@@ -16,8 +16,9 @@ import pytest
 from clients.python import AsyncClient, Finished, Token
 from tests.deploy.balancer import Balancer, balanced
 from tests.postgres import Postgres, binaries
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
-from tests.reliability.streams import Odometer, write_tiny_model
+from tests.reliability.streams import write_tiny_model
 
 NUM_REPLICAS = 3
 NUM_CLIENTS = 4

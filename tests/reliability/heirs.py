@@ -9,15 +9,8 @@ from pathlib import Path
 from websockets.asyncio.client import ClientConnection
 
 from tests.reliability.history import History, Log
-from tests.reliability.streams import (
-    SAMPLING,
-    KeptStream,
-    Soloist,
-    answer,
-    ask,
-    place_of,
-    socket_of,
-)
+from tests.reliability.soloist import Soloist
+from tests.reliability.streams import SAMPLING, KeptStream, answer, ask, place_of, socket_of
 
 TRIES_S = 30.0
 

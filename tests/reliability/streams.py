@@ -19,17 +19,15 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint, save_checkpoint
-from server.engine.engine import EngineConfig
-from server.engine.sampling_defaults import with_defaults
-from server.engine.types import Request
 from server.models.backend import open_backend
 from server.models.storage import identity_of
 from server.store.base import Store
 from server.store.sqlite.store import open_store
 from tests.reliability.history import Event, History, Log, Reader, event_of_entry, event_of_frame
+from tests.reliability.odometer import TIMEOUT_S, Odometer
 from tests.reliability.servers import ServerProcess
 from tests.server.harness import checked
-from tests.tiny import solo, tiny_checkpoint, tokens_of
+from tests.tiny import tiny_checkpoint
 
 Frame = dict[str, Any]
 #: How one connection ended: by a frame, by the server's close, or without a word.
@@ -37,71 +35,11 @@ End = Literal["finished", "error", "reset", "migrate", "broken"]
 Backend = Literal["native", "torch"]
 LAST = ("finished", "error", "reset", "migrate")
 
-TIMEOUT_S = 90.0
 PROMPT = "Who lives in the hollow tree?"
 #: With it a generation has as many tokens as it may.
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
 #: So many tokens last longer than any test: a generation ends when it is cancelled.
 ENDLESS = 10**6
-
-
-class Odometer:
-    """Counts the tokens that all clients of a run have seen."""
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self._waiting: set[str] = set()  # names of clients without a token
-        self._goal: int | None = None  # of `hold_at`
-        self._changed = asyncio.Condition()
-
-    def wait_for(self, client: str) -> None:
-        """``client`` has asked and has no token yet."""
-        self._waiting.add(client)
-
-    def hold_at(self, num_tokens: int) -> None:
-        """From the token of this number on, a client that sees one reads no more until `release`.
-
-        What has come for it by then is lost: however far the server is ahead, each client has
-        seen what the test wants it to have seen.
-        """
-        self._goal = num_tokens
-
-    async def release(self) -> None:
-        async with self._changed:
-            self._goal = None
-            self._changed.notify_all()
-
-    async def add(self, client: str = "") -> bool:
-        """One more token, of the ``client`` that was waited for or of one without a name.
-
-        Returns whether the client was not held.
-        """
-        async with self._changed:
-            self.num_tokens += 1
-            self._waiting.discard(client)
-            self._changed.notify_all()
-            if self._goal is None or self.num_tokens < self._goal:
-                return True
-            await self._changed.wait_for(lambda: self._goal is None)
-            return False
-
-    async def leave(self, client: str) -> None:
-        """``client`` reads no more."""
-        async with self._changed:
-            self._waiting.discard(client)
-            self._changed.notify_all()
-
-    async def reach(self, num_tokens: int) -> None:
-        """Returns when so many have been seen, and each client that reads has one of them.
-
-        Raises `TimeoutError`.
-        """
-
-        def is_reached() -> bool:
-            return self.num_tokens >= num_tokens and not self._waiting
-
-        async with asyncio.timeout(TIMEOUT_S), self._changed:
-            await self._changed.wait_for(is_reached)
 
 
 class KeptStream:
@@ -357,7 +295,7 @@ def opened_store(folder: Path, model: Path | None = None, backend: Backend = "na
     return open_store(folder, identity_of(checkpoint, open_backend(checkpoint, backend)))
 
 
-# Servers and models, and what a model says alone
+# Servers and models
 
 
 def tiny_server(folder: Path, *flags: object, **options: Any) -> ServerProcess:
@@ -371,36 +309,3 @@ def write_tiny_model(folder: Path, attention: str = "gated") -> Path:
     checkpoint = tiny_checkpoint(attention)
     save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
     return folder
-
-
-class Soloist:
-    """Runs generations one by one, in this process, as no server has ever seen them."""
-
-    def __init__(self, model: Path | None = None) -> None:
-        backend = open_backend(load_checkpoint(model or DEFAULT_MODEL), "native", threads=1)
-        limits = EngineConfig(new_id=lambda: "solo", max_running=1, max_waiting=1)
-        self._tokenizer = backend.tokenizer
-        self._engine = backend.engine(1, limits)
-
-    def tokens(self, prompt: str, **sampling: Any) -> list[int]:
-        """What a ``generate`` message with the same fields must give."""
-        ids = tuple(self._tokenizer.encode(prompt))
-        request = Request("solo", "nobody", ids, with_defaults(**sampling))
-        return tokens_of(solo(self._engine, request))
-
-    def text(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
-        return b"".join(self._tokenizer.token_bytes(id) for id in ids).decode("utf-8", "replace")
-
-
-def check_alone(
-    streams: Iterable[KeptStream], history: History, log: Log, model: Path | None
-) -> None:
-    """The readers have all of the log, and each stream equals one that runs alone."""
-    soloist = Soloist(model)
-    history.check(log, decode=soloist.text)
-    for stream in streams:
-        body = stream.body
-        if stream.frames[-1]["finish_reason"] == "cancelled":
-            body = {**body, "max_tokens": len(stream.tokens)}
-        assert stream.tokens == soloist.tokens(**body), stream.name

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
+from tests.reliability.soloist import check_alone
 from tests.reliability.streams import (
     KeptStream,
-    Odometer,
-    check_alone,
     log_of_store,
     log_over_http,
     run_all,

@@ -14,12 +14,12 @@ from websockets.asyncio.client import ClientConnection
 
 from tests.reliability.confined import can, inside, volume
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import EVERSTREAM, ServerProcess, eventually
 from tests.reliability.streams import (
     PROMPT,
     SAMPLING,
     KeptStream,
-    Odometer,
     answer,
     answer_of,
     ask,

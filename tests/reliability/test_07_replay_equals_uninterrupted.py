@@ -11,12 +11,12 @@ import pytest
 
 from server.engine.value import SessionValue
 from tests.reliability.history import History, event_of_frame
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
     Backend,
     Frame,
     KeptStream,
-    Odometer,
     answer_of,
     ask,
     opened_store,

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import (
     PROMPT,
     SAMPLING,
     Frame,
     KeptStream,
-    Odometer,
     answer_of,
     ask,
     client_of,

@@ -12,10 +12,10 @@ import pytest
 
 from tests.reliability.heirs import Heir, check_inheritance, endless
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess, eventually
 from tests.reliability.streams import (
     ENDLESS,
-    Odometer,
     kept_streams,
     log_of_store,
     rest_of,

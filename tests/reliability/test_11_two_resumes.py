@@ -7,13 +7,13 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.rivals import winner_of
 from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import (
     ENDLESS,
     End,
     KeptStream,
-    Odometer,
     answer,
     ask,
     client_of,

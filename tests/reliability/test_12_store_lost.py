@@ -12,17 +12,17 @@ from tests.reliability.lost_stores import (
     check_only_kept_work_is_refused,
     check_reset,
 )
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.soloist import check_alone
 from tests.reliability.streams import (
     ENDLESS,
     PROMPT,
     SAMPLING,
     KeptStream,
-    Odometer,
     answer,
     answer_of,
     ask,
-    check_alone,
     events_over_http,
     kept_streams,
     log_of_store,

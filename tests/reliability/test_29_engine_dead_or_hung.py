@@ -11,8 +11,9 @@ import pytest
 
 from server.runtime.async_engine import STALL_S
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess, eventually
-from tests.reliability.streams import KeptStream, Odometer, answer, ask, socket_of
+from tests.reliability.streams import KeptStream, answer, ask, socket_of
 
 DRAIN_TIMEOUT_S = 1.0
 

@@ -14,15 +14,10 @@ import pytest
 from tests.reliability.confined import can
 from tests.reliability.history import History
 from tests.reliability.hostile_names import quiet
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ROOT, ServerProcess
-from tests.reliability.streams import (
-    ENDLESS,
-    KeptStream,
-    Odometer,
-    Soloist,
-    kept_streams,
-    tiny_server,
-)
+from tests.reliability.soloist import Soloist
+from tests.reliability.streams import ENDLESS, KeptStream, kept_streams, tiny_server
 
 REFUSALS = {
     (400, "invalid_value"),

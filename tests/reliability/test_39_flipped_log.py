@@ -27,7 +27,8 @@ from server.store.sqlite.check import problems
 from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.store import open_store
 from tests.reliability.history import History
-from tests.reliability.streams import Odometer, client_of, kept_streams, run_all, tiny_server
+from tests.reliability.odometer import Odometer
+from tests.reliability.streams import client_of, kept_streams, run_all, tiny_server
 from tests.server.store.records import IDENTITY, Writer, block, text_after
 
 SESSIONS = ("one", "two", "copy")

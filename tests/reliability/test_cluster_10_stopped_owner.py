@@ -19,12 +19,12 @@ from tests.reliability.heirs import (
     endless,
 )
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.streams import (
     ENDLESS,
     SAMPLING,
     Frame,
     KeptStream,
-    Odometer,
     answer,
     ask,
     kept_streams,

@@ -12,12 +12,12 @@ import pytest
 from tests.chaos.cluster import cluster_of
 from tests.chaos.logs import logs_of
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.rivals import winner_of
 from tests.reliability.streams import (
     ENDLESS,
     End,
     KeptStream,
-    Odometer,
     answer,
     ask,
     client_of,

@@ -16,15 +16,14 @@ from tests.reliability.lost_stores import (
     check_only_kept_work_is_refused,
     check_reset,
 )
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import eventually
+from tests.reliability.soloist import Soloist, check_alone
 from tests.reliability.streams import (
     ENDLESS,
     PROMPT,
     SAMPLING,
     KeptStream,
-    Odometer,
-    Soloist,
-    check_alone,
     kept_streams,
     run_all,
     write_tiny_model,

@@ -13,16 +13,16 @@ from pathlib import Path
 from websockets.asyncio.client import ClientConnection
 
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.soloist import check_alone
 from tests.reliability.streams import (
     ENDLESS,
     PROMPT,
     SAMPLING,
-    Odometer,
     answer,
     answer_of,
     ask,
-    check_alone,
     client_of,
     data_of,
     events_over_http,

@@ -14,14 +14,14 @@ import httpx
 
 from model.checkpoint import save_checkpoint
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
+from tests.reliability.soloist import Soloist
 from tests.reliability.streams import (
     ENDLESS,
     PROMPT,
     SAMPLING,
     KeptStream,
-    Odometer,
-    Soloist,
     client_of,
     write_tiny_model,
 )

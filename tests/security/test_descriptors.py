@@ -16,9 +16,10 @@ import pytest
 
 from server.api.middleware.connections import SPARE
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.raw_websocket import connected, handshake
 from tests.reliability.servers import LOCAL, ServerProcess
-from tests.reliability.streams import KeptStream, Odometer, write_tiny_model
+from tests.reliability.streams import KeptStream, write_tiny_model
 
 MAX_FILES = 128
 #: What is left of them for connections: see `server.http.descriptors`.

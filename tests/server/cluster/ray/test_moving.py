@@ -20,12 +20,12 @@ import pytest
 from server.cluster.ray.router import tag_of
 from tests.postgres import Postgres
 from tests.reliability.history import History
+from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
+from tests.reliability.soloist import Soloist
 from tests.reliability.streams import (
     End,
     KeptStream,
-    Odometer,
-    Soloist,
     answer,
     ask,
     client_of,
