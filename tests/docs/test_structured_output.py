@@ -51,7 +51,7 @@ def test_limits_are_those_of_the_code() -> None:
         f"{formats.MAX_CHOICES_CHARS} in all",
         "trying a format": f"{trial.max_cpu_s:g} s of processor time, {trial.timeout_s:g} s, "
         f"{trial.max_memory_bytes >> 20} MiB",
-        "formats that wait": f"{compiler.MAX_WAITING} for each model; the next gets 429",
-        "verdicts remembered": f"{compiler.MAX_VERDICTS} for each model",
-        "grammars kept ready": f"{compiler.MAX_MATCHERS} for each model",
+        "formats that wait": f"{compiler.MAX_WAITING} for each tenant and model; the next gets 429",
+        "results of trials in the cache": f"{compiler.MAX_VERDICTS} for each model",
+        "compiled grammars in the cache": f"{compiler.MAX_MATCHERS} for each model",
     }
