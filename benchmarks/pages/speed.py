@@ -69,8 +69,8 @@ def best_table(rows: Sequence[Figures], mode: str) -> str:
         cells = [_best_cell(best(here, (name,), threads), threads) for name in PEERS]
         ratio = f"**{ours.rate / peers.rate:.2f}**"
         body.append([size, str(threads), str(streams), _best_cell(ours, threads), *cells, ratio])
-    head = ["size", "threads, up to", "streams", "ours", *(TITLES[name] for name in PEERS)]
-    return markdown([*head, "ours by the best"], body)
+    head = ["size", "max threads", "streams", "ours", *(TITLES[name] for name in PEERS)]
+    return markdown([*head, "ours / best peer"], body)
 
 
 def context_table(rows: Sequence[Figures], threads: int, sizes: Sequence[str]) -> str:
@@ -103,7 +103,7 @@ def roofline_table(rows: Sequence[Figures]) -> str:
         fractions = [f"{figures['fraction']:.0%}, {figures['bound']}", f"{step.of_sum:.0%}"]
         body.append([*where_, moved, done, *times, *fractions])
     head = ["size", "threads", "weights", "streams", "MB at GB/s", "GFLOP at GFLOP/s"]
-    head += ["moving, ms", "computing, ms", "taken, ms", "of the roofline", "of the sum"]
+    head += ["memory, ms", "compute, ms", "measured, ms", "of the roofline", "of the sum"]
     return markdown(head, body)
 
 
@@ -139,7 +139,7 @@ def serve_table(serve: Figures) -> str:
             against = f"{ratio:.2f}" if ratio else ""
             body.append([name, str(streams), *_serve_cells(figures), against])
     head = ["server, threads", "streams", "tokens/s", "TTFT p50 / p99, ms"]
-    head += ["arrivals p50 / p99, ms", "server CPU, us/token", "ours by it"]
+    head += ["ITL p50 / p99, ms", "server CPU, us/token", "ours / peer"]
     return markdown(head, body)
 
 
@@ -166,13 +166,13 @@ def serve_summary(serve: Figures) -> str:
         ]
         cells = _serve_cells(figures)
         body.append([streams, f"**{cells[0]}**", *cells[1:], *(f"{rate:,.0f}" for rate in rates)])
-    head = ["streams", "tokens/s", "TTFT p50 / p99, ms", "arrivals p50 / p99, ms"]
+    head = ["streams", "tokens/s", "TTFT p50 / p99, ms", "ITL p50 / p99, ms"]
     return markdown([*head, "server CPU, us/token", *(SERVERS[other] for other in others)], body)
 
 
 def server_cost_table(cost: Figures) -> str:
     """CPU time of the server around a model that costs nothing."""
-    head = ["over", "pace of each stream", "us/token", "event loop", "engine", "tokens/s"]
+    head = ["transport", "rate of each stream", "us/token", "event loop", "engine", "tokens/s"]
     names = ("us_per_token", "loop_us_per_token", "engine_us_per_token")
     body = [
         [
@@ -196,7 +196,7 @@ def capacity_table(capacity: Figures) -> str:
             f"{fork['median_us']:,.1f}",
         ],
         ["idle session, measured", f"{sessions['idle_bytes_per_session']:,}", ""],
-        ["more while it generates", f"{sessions['extra_bytes_per_active_session']:,}", ""],
+        ["additional while it generates", f"{sessions['extra_bytes_per_active_session']:,}", ""],
     ]
     for cache in capacity["kv_cache"]:
         name = f"KV cache of {cache['tokens']:,} tokens, calculated"
