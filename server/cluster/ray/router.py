@@ -48,6 +48,10 @@ def ranked(session: str, replicas: Sequence[str]) -> list[str]:
 class SessionRouter(RequestRouter):
     """Goes by the session where there is one, else by the shorter of two queues."""
 
+    #: A replica that has not told the length of its queue by then is passed over, so that its
+    #: session moves or is refused. Serve's own 0.1 s is too short where other work has the cores.
+    queue_len_response_deadline_s = 2.0
+
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],

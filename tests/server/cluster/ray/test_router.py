@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
-from ray.serve.request_router import PendingRequest, RunningReplica
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from server.cluster.ray.router import SessionRouter, ranked, tag_of
 
@@ -91,3 +93,23 @@ async def test_request_without_a_session_has_two_to_choose_from() -> None:
         assert set(group) <= set(REPLICAS)
     assert await choose("", "only") == [["only"]]
     assert await choose("", *()) == [[]]
+
+
+async def test_busy_replica_has_time_to_tell_its_queue() -> None:
+    """More than Serve grants by itself: else a session would move whenever a machine is busy."""
+    asked: list[float] = []
+
+    async def get_queue_len(deadline_s: float) -> int:
+        asked.append(deadline_s)
+        return 3
+
+    router = Mock(
+        _event_loop=asyncio.get_running_loop(),
+        queue_len_response_deadline_s=SessionRouter.queue_len_response_deadline_s,
+        max_queue_len_response_deadline_s=SessionRouter.max_queue_len_response_deadline_s,
+    )
+    replica = SimpleNamespace(replica_id="a", get_queue_len=get_queue_len)
+    probed = await SessionRouter._probe_queue_lens(router, [cast(Any, replica)], 0)
+    assert probed == [(replica, 3)]
+    assert asked == [SessionRouter.queue_len_response_deadline_s]
+    assert asked[0] > RequestRouter.queue_len_response_deadline_s
