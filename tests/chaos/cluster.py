@@ -16,7 +16,7 @@ from tests.chaos.replicas import Replica
 DATABASE = "everstream"
 #: The shortest that the server takes.
 LEASE_S = 3.0
-START_S = 60.0
+START_S = 150.0
 
 
 @dataclass

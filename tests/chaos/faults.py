@@ -12,6 +12,7 @@ from typing import Literal
 from tests.chaos.cluster import Cluster
 from tests.chaos.network import WIRES, Wire
 from tests.chaos.replicas import Replica
+from tests.reliability.servers import STUCK_S
 
 Kind = Literal[
     "kill",
@@ -165,7 +166,7 @@ class Injector:
         num_exits = len(replica.exits)
         replica.mean_to_drain()
         replica.signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STUCK_S):
             await replica.ended(num_exits)
 
     async def _cut(self, fault: Fault, wires: Sequence[Wire]) -> None:

@@ -15,7 +15,7 @@ from tests.reliability.servers import ServerProcess
 from tests.reliability.streams import answer, ask, client_of, socket_of
 
 #: Until what a dead replica had is free.
-FREE_S = 30.0
+FREE_S = 120.0
 
 Log = dict[tuple[str, Epoch], list[Event]]
 

@@ -28,7 +28,7 @@ from tests.reliability.history import Problem
 from tests.reliability.streams import write_tiny_model
 
 #: After the last fault every session must come to its end within this.
-FINISH_S = 60.0
+FINISH_S = 180.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ SEEDS: list[tuple[int, list[Kind]]] = [
 ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("seed", "kinds"), SEEDS, ids=[str(seed) for seed, _ in SEEDS])
 async def test_every_promise_is_kept(seed: int, kinds: list[Kind], long: bool) -> None:
     if long:

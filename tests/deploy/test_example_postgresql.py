@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.deploy.manifests import DEPLOY, Manifest, kustomized, of_kind
 from tests.postgres import USER, Postgres, binaries
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import write_tiny_model
 
 EXAMPLE = kustomized(DEPLOY / "kubernetes" / "example-postgresql")
@@ -87,7 +87,7 @@ def postgres(folder: Path) -> Iterator[Postgres]:
 
 def url_of(server: Postgres, folder: Path, password: str = PASSWORD) -> str:
     """As in the guide, and where its host's name leads."""
-    address = {"hostaddr": "127.0.0.1", "port": server.port, "connect_timeout": 10}
+    address = {"hostaddr": "127.0.0.1", "port": server.port, "connect_timeout": 60}
     checked = {"sslmode": "verify-full", "sslrootcert": folder / "tls.crt"}
     query = urlencode({**checked, **address})
     return f"postgresql://{USER}:{quote(password)}@{NAME}/{USER}?{query}"
@@ -130,7 +130,9 @@ def test_a_replica_uses_tls_for_all_its_connections(
     environment = {"EVERSTREAM_STORE": url}
     with ServerProcess("--model", f"tiny={model}", environment=environment) as server:
         asked = {"prompt": "Once", "max_tokens": 3, "keep": True}
-        answer = httpx.post(f"{server.url}/v1/completions", json=asked, trust_env=False)
+        answer = httpx.post(
+            f"{server.url}/v1/completions", json=asked, trust_env=False, timeout=STUCK_S
+        )
         assert answer.status_code == 200, answer.text
         with psycopg.connect(url) as connection:
             query = (

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.reliability.servers import LOCAL, ServerProcess
+from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
@@ -98,11 +98,13 @@ def test_every_panel_shows_something(tmp_path: Path) -> None:
 
 def generate(port: int) -> None:
     body = {"prompt": "Once upon a time there was a fox", "max_tokens": 8}
-    httpx.post(f"http://{LOCAL}:{port}/v1/completions", json=body).raise_for_status()
+    httpx.post(
+        f"http://{LOCAL}:{port}/v1/completions", json=body, timeout=STUCK_S
+    ).raise_for_status()
 
 
 def answer(url: str, expression: str) -> list[Any]:
-    reply = httpx.get(f"{url}/api/v1/query", params={"query": expression})
+    reply = httpx.get(f"{url}/api/v1/query", params={"query": expression}, timeout=STUCK_S)
     result: list[Any] = reply.raise_for_status().json()["data"]["result"]
     return result
 
@@ -135,6 +137,6 @@ def prometheus(folder: Path, server_port: int) -> Iterator[str]:
 
 def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     transport = httpx.HTTPTransport(retries=20)
-    with httpx.Client(transport=transport) as client:
+    with httpx.Client(transport=transport, timeout=STUCK_S) as client:
         while client.get(f"{url}/-/ready").status_code != httpx.codes.OK:
             assert process.poll() is None

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from tests.reliability.raw_websocket import RawWebSocket, opened
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class Bystander:

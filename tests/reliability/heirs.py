@@ -12,7 +12,7 @@ from tests.reliability.history import History, Log
 from tests.reliability.soloist import Soloist
 from tests.reliability.streams import SAMPLING, KeptStream, answer, ask, place_of, socket_of
 
-TRIES_S = 30.0
+TRIES_S = 120.0
 
 
 class Heir:

@@ -57,7 +57,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 
 def over_http(port: int, method: str, path: str, body: object = None) -> tuple[int, str | None]:
     """Status and code of an answer; the path is sent as it is."""
-    connection = http.client.HTTPConnection(LOCAL, port, timeout=30)
+    connection = http.client.HTTPConnection(LOCAL, port, timeout=120)
     try:
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json"})

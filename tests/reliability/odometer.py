@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 
 
 class Odometer:

@@ -101,9 +101,7 @@ class KeptStream:
         if not self.tokens:
             self._odometer.wait_for(self.name)
         try:
-            async with connect(
-                url, compression=None, max_queue=None, additional_headers=headers
-            ) as socket:
+            async with socket_of(url, **(headers or {})) as socket:
                 self._socket = socket
                 await ask(socket, **self._question(take_over))
                 end = await self._read(socket, owner, num_tokens)
@@ -233,8 +231,18 @@ async def rest_of(socket: ClientConnection) -> list[Frame]:
 
 @asynccontextmanager
 async def socket_of(url: str, **headers: str) -> AsyncIterator[ClientConnection]:
-    """A socket that always reads, so that closing it never waits for the test to."""
-    async with connect(url, compression=None, max_queue=None, additional_headers=headers) as socket:
+    """A socket that always reads, so that closing it never waits for the test to.
+
+    Neither a busy machine nor a server that stands still for long makes it give up.
+    """
+    async with connect(
+        url,
+        compression=None,
+        max_queue=None,
+        additional_headers=headers,
+        open_timeout=TIMEOUT_S,
+        ping_interval=None,
+    ) as socket:
         yield socket
 
 

@@ -11,7 +11,7 @@ import pytest
 from server.config.settings import ServerConfig
 from tests.reliability.bystander import bystander
 from tests.reliability.raw_websocket import TEXT, connected, frame, opened
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import STUCK_S, ServerProcess
 
 MIB = 1 << 20
 SLACK_BYTES = 32 * MIB
@@ -61,7 +61,7 @@ async def test_prompt_of_ten_million_tokens_is_refused_by_its_bytes(long: bool) 
 @pytest.mark.timeout(600)
 async def test_prompts_over_the_bound_on_tokens_get_400_and_others_go_on(long: bool) -> None:
     with ServerProcess() as server:
-        async with bystander(server.port) as other, httpx.AsyncClient(timeout=60) as http:
+        async with bystander(server.port) as other, httpx.AsyncClient(timeout=STUCK_S) as http:
             for name in UNDER_A_MIB if long else ("a", "words", "ids"):
                 prompt = UNDER_A_MIB[name]
                 await other.more(200)

@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import STUCK_S, ServerProcess
 
 ALICE, BOB = "key-of-alice", "key-of-bob"
 KEYS = {"EVERSTREAM_API_KEYS": f"{ALICE},{BOB}"}
@@ -28,7 +28,7 @@ def server() -> Iterator[ServerProcess]:
 
 def client(server: ServerProcess, key: str | None) -> httpx.Client:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.Client(base_url=server.url, headers=headers, timeout=30)
+    return httpx.Client(base_url=server.url, headers=headers, timeout=STUCK_S)
 
 
 def new_ids(server: ServerProcess, number: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.reliability.servers import LOCAL, ServerProcess
+from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 from tests.reliability.streams import write_tiny_model
 
 KEYS = ("first-key-of-the-test", "second-key-of-the-test")
@@ -36,12 +36,17 @@ class Tenant:
         """The text of a completion, and what the cache counted for it."""
         before = self._prefixes()
         body = {**BODY, **more}
-        response = httpx.post(f"{self._url}/v1/completions", json=body, headers=self._headers)
+        with self._client() as http:
+            response = http.post("/v1/completions", json=body)
         assert response.status_code == 200, response.text
         return response.json()["choices"][0]["text"], self._prefixes() - before
 
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self._url, headers=self._headers, timeout=STUCK_S)
+
     def _prefixes(self) -> Prefixes:
-        text = httpx.get(f"{self._url}/metrics", headers=self._headers).text
+        with self._client() as http:
+            text = http.get("/metrics").text
         samples = [
             sample for family in text_string_to_metric_families(text) for sample in family.samples
         ]

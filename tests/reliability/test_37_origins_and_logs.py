@@ -16,7 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.reliability.servers import LOCAL, ServerProcess
+from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 from tests.server.harness import Running, receive, running, send
 
 KEY = "the-right-key"
@@ -148,7 +148,7 @@ def ask_everything(server: ServerProcess) -> None:
         {"content": long.encode() * 20},
     ]
     paths = ("", SECRETS.prompt, f"?key={SECRETS.key}&prompt={SECRETS.prompt}")
-    with httpx.Client(base_url=server.url, timeout=30) as http:
+    with httpx.Client(base_url=server.url, timeout=STUCK_S) as http:
         for key in (SECRETS.key, SECRETS.wrong_key):
             for body in bodies:
                 http.post("/v1/completions", headers=bearer(key), **body)
@@ -182,10 +182,10 @@ def talk_on_sockets(server: ServerProcess) -> None:
         ):
             for frame in frames:
                 client.send(frame)
-                client.recv(timeout=30)
+                client.recv(timeout=STUCK_S)
             client.send(SECRETS.prompt * 100_000)  # too large: the server closes
             while True:
-                client.recv(timeout=30)
+                client.recv(timeout=STUCK_S)
 
 
 def send_garbage(server: ServerProcess) -> None:
@@ -202,7 +202,7 @@ def send_garbage(server: ServerProcess) -> None:
         f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SECRETS.prompt}",
     ):
         with socket.create_connection((LOCAL, server.port)) as peer:
-            peer.settimeout(30)
+            peer.settimeout(STUCK_S)
             peer.sendall(f"{line}\r\nConnection: close\r\n\r\n".encode())
             with suppress(ConnectionResetError):
                 while peer.recv(65536):

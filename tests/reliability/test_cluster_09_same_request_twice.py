@@ -25,7 +25,7 @@ from tests.reliability.streams import (
 BODY: dict[str, Any] = {"prompt": PROMPT, "seed": 3, **SAMPLING}
 #: A second one comes again.
 NOT_YET = {"key_in_use", "session_attached", "session_elsewhere"}
-TRIES_S = 30
+TRIES_S = 120
 
 
 async def generated(replica: Replica, key: str, max_tokens: int = 50) -> list[Frame]:

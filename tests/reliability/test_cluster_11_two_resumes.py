@@ -30,7 +30,7 @@ from tests.reliability.streams import (
 )
 
 NUM_SESSIONS = 4
-TRIES_S = 60
+TRIES_S = 120
 
 
 async def resumed_at(url: str, stream: KeptStream) -> End:

@@ -17,7 +17,7 @@ from tests.reliability.lost_stores import (
     check_reset,
 )
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import eventually
+from tests.reliability.servers import STUCK_S, eventually
 from tests.reliability.soloist import Soloist, check_alone
 from tests.reliability.streams import (
     ENDLESS,
@@ -38,14 +38,14 @@ def is_ready(replica: Replica) -> bool:
 
 
 async def all_ready(cluster: Cluster) -> None:
-    await eventually(lambda: all(is_ready(replica) for replica in cluster.replicas), 60)
+    await eventually(lambda: all(is_ready(replica) for replica in cluster.replicas))
 
 
 async def read_on(cluster: Cluster, streams: list[KeptStream]) -> None:
     """Every stream, at one replica after the other, until one continues it and it is cancelled."""
 
     async def read(index: int, stream: KeptStream) -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(STUCK_S):
             while not stream.is_finished:
                 index += 1
                 replica = cluster.replicas[index % len(cluster.replicas)]

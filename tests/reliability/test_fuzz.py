@@ -10,6 +10,7 @@ import pytest
 from tests.fakes import FakeEngine
 from tests.reliability.fuzz import FORBIDDEN, script, visit
 from tests.reliability.raw_websocket import CLOSE, frame
+from tests.reliability.servers import STUCK_S
 from tests.server.harness import running
 
 AT_ONCE = 8
@@ -36,7 +37,7 @@ async def test_odd_clients_get_what_they_deserve_and_leave_nothing(
                 *(visit(server.port, seed) for seed in range(start, start + AT_ONCE))
             )
         await server.until_disconnected()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STUCK_S):
             await server.async_engine.drained()
         assert server.async_engine.healthy
         assert (await server.stats()).num_running == 0

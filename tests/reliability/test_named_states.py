@@ -18,7 +18,7 @@ from server.models.backend import open_backend
 from server.models.state_files import state_in
 from server.models.storage import identity_of
 from server.store.named_state import export_state
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import Frame, answer, ask, socket_of, write_tiny_model
 
 SYSTEM = "Every morning she fetched water from the well. "
@@ -54,7 +54,7 @@ def admin(server: ServerProcess, method: str, path: str = "", data: bytes | None
     url = f"{server.url}/v1/admin/states{path}"
     request = urllib.request.Request(url, data, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=STUCK_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         return json.load(error)["error"]["code"]

@@ -20,7 +20,7 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.reliability.openapi_hooks import SEEN_FILE, SESSION_FILE, STATES
-from tests.reliability.servers import ROOT
+from tests.reliability.servers import ROOT, STUCK_S
 from tests.server.harness import Running, running
 
 KEY = "the-right-key"
@@ -133,7 +133,7 @@ def operations_of(document: dict[str, Any]) -> set[str]:
 
 async def assert_well(server: Running, headers: dict[str, str]) -> None:
     """Nothing is left of the fuzzer's work, and the next request is served."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(STUCK_S):
         await server.async_engine.drained()
     assert server.async_engine.healthy
     body = {"prompt": "hi", "max_tokens": 1}

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.reliability.servers import ServerProcess, eventually
+from tests.reliability.servers import STUCK_S, ServerProcess, eventually
 from tests.reliability.streams import tiny_server
 
 Json = dict[str, Any]
@@ -35,7 +35,7 @@ def begun(server: ServerProcess, num_events: int, **more: Any) -> list[Json]:
     """The first events of a response that is being made."""
     body = {**BODY, "stream": True, **more}
     events: list[Json] = []
-    with httpx.stream("POST", url_of(server), json=body, timeout=30) as answer:
+    with httpx.stream("POST", url_of(server), json=body, timeout=STUCK_S) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: "):
                 events.append(json.loads(line.removeprefix("data: ")))
@@ -46,14 +46,16 @@ def begun(server: ServerProcess, num_events: int, **more: Any) -> list[Json]:
 
 
 def streamed(server: ServerProcess, id: str, **query: Any) -> list[Json]:
-    answer = httpx.get(url_of(server, f"/{id}"), params={"stream": "true", **query}, timeout=60)
+    answer = httpx.get(
+        url_of(server, f"/{id}"), params={"stream": "true", **query}, timeout=STUCK_S
+    )
     assert answer.status_code == 200, answer.text
     lines = answer.text.splitlines()
     return [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: ")]
 
 
 def got(server: ServerProcess, id: str, path: str = "") -> Json:
-    answer = httpx.get(url_of(server, f"/{id}{path}"), timeout=60)
+    answer = httpx.get(url_of(server, f"/{id}{path}"), timeout=STUCK_S)
     assert answer.status_code == 200, answer.text
     found: Json = answer.json()
     return found
@@ -80,7 +82,7 @@ def test_text_is_what_it_would_have_been_without_the_kill(tmp_path: Path) -> Non
         killed = begun(server, 30, background=True)[0]["response"]["id"]
         server.start()
         after = streamed(server, killed)[-1]["response"]
-        whole = httpx.post(url_of(server), json=BODY, timeout=60).json()
+        whole = httpx.post(url_of(server), json=BODY, timeout=STUCK_S).json()
     assert after["output"][0]["content"] == whole["output"][0]["content"]
 
 
@@ -95,20 +97,21 @@ async def test_response_is_made_to_its_end_where_nobody_asks(tmp_path: Path) -> 
 def test_what_was_asked_and_who_follows_are_known_after_a_kill(tmp_path: Path) -> None:
     with server_at(tmp_path) as server:
         body = {**BODY, "max_output_tokens": 20, "metadata": {"a": "b"}, "instructions": "Be kind."}
-        first = httpx.post(url_of(server), json=body).json()
+        first = httpx.post(url_of(server), json=body, timeout=STUCK_S).json()
         server.restart()
         assert got(server, first["id"]) == first
         (item,) = got(server, first["id"], "/input_items")["data"]
         assert item["content"] == [{"type": "input_text", "text": BODY["input"]}]
         follow = {**body, "input": "And then?", "previous_response_id": first["id"]}
-        second = httpx.post(url_of(server), json=follow).json()
+        second = httpx.post(url_of(server), json=follow, timeout=STUCK_S).json()
         usage = first["usage"]["total_tokens"]
         assert second["usage"]["input_tokens_details"]["cached_tokens"] == usage
         server.restart()
-        deleted = httpx.delete(url_of(server, f"/{first['id']}"))
+        deleted = httpx.delete(url_of(server, f"/{first['id']}"), timeout=STUCK_S)
         assert deleted.json()["deleted"]
         server.restart()
-        assert httpx.get(url_of(server, f"/{first['id']}")).status_code == 404
+        lost = httpx.get(url_of(server, f"/{first['id']}"), timeout=STUCK_S)
+        assert lost.status_code == 404
         assert got(server, second["id"]) == second
 
 
@@ -116,6 +119,6 @@ def test_key_gives_the_same_response_after_a_kill(tmp_path: Path) -> None:
     with server_at(tmp_path) as server:
         id = begun(server, 8, idempotency_key="k")[0]["response"]["id"]
         server.start()
-        again = httpx.post(url_of(server), json={**BODY, "idempotency_key": "k"}, timeout=60)
+        again = httpx.post(url_of(server), json={**BODY, "idempotency_key": "k"}, timeout=STUCK_S)
         assert again.json()["id"] == id
         assert again.json()["usage"]["output_tokens"] == BODY["max_output_tokens"]

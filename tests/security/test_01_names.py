@@ -25,7 +25,7 @@ from server.api.schemas.formats import FormatPart
 from server.api.schemas.requests import Message
 from server.api.schemas.wire import Wire
 from tests.postgres import Postgres
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import write_tiny_model
 from tests.server.harness import Running
 
@@ -254,7 +254,7 @@ async def test_shared_store_goes_on_after_every_hostile_name(
             await socket.send(json.dumps(work | {"max_tokens": 4, "ignore_eos": True}))
             frames = [json.loads(await socket.recv()) for _ in range(6)]
             assert frames[-1]["type"] == "finished", frames
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=STUCK_S) as http:
             for path, field in HTTP:
                 body = with_value(BASE.get(path, {}), field, "\\u0000")
                 assert refused(await http.post(path, content=body)) == (400, field)

@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from server.api.middleware.hosts import name_of
-from tests.reliability.servers import LOCAL, ROOT, ServerProcess
+from tests.reliability.servers import LOCAL, ROOT, STUCK_S, ServerProcess
 from tests.server.harness import Running, running
 
 KEY = "the-right-key"
@@ -107,8 +107,8 @@ async def test_with_keys_the_key_protects_under_any_name() -> None:
 def test_key_is_read_by_either_name(environment: Mapping[str, str]) -> None:
     with ServerProcess(environment=environment, host="0.0.0.0") as server:
         url = f"http://{LOCAL}:{server.port}/v1/models"
-        assert httpx.get(url).status_code == 401
-        assert httpx.get(url, headers={"api-key": KEY}).status_code == 200
+        assert httpx.get(url, timeout=STUCK_S).status_code == 401
+        assert httpx.get(url, headers={"api-key": KEY}, timeout=STUCK_S).status_code == 200
         assert "WARNING" not in server.log()
 
 

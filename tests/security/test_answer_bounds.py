@@ -142,7 +142,7 @@ async def test_loop_goes_on_while_a_large_answer_is_written() -> None:
 
     def parts() -> Iterator[bytes]:
         for index in range(20):
-            asyncio.run_coroutine_threadsafe(one_turn(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(one_turn(), loop).result(60)
             yield b"" if index % 2 else b"x"
 
     found = [part async for part in answers.parts(parts(), MAX_INLINE_BYTES + 1)]

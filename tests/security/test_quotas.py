@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.reliability.servers import STUCK_S
 from tests.server.api.keys import ALICE, bearer, entry
 from tests.server.api.test_quota import create, post, serving
 from tests.server.harness import Running, running
@@ -73,7 +74,7 @@ async def parked_session(server: Running) -> str:
             if line.startswith("data: "):
                 session = str(json.loads(line.removeprefix("data: "))["session"])
                 break
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(STUCK_S):
         while not (await info(server, session))["parked"]:
             pass
     return session
@@ -96,7 +97,7 @@ async def test_parked_streams_do_not_all_go_on(tmp_path: Path) -> None:
                 refused = await server.http.get(url.format(session), headers=KEY)
                 assert refused.status_code == 429, refused.text
                 assert "max_running" in refused.json()["error"]["message"]
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(STUCK_S):
             while not (await info(server, sessions[0]))["parked"]:
                 pass
         async with server.http.stream("GET", url.format(sessions[1]), headers=KEY) as reading:
@@ -110,7 +111,7 @@ async def test_stream_whose_reader_is_slow_counts(tmp_path: Path) -> None:
     async with of_one_stream(tmp_path, max_queued_events=16) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STUCK_S):
             while (await server.stats()).num_parked == 0:
                 pass
         refused = await post(server, "/v1/completions", prompt="a", max_tokens=1)

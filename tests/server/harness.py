@@ -29,6 +29,7 @@ from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
+from tests.reliability.servers import STUCK_S
 from tests.server.one_model import only
 
 _FRAME: TypeAdapter[AnyFrame] = TypeAdapter(AnyFrame)
@@ -49,7 +50,7 @@ class Gate:
 
     async def reached(self) -> None:
         """Returns when the engine stands before its first step, or has passed it."""
-        assert await asyncio.to_thread(self._reached.wait, 10)
+        assert await asyncio.to_thread(self._reached.wait, STUCK_S)
 
     def allow(self, num_steps: int = 1) -> None:
         self._steps.release(num_steps)
@@ -84,7 +85,8 @@ class Running:
     def socket(self, **options: Any) -> connect:
         """A socket that always reads, so that closing it never waits for the test to."""
         url = f"ws://127.0.0.1:{self.port}/v1/stream"
-        return connect(url, **{"compression": None, "max_queue": None, **options})
+        patient = {"open_timeout": STUCK_S, "ping_interval": None}
+        return connect(url, **{"compression": None, "max_queue": None, **patient, **options})
 
     async def generate(self, **body: Any) -> httpx.Response:
         return await self.http.post("/v1/completions", json=body)
@@ -96,13 +98,13 @@ class Running:
 
     async def until_disconnected(self) -> None:
         """Returns when the server has no connection left, with or without the client's help."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STUCK_S):
             while self.server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
 
     async def until_slots_are_free(self) -> None:
         """Returns when no session has a slot: a cancel is obeyed at the end of a step."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STUCK_S):
             while (await self.stats()).held_slots:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.01)
 
@@ -111,7 +113,7 @@ class Running:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(STUCK_S):
                 return await reader.read()
         finally:
             writer.close()
@@ -140,7 +142,7 @@ async def running(
     done = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{port}"
     # Without HTTPS: reading the certificates of the world takes 20 ms of processor time.
-    async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STUCK_S, verify=False) as http:
         yield Running(server, async_engine, http, port, done)
         await http.aclose()
         server.stop()

@@ -18,6 +18,7 @@ from server.sessions.sessions import Sessions
 from server.store.errors import SessionBroken, StoreFailed, StoreFull
 from server.store.postgres.store import PostgresStore
 from tests.fakes import FakeEngine
+from tests.reliability.servers import STUCK_S
 from tests.server.cluster.stores import check_whole, fake_place
 from tests.server.running_engine import driving, request
 from tests.server.store.records import Writer
@@ -136,7 +137,7 @@ async def test_streams_of_others_go_on_after_a_row_that_is_refused(database_url:
         bad: EventQueue[Event] = EventQueue(10**6)
         await sessions.submit(request("other", 10**6, keep=True), other)
         await sessions.submit(request("a\0b", 10**6, keep=True, key="k"), bad)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(STUCK_S):
             before = await other.take()
             failed = await _events_to_failure(bad)
             assert async_engine.store_works

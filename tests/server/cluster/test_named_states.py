@@ -6,7 +6,7 @@ import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.reliability.servers import ServerProcess
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.test_named_states import (
     admin,
     begin,
@@ -35,7 +35,7 @@ async def test_state_of_one_replica_is_that_of_all(
         seen = await begin(two)
         two.kill()
         assert admin(three, "DELETE", "/system") == {"name": "system", "deleted": True}
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STUCK_S):
             while (found := await rest(three, seen)) is None:  # until the dead one is known to be
                 pass
         assert [*ids(seen), *found] == wanted

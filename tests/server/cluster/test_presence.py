@@ -14,7 +14,7 @@ from tests.postgres import Postgres
 from tests.server.cluster.stores import shared_place
 
 SCHEMA = "everstream_test"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 class Watcher:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from tests.reliability.servers import STUCK_S
 from tests.reliability.streams import answer, answer_of, ask, client_of, data_of, socket_of
 from tests.server.cluster.ray.clusters import HANGS_S, HEADERS, KEY, REPLICA, OnRay
 
@@ -45,7 +46,7 @@ async def running(on_ray: OnRay, session: str) -> float:
 
 
 async def until_running(on_ray: OnRay, session: str, number: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STUCK_S):
         while await running(on_ray, session) != number:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.05)
 
@@ -157,7 +158,7 @@ async def test_too_large_a_message_closes_its_socket(on_ray: OnRay) -> None:
 
 
 async def until_closed(socket: ClientConnection) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STUCK_S):
         while True:
             await socket.recv()
 
