@@ -46,7 +46,8 @@ class KeptStream:
     """One kept generation, read to its end over as many connections as that takes.
 
     ``body`` is what the ``generate`` message asks for. ``frames`` is all that has
-    come, ``ends`` how each connection ended, ``close_code`` the last one's.
+    come, ``ends`` how each connection ended, ``close_code`` the last one's;
+    ``has_asked`` whether the last one has sent its question.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class KeptStream:
         self.frames: list[Frame] = []
         self.ends: list[End] = []
         self.close_code: int | None = None
+        self.has_asked = False
         self._socket: ClientConnection | None = None
         self._history, self._odometer = history, odometer or Odometer()
 
@@ -97,13 +99,14 @@ class KeptStream:
         With ``num_tokens`` it cancels once so many have come.
         """
         end: End = "broken"
-        self.close_code = None
+        self.close_code, self.has_asked = None, False
         if not self.tokens:
             self._odometer.wait_for(self.name)
         try:
             async with socket_of(url, **(headers or {})) as socket:
                 self._socket = socket
                 await ask(socket, **self._question(take_over))
+                self.has_asked = True
                 end = await self._read(socket, owner, num_tokens)
                 if end == "migrate":
                     await socket.wait_closed()

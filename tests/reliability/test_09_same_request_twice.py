@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.servers import ServerProcess
+from tests.reliability.raw_websocket import opened, text
+from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import (
+    ENDLESS,
     PROMPT,
     SAMPLING,
     Frame,
@@ -40,11 +43,16 @@ async def generated(url: str, key: str, max_tokens: int = 50) -> list[Frame]:
 
 
 def new_session(server: ServerProcess) -> str:
-    return str(httpx.post(f"{server.url}/v1/sessions").json()["session"])
+    return str(posted(server, "/v1/sessions")["session"])
+
+
+def posted(server: ServerProcess, path: str, **body: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = httpx.post(server.url + path, json=body, timeout=STUCK_S).json()
+    return answer
 
 
 def got(server: ServerProcess, path: str) -> dict[str, Any]:
-    answer: dict[str, Any] = httpx.get(server.url + path).json()
+    answer: dict[str, Any] = httpx.get(server.url + path, timeout=STUCK_S).json()
     return answer
 
 
@@ -87,27 +95,37 @@ async def test_two_at_the_same_moment_are_one_piece_of_work(tmp_path: Path) -> N
 async def test_crash_before_the_answer_does_not_do_the_work_twice(tmp_path: Path) -> None:
     """The client has sent its message, and knows nothing when the server is gone."""
     history, odometer = History(), Odometer()
-    streams = kept_streams(8, history, odometer, max_tokens=300)
+    streams = kept_streams(8, history, odometer, max_tokens=ENDLESS)
     with tiny_server(tmp_path) as server:
-        for num_tokens in (0, 1, 20):
+        for num_more in (0, 1, 20):
             running = asyncio.create_task(run_all(streams, server.stream_url))
-            await odometer.reach(num_tokens)
-            server.restart()
+            if num_more:
+                await odometer.reach(odometer.num_tokens + num_more)
+            else:
+                await all_asked(streams)
+            server.kill()
             await running
-        await run_all(streams, server.stream_url)
+            assert {stream.ends[-1] for stream in streams} == {"broken"}
+            await asyncio.to_thread(server.start)
+        await run_all(streams, server.stream_url, num_tokens=100)
         assert {stream.ends[-1] for stream in streams} == {"finished"}
         assert num_sessions(server) == len(streams)
 
 
+async def all_asked(streams: Sequence[KeptStream]) -> None:
+    """Returns as soon as each has sent its message."""
+    while not all(stream.has_asked for stream in streams):  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0)
+
+
 def test_append_is_fed_once(tmp_path: Path) -> None:
     with tiny_server(tmp_path) as server:
-        session = new_session(server)
-        path, body = f"{server.url}/v1/sessions/{session}/append", {"text": " The fox."}
-        first = httpx.post(path, json={**body, "idempotency_key": "k"}).json()
-        assert httpx.post(path, json={**body, "idempotency_key": "k"}).json() == first
+        path, body = f"/v1/sessions/{new_session(server)}/append", {"text": " The fox."}
+        first = posted(server, path, **body, idempotency_key="k")
+        assert posted(server, path, **body, idempotency_key="k") == first
         server.restart()
-        assert httpx.post(path, json={**body, "idempotency_key": "k"}).json() == first
-        other = httpx.post(path, json={**body, "idempotency_key": "l"}).json()
+        assert posted(server, path, **body, idempotency_key="k") == first
+        other = posted(server, path, **body, idempotency_key="l")
     assert other["position"] > first["position"]
 
 
@@ -119,11 +137,12 @@ async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
     message = {"text": LONG_TEXT, "idempotency_key": "k"}
     with tiny_server(tmp_path) as server:
         session = new_session(server)
-        async with socket_of(server.stream_url) as socket:
-            await ask(socket, type="append", request_id="a", session=session, **message)
-            # The answer to `create` comes after the append was accepted, and long before its end.
-            await ask(socket, type="create", request_id="c")
-            assert (await answer_of(socket, "created", "appended"))["type"] == "created"
+        async with opened(server.port) as client:
+            append = {"type": "append", "request_id": "a", "session": session, **message}
+            # The answer to `create` comes after the append was accepted, and long before its end:
+            # the server gets both at once.
+            await client.send(text(append) + text({"type": "create", "request_id": "c"}))
+            assert (await client.receive_json())["type"] == "created"
             server.kill()
         server.start()
         position = await appended(server, over, session, message)
@@ -136,7 +155,7 @@ async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
 
 async def appended(server: ServerProcess, over: str, session: str, message: Frame) -> int:
     """Asks, and asks again where it is told to; the position after the append."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(STUCK_S):
         while True:
             if over == "socket":
                 async with socket_of(server.stream_url) as socket:
