@@ -7,26 +7,27 @@ that is ready first (``maxSurge: 1``, ``maxUnavailable: 0``) and then SIGTERM, w
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from clients.python import AsyncClient, Finished, Token
+from clients.python import AsyncClient, Finished
 from tests.deploy.balancer import Balancer, balanced
 from tests.postgres import Postgres, binaries
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
-from tests.reliability.streams import write_tiny_model
+from tests.reliability.streams import ENDLESS, write_tiny_model
 
 NUM_REPLICAS = 3
+#: With the first successor there is one server for each of them.
 NUM_CLIENTS = 4
-#: Each client continues with its session for every server that ends, and once more after the last.
-NUM_TURNS = NUM_REPLICAS + 1
-#: Of one turn; when all clients together have read so many of it, the server is told to end.
-NUM_TOKENS = 800
+#: When all clients together have read so many of a turn, the server is told to end.
 NUM_TOKENS_BEFORE = 200
+#: So many of it each client reads after that.
+NUM_TOKENS_AFTER = 200
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +44,7 @@ class Seen(NamedTuple):
 
     seq: int
     position: int
-    token_id: int | None
+    token_id: int
     text: str
 
 
@@ -65,75 +66,94 @@ class Deployment:
         port = old.port
         await odometer.reach(odometer.num_tokens + NUM_TOKENS_BEFORE)
         assert await asyncio.to_thread(old.stop) == 0, old.log()
-        # Only now: clients that came while it drained were sent away by it.
+        # Only now: whoever came while it drained was sent away by itself.
         self._balancer.upstreams.remove(port)
 
 
-async def told(
-    url: str, seed: int, gates: list[asyncio.Event], odometer: Odometer
-) -> list[list[Seen]]:
-    """What a client gets that continues with one session whenever the next gate opens."""
-    turns: list[list[Seen]] = []
-    session = None
-    async with AsyncClient(url) as client:
-        for turn, gate in enumerate(gates):
-            await gate.wait()
-            turns.append([])
-            generation = client.generate(
-                f" The fox said {turn} times:",
-                session=session,
-                keep=True if session is None else None,
-                idempotency_key=f"{seed}-{turn}",
-                seed=1000 * seed + turn,
-                max_tokens=NUM_TOKENS,
-                temperature=0.9,
-                ignore_eos=True,
-            )
-            async for event in generation:
-                turns[-1].append(seen(event))
-                await odometer.add()
-            session = generation.session
-    return turns
+class Reader:
+    """A client that continues with one session; of each turn, what it got and how long it was."""
 
+    def __init__(self, client: AsyncClient, seed: int) -> None:
+        self.turns: list[list[Seen]] = []
+        self.num_tokens: list[int] = []
+        self._client, self._seed = client, seed
+        self._session: str | None = None
 
-def seen(event: Token | Finished) -> Seen:
-    token_id = event.token_id if isinstance(event, Token) else None
-    return Seen(event.seq, event.position, token_id, event.text)
+    async def read(
+        self, odometer: Odometer, enough: asyncio.Event, max_tokens: int = ENDLESS
+    ) -> None:
+        """One more turn. It is cancelled when some of it has come after ``enough`` is set."""
+        turn, num_left = len(self.turns), NUM_TOKENS_AFTER
+        self.turns.append([])
+        generation = self._client.generate(
+            f" The fox said {turn} times:",
+            session=self._session,
+            keep=True if self._session is None else None,
+            idempotency_key=f"{self._seed}-{turn}",
+            seed=1000 * self._seed + turn,
+            max_tokens=max_tokens,
+            temperature=0.9,
+            ignore_eos=True,
+        )
+        async for event in generation:
+            if isinstance(event, Finished):
+                break
+            self.turns[-1].append(Seen(event.seq, event.position, event.token_id, event.text))
+            await odometer.add()
+            num_left -= enough.is_set()
+            if num_left == 0:
+                break
+        finished = await generation.cancel()
+        assert finished is not None
+        self.num_tokens.append(finished.seq - self.turns[-1][0].seq)
+        self._session = generation.session
 
 
 async def test_streams_go_on_through_a_rolling_update(postgres: Postgres, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
-    gates = [asyncio.Event() for _ in range(NUM_TURNS)]
     odometer = Odometer()
     with ExitStack() as stack:
-        async with balanced() as balancer, asyncio.TaskGroup() as group:
+        async with balanced() as balancer, AsyncExitStack() as clients:
             servers = Deployment(
                 stack, balancer, "--model", model, "--store", postgres.new_database()
             )
             first = await asyncio.gather(*(servers.add() for _ in range(NUM_REPLICAS)))
             readers = [
-                group.create_task(told(balancer.url, seed, gates, odometer))
+                Reader(await clients.enter_async_context(AsyncClient(balancer.url)), seed)
                 for seed in range(NUM_CLIENTS)
             ]
-            for old, gate in zip(first, gates, strict=False):
+            for old in first:
                 await servers.add()
-                gate.set()
-                await servers.replace(old, odometer)
-            gates[-1].set()
+                async with asyncio.TaskGroup() as group:
+                    enough = asyncio.Event()
+                    for reader in readers:
+                        group.create_task(reader.read(odometer, enough))
+                    await servers.replace(old, odometer)
+                    enough.set()
+            # And once more after the last.
+            await asyncio.gather(*(reader.read(odometer, enough) for reader in readers))
         # In turn they began at the first servers and one successor: those at the first came back.
         assert balancer.num_connections >= NUM_CLIENTS + NUM_REPLICAS
-    transcripts = [reader.result() for reader in readers]
-    for turns in transcripts:
-        events = [event for turn in turns for event in turn]
-        assert [event.seq for event in events] == [*range(1, len(events) + 1)]
-    assert transcripts == await uninterrupted(model)
+    whole = await uninterrupted(model, readers)
+    for reader, other in zip(readers, whole, strict=True):
+        assert reader.num_tokens == other.num_tokens
+        for seen, told in zip(reader.turns, other.turns, strict=True):
+            assert len(seen) >= NUM_TOKENS_AFTER
+            assert seen == told[: len(seen)]
 
 
-async def uninterrupted(model: Path) -> list[list[list[Seen]]]:
-    """The same requests at one server to which nothing happens."""
-    gate = asyncio.Event()
-    gate.set()
+async def uninterrupted(model: Path, readers: Sequence[Reader]) -> list[Reader]:
+    """Those of the same requests at one server to which nothing happens."""
     with ServerProcess("--model", model, "--store", "memory") as server:
         return await asyncio.gather(
-            *(told(server.url, seed, [gate] * NUM_TURNS, Odometer()) for seed in range(NUM_CLIENTS))
+            *(again(server.url, reader, n) for n, reader in enumerate(readers))
         )
+
+
+async def again(url: str, reader: Reader, seed: int) -> Reader:
+    """The turns of ``reader``, each with so many tokens as its cancelled one has."""
+    async with AsyncClient(url) as client:
+        other = Reader(client, seed)
+        for num_tokens in reader.num_tokens:
+            await other.read(Odometer(), asyncio.Event(), num_tokens)
+    return other
