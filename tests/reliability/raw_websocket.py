@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 LOCAL = "127.0.0.1"
-TIMEOUT_S = 20.0
+#: After so long a server is stuck.
+TIMEOUT_S = 120.0
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 CONTROL = frozenset({CLOSE, PING, PONG})
@@ -186,10 +187,13 @@ class RawWebSocket:
         return Received(opcode, await self._take(size))
 
     async def receive_json(self) -> Any:
-        """The next message; other frames are passed over. Raises `Ended`."""
+        """The next message; pings are answered, as a library would. Raises `Ended`."""
         while (received := await self.receive()).opcode != TEXT:
             if received.opcode == CLOSE:
                 raise Ended(f"closed with {received.code}")
+            if received.opcode == PING:
+                with contextlib.suppress(OSError):
+                    await self.send(frame(PONG, received.payload))
         return received.json
 
     async def receive_until(self, type: str) -> list[Any]:

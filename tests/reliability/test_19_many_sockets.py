@@ -138,4 +138,4 @@ async def test_sockets_that_come_and_go_leave_nothing_behind(long: bool) -> None
                         client.abort()
             await other.more()
         await eventually(lambda: server.num_descriptors() <= num_descriptors)
-        assert server.gauges()["everstream_websockets",] == 0
+        await eventually(lambda: server.gauges()["everstream_websockets",] == 0)

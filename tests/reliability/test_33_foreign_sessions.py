@@ -163,7 +163,7 @@ async def test_running_session_is_no_busier_to_a_stranger(server: Running) -> No
         server.socket(additional_headers=bearer(ALICE)) as hers,
         server.socket(additional_headers=bearer(BOB)) as socket,
     ):
-        work = {"session": session, "prompt": "hi", "max_tokens": 100_000, "ignore_eos": True}
+        work = {"session": session, "prompt": "hi", "max_tokens": 1_000_000, "ignore_eos": True}
         await send(hers, type="generate", request_id="r", **work)
         await receive_until(hers, "token")
         for verb in ROUTES:
@@ -219,7 +219,7 @@ async def test_stranger_s_request_ids_are_her_own(server: Running) -> None:
             server.socket(additional_headers=bearer(key)) as socket,
         ):
             work = {"request_id": "r", "prompt": "hi", "ignore_eos": True}
-            await send(hers, type="generate", max_tokens=100_000, **work)
+            await send(hers, type="generate", max_tokens=1_000_000, **work)
             await receive_until(hers, "token")
             await send(socket, type="generate", max_tokens=3, **work)
             assert (await receive_until(socket, "finished"))[-1]["finish_reason"] == "length"

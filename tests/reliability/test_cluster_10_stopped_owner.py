@@ -41,7 +41,7 @@ from tests.stopping import stop
 async def test_woken_replica_writes_nothing_sends_nothing_and_leaves(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
-    streams = kept_streams(4, history, odometer, max_tokens=10_000)
+    streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     async with cluster_of(model, num_replicas=2, wires="direct") as cluster:
         first, second = cluster.replicas
         first.hold()

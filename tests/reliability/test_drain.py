@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.reliability.streams import (
     ENDLESS,
     PROMPT,
     SAMPLING,
+    Frame,
     answer,
     answer_of,
     ask,
@@ -34,7 +36,7 @@ from tests.reliability.streams import (
 )
 
 
-def server_at(folder: Path, drain_timeout_s: float = 60) -> ServerProcess:
+def server_at(folder: Path, drain_timeout_s: float = 600) -> ServerProcess:
     return tiny_server(folder, "--drain-timeout", drain_timeout_s)
 
 
@@ -115,22 +117,28 @@ async def test_unkept_stream_is_cancelled_when_the_time_is_over(tmp_path: Path) 
             assert await stopping == 0
 
 
+async def data_lines(lines: AsyncIterator[str]) -> list[str]:
+    return [line async for line in lines if line.startswith("data: {")]
+
+
 async def test_second_signal_cancels_what_nobody_keeps_and_saves_the_rest(tmp_path: Path) -> None:
     odometer = Odometer()
     (stream,) = kept_streams(1, History(), odometer, max_tokens=ENDLESS)
-    with server_at(tmp_path, drain_timeout_s=600) as server:
+    with server_at(tmp_path) as server:
         async with socket_of(server.stream_url) as unkept, client_of(server.url) as client:
             await begin_unkept(unkept)
             reading = asyncio.create_task(stream.run(server.stream_url))
             await odometer.reach(10)
-            body = {"prompt": PROMPT, "max_tokens": 10**6, "stream": True, **SAMPLING}
+            body = {"prompt": PROMPT, "max_tokens": ENDLESS, "stream": True, **SAMPLING}
             async with client.stream("POST", "/v1/completions", json=body) as response:
                 lines = response.aiter_lines()
                 await anext(lines)
+                # All the time: a client that does not read is dropped after a while.
+                reading_http = asyncio.create_task(data_lines(lines))
                 os.kill(server.pid, signal.SIGTERM)
                 await eventually(lambda: server.get("/ready")[0] == 503)
                 os.kill(server.pid, signal.SIGTERM)
-                over_http = [line async for line in lines if line.startswith("data: {")]
+                over_http = await reading_http
             assert (await answer_of(unkept, "finished"))["finish_reason"] == "cancelled"
             assert json.loads(over_http[-1][6:])["choices"][0]["finish_reason"] == "cancelled"
             await unkept.wait_closed()
@@ -143,7 +151,7 @@ async def test_second_signal_cancels_what_nobody_keeps_and_saves_the_rest(tmp_pa
 async def test_kept_stream_over_http_says_where_it_is_and_is_read_on_from_there(
     tmp_path: Path,
 ) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 3000, "seed": 4, "keep": True, "stream": True}
+    body = {"prompt": PROMPT, "max_tokens": ENDLESS, "seed": 4, "keep": True, "stream": True}
     with server_at(tmp_path) as server:
         answer_text, stopping = "", None
         async with (
@@ -161,17 +169,32 @@ async def test_kept_stream_over_http_says_where_it_is_and_is_read_on_from_there(
         last_id = re.findall("^id: (.*)$", answer_text, re.MULTILINE)[-1]
         last_seq = int(last_id.rpartition(":")[2])
         await asyncio.to_thread(server.start)
-        path = f"/v1/sessions/{chunks[0]['session']}/events"
-        async with client_of(server.url) as client:
-            response = await client.get(path, headers={"Last-Event-ID": last_id})
-        resumed, *rest = data_of(response.text)
+        resumed, *rest = await read_on(server, chunks[0]["session"], last_id)
         assert (resumed["type"], resumed["seq"]) == ("resumed", last_seq)
-        assert [frame["seq"] for frame in rest] == list(range(last_seq + 1, 3002))
+        assert [frame["seq"] for frame in rest] == [last_seq + 1 + n for n in range(len(rest))]
+        assert rest[-1]["finish_reason"] == "cancelled"
         # What came by both ways is all that the log has.
         text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
         text += "".join(frame["text"] for frame in rest)
         _, *told = await events_over_http(server.url, chunks[0]["session"])
         assert "".join(frame["text"] for frame in told) == text
+
+
+async def read_on(server: ServerProcess, session: str, last_id: str) -> list[Frame]:
+    """What comes after ``last_id``, until it is cancelled after some of it."""
+    path = f"/v1/sessions/{session}"
+    text, cancelling = "", None
+    async with (
+        client_of(server.url) as client,
+        client.stream("GET", f"{path}/events", headers={"Last-Event-ID": last_id}) as response,
+    ):
+        async for piece in response.aiter_text():
+            text += piece
+            if cancelling is None and text.count("\n\n") > 100:
+                cancelling = asyncio.create_task(client.post(f"{path}/cancel"))
+        assert cancelling is not None, text
+        assert (await cancelling).status_code == 200
+    return data_of(text)
 
 
 async def test_idle_session_goes_on_after_a_drain(tmp_path: Path) -> None:

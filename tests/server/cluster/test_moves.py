@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from server.cluster import ownership
 from server.cluster.ownership import PostgresOwnership
 from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.errors import SessionAttached, SessionNotFound
@@ -21,6 +22,7 @@ from server.sessions.sessions import Sessions
 from server.store.errors import OwnedElsewhere
 from server.store.postgres.store import PostgresStore
 from tests.fakes import STORY, FakeEngine
+from tests.reliability.servers import STUCK_S
 from tests.server.cluster.stores import fake_place
 from tests.server.running_engine import driving, request, run
 
@@ -69,7 +71,7 @@ async def last(event_queue: EventQueue[Event]) -> Event:
 async def begin(at: Replica, **more: object) -> tuple[str, EventQueue[Event]]:
     """A kept session that generates for a long time, after its first tokens."""
     event_queue: EventQueue[Event] = EventQueue(10**6)
-    work = request("r", 100_000, keep=True, **more)
+    work = request("r", 10**6, keep=True, **more)
     await at.sessions.submit(work, event_queue)
     await tokens(event_queue, 3)
     (session,) = [one.id for one in await at.sessions.listed("me", None, 10)]
@@ -161,7 +163,7 @@ async def test_cancel_moves_the_stream_and_ends_it(database_url: str) -> None:
         session, event_queue = await begin(one)
         await other.sessions.cancel(session, "me")
         assert isinstance(await last(event_queue), Migrated)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(STUCK_S):
             while (await other.sessions.info(session, "me")).busy:
                 pass
 
@@ -197,13 +199,16 @@ async def test_a_drained_replica_s_streams_go_on_elsewhere(database_url: str) ->
         assert len(events) > end.seq
 
 
-async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(database_url: str) -> None:
+async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its engine continues, but the lock that shows its life is gone, as after a kill."""
+    monkeypatch.setattr(ownership, "ANSWER_S", 1.0)
     async with replicas(database_url) as (one, other):
         session, _ = await begin(one)
         assert one.store.presence is not None
         one.store.presence.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STUCK_S):
             while True:
                 try:
                     events = await resume(other, session, 0)
@@ -211,13 +216,14 @@ async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(database_url: s
                 except (OwnedElsewhere, SessionAttached):
                     continue
         assert seqs(events) == list(range(1, len(events) + 1))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(STUCK_S):
             await one.async_engine.died.wait()
 
 
 async def test_a_replica_that_does_not_answer_is_an_error_and_no_wait_for_ever(
-    database_url: str,
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ownership, "ANSWER_S", 1.0)
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
         one.store.listen(lambda message: None, lambda key: None)

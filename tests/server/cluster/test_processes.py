@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.pgbouncer import PgBouncer
 from tests.postgres import Postgres
-from tests.reliability.servers import ServerProcess
-from tests.reliability.streams import write_tiny_model
+from tests.reliability.servers import STUCK_S, ServerProcess
+from tests.reliability.streams import ENDLESS, write_tiny_model
 from tests.s3_server import S3Server
 
 NUM_TOKENS = 150
@@ -47,7 +47,9 @@ class Reader:
             await self._socket.close()
 
     async def begin(self, server: ServerProcess, **headers: str) -> None:
-        self._socket = await connect(server.stream_url, additional_headers=headers)
+        self._socket = await connect(
+            server.stream_url, additional_headers=headers, open_timeout=STUCK_S
+        )
         work = {
             "type": "generate",
             "request_id": "r",
@@ -55,14 +57,14 @@ class Reader:
             "keep": True,
             "ignore_eos": True,
         }
-        await self._socket.send(json.dumps(work | {"max_tokens": 100_000}))
+        await self._socket.send(json.dumps(work | {"max_tokens": ENDLESS}))
         assert await self.read()
 
     async def resume(self, server: ServerProcess) -> None:
         """As soon as it is possible."""
         while True:
             await self.leave()
-            self._socket = await connect(server.stream_url)
+            self._socket = await connect(server.stream_url, open_timeout=STUCK_S)
             place = {"session": self.session, "epoch": self.epoch, "last_seq": len(self.tokens)}
             await self._socket.send(json.dumps({"type": "resume", "request_id": "r"} | place))
             if await self.read():
@@ -71,7 +73,7 @@ class Reader:
     async def read(self, number: int = NUM_TOKENS) -> bool:
         """``number`` more tokens; False where they are not available, perhaps not yet."""
         until = len(self.tokens) + number
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STUCK_S):
             while len(self.tokens) < until:
                 if not await self.read_one():
                     return False
@@ -89,7 +91,7 @@ class Reader:
     async def close_code(self) -> int | None:
         """Reads to the end."""
         with suppress(ConnectionClosed):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(STUCK_S):
                 while True:
                     await self.read_one()
         return None if self._socket is None else self._socket.close_code
