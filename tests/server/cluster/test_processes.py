@@ -48,7 +48,7 @@ class Reader:
 
     async def begin(self, server: ServerProcess, **headers: str) -> None:
         self._socket = await connect(
-            server.stream_url, additional_headers=headers, open_timeout=STUCK_S
+            server.stream_url, additional_headers=headers, open_timeout=STUCK_S, max_queue=None
         )
         work = {
             "type": "generate",
@@ -64,7 +64,7 @@ class Reader:
         """As soon as it is possible."""
         while True:
             await self.leave()
-            self._socket = await connect(server.stream_url, open_timeout=STUCK_S)
+            self._socket = await connect(server.stream_url, open_timeout=STUCK_S, max_queue=None)
             place = {"session": self.session, "epoch": self.epoch, "last_seq": len(self.tokens)}
             await self._socket.send(json.dumps({"type": "resume", "request_id": "r"} | place))
             if await self.read():
