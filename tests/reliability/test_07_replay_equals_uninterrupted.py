@@ -108,7 +108,11 @@ async def a_state_is_saved(store: Path, running: asyncio.Task[Any]) -> None:
 async def check_same(
     folder: Path, save_interval: int, num_tokens: int, kills: Sequence[int], backend: Backend
 ) -> None:
-    """With an interval below the number of tokens, a state is saved before each kill."""
+    """With an interval below the number of tokens, a state is saved before each kill.
+
+    Else the clients are held at each: no stream can have ended before the first one.
+    """
+    saves = save_interval < num_tokens
     model = write_tiny_model(folder / "model")
     environment = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": str(save_interval)}
     results: list[tuple[list[Any], ...]] = []
@@ -118,15 +122,19 @@ async def check_same(
         flags = ("--model", model, "--store", store, "--backend", backend)
         with ServerProcess(*flags, environment=environment) as server:
             for moment in moments:
+                if not saves:
+                    odometer.hold_at(moment * len(streams))
                 running = asyncio.create_task(run_all(streams, server.stream_url))
                 await odometer.reach(moment * len(streams))
-                if save_interval < num_tokens:
+                if saves:
                     await a_state_is_saved(store, running)
                 server.kill()
+                await odometer.release()
                 await running
                 await asyncio.to_thread(server.start)
             await run_all(streams, server.stream_url)
             assert {stream.ends[-1] for stream in streams} == {"finished"}
+            assert saves or not moments or any(stream.resumed for stream in streams)
             turns = await one_more_turn(server.stream_url, streams)
             assert server.stop() == 0
         said = [[event_of_frame(frame) for frame in stream.frames] for stream in streams]
