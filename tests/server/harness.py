@@ -60,6 +60,18 @@ class Gate:
         self._steps.release()
 
 
+class InStep:
+    """Lets an engine take a step only after the event loop has done what came before it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self) -> None:
+        turned = threading.Event()
+        self._loop.call_soon_threadsafe(turned.set)
+        turned.wait(STUCK_S)
+
+
 class Recorder(FakeEngine):
     """Remembers the sampling of each request."""
 

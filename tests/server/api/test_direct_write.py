@@ -29,6 +29,7 @@ from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
+from tests.server.harness import InStep
 from tests.server.one_model import only
 
 NUM_TOKENS = 200
@@ -75,8 +76,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Service]:
-    async_engine = AsyncEngine(FakeEngine(), time.monotonic, Metrics(), MemoryStore())
+async def serving(in_step: bool = False) -> AsyncIterator[Service]:
+    """``in_step``: each token finds its reader waiting, which has written the last one."""
+    engine = FakeEngine(before_step=InStep()) if in_step else FakeEngine()
+    async_engine = AsyncEngine(engine, time.monotonic, Metrics(), MemoryStore())
     await async_engine.start()
     config = ServerConfig(max_prompt_tokens=100, max_tokens_limit=1000)
     yield only(async_engine, config).default
@@ -93,14 +96,14 @@ class Writer(CompletionWriter):
         return b'"seq":%d ' % event.seq if isinstance(event, TokenEvent) else b""
 
 
-async def stream_events(peer: Peer, scope: dict[str, Any]) -> None:
-    async with serving() as service:
+async def stream_events(peer: Peer, scope: dict[str, Any], in_step: bool = False) -> None:
+    async with serving(in_step) as service:
         request = Request("r", "me", (1,), SamplingParams(max_tokens=NUM_TOKENS))
         await SseAnswer(service, request, Writer(request))(scope, peer.receive, peer.send)
 
 
-async def stream_frames(peer: Peer, scope: dict[str, Any]) -> None:
-    async with serving() as service:
+async def stream_frames(peer: Peer, scope: dict[str, Any], in_step: bool = False) -> None:
+    async with serving(in_step) as service:
         scope |= {
             "type": "websocket",
             "state": {"caller": Keyring().caller(None)},
@@ -141,7 +144,7 @@ async def test_writer_that_counts_makes_each_chunk_once(refuse: str) -> None:
 @pytest.mark.parametrize("stream", [stream_events, stream_frames])
 async def test_tokens_wake_nobody_while_the_peer_reads(stream: Any) -> None:
     peer = Peer([False])
-    await stream(peer, {"extensions": {EXTENSION: peer.write}})
+    await stream(peer, {"extensions": {EXTENSION: peer.write}}, in_step=True)
     assert peer.num_long <= 4
     assert peer.num_short > 4
 

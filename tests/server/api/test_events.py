@@ -36,11 +36,12 @@ async def events(
 
 
 async def follow(
-    server: Running, session: str, when_live: Callable[[], Awaitable[None]]
+    server: Running, session: str, when_live: Callable[[], Awaitable[None]], last_id: str = ""
 ) -> list[Message]:
-    """All events of a session that runs; calls ``when_live`` at the first that was not missed."""
+    """The events of a session that runs; calls ``when_live`` at the first that was not missed."""
     found: list[Message] = []
-    async with server.http.stream("GET", f"/v1/sessions/{session}/events") as response:
+    url, headers = f"/v1/sessions/{session}/events", {"last-event-id": last_id} if last_id else {}
+    async with server.http.stream("GET", url, headers=headers) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 found.append(json.loads(line.removeprefix("data: ")))
@@ -238,7 +239,7 @@ async def test_drain_migrates_the_readers_of_sessions_that_a_store_keeps() -> No
         session = await create(server)
         async with server.socket() as socket:
             await send(socket, type="generate", request_id="a", session=session, prompt="hi",
-                       max_tokens=100, seed=0)  # fmt: skip
+                       max_tokens=10**6, seed=0)  # fmt: skip
             gate.allow(4)
             for _ in range(4):
                 await receive_until(socket, "token")
@@ -258,8 +259,17 @@ async def test_drain_migrates_the_readers_of_sessions_that_a_store_keeps() -> No
             "position": listed.length,
         }
     async with running(store=store) as server:
-        rest = seqs(await events(server, session, f"{migrate['epoch']}:{migrate['seq']}"))
-        assert rest == list(range(migrate["seq"] + 1, 102))
+
+        async def cancel() -> None:
+            await post(server, session, "cancel")
+
+        last_id = f"{migrate['epoch']}:{migrate['seq']}"
+        resumed, *rest = await follow(server, session, cancel, last_id)
+        assert (resumed["type"], resumed["last_seq"]) == ("resumed", migrate["seq"])
+        assert [event["seq"] for event in rest] == [
+            migrate["seq"] + 1 + i for i in range(len(rest))
+        ]
+        assert rest[-1]["finish_reason"] == "cancelled"
 
 
 class Steps:

@@ -6,21 +6,28 @@ import asyncio
 import json
 import re
 import socket
-import time
+from typing import ClassVar
 
 import pytest
 
 from server.http.http_protocol import HttpProtocol
 from tests.fakes import FakeEngine
 from tests.reliability.raw_websocket import PING, frame, handshake, text
-from tests.server.harness import Running, running
+from tests.server.harness import Gate, Running, running
 
 #: What the kernel keeps for a client that does not read.
 ROOM_BYTES = 4096
 
 
-class Impatient(HttpProtocol):
-    head_timeout_s = 0.1
+class Watched(HttpProtocol):
+    """Notes its deadlines in ``deadlines``."""
+
+    deadlines: ClassVar[list[asyncio.TimerHandle]] = []
+
+    def _arm(self, delay_s: float) -> None:
+        super()._arm(delay_s)
+        assert self._deadline is not None
+        self.deadlines.append(self._deadline)
 
 
 def post(body: bytes, more: str = "") -> bytes:
@@ -65,7 +72,7 @@ async def read_late(server: Running, client: socket.socket, last: bytes) -> byte
     """All that comes up to ``last``, read after the server has made it."""
     loop = asyncio.get_running_loop()
     received = await loop.sock_recv(client, 1)  # it has begun
-    await asyncio.wait_for(server.async_engine.drained(), 20)
+    await asyncio.wait_for(server.async_engine.drained(), 60)
     while last not in received[-1000:]:
         received += await loop.sock_recv(client, 1 << 16)
     client.close()
@@ -73,11 +80,16 @@ async def read_late(server: Running, client: socket.socket, last: bytes) -> byte
 
 
 async def test_slow_request_is_not_cut_off_while_it_is_answered() -> None:
-    async with running(
-        FakeEngine(before_step=lambda: time.sleep(0.05)), http_protocol=Impatient
-    ) as server:
-        response = await server.generate(prompt="hi", max_tokens=10)
-        assert response.json()["usage"]["completion_tokens"] == 10
+    """Its head has had a deadline, and its answer has none."""
+    gate = Gate()
+    Watched.deadlines.clear()
+    async with running(FakeEngine(before_step=gate), http_protocol=Watched) as server:
+        answer = asyncio.create_task(server.generate(prompt="hi", max_tokens=10))
+        await gate.reached()
+        assert [deadline.cancelled() for deadline in Watched.deadlines] == [True]
+        gate.open()
+        assert (await answer).json()["usage"]["completion_tokens"] == 10
+        assert [deadline.cancelled() for deadline in Watched.deadlines] == [True]
 
 
 async def test_reader_that_pauses_for_long_gets_everything_in_order() -> None:
@@ -123,13 +135,13 @@ async def test_ping_flood_of_a_peer_that_never_reads_is_cut_off(server: Running)
     pings = frame(PING, b"x" * 125) * 1000
     flood = asyncio.get_running_loop().sock_sendall(client, pings * 1000)
     with pytest.raises((ConnectionResetError, BrokenPipeError)):
-        await asyncio.wait_for(flood, 20)
+        await asyncio.wait_for(flood, 60)
     client.close()
 
 
 async def test_kept_alive_connection_is_closed_after_the_time_that_is_set() -> None:
-    """By the server, with an orderly end; the default leaves it open meanwhile."""
-    async with running(keep_alive_s=0.05) as server, running() as patient:
+    """By the server, with an orderly end; a longer time leaves it open meanwhile."""
+    async with running(keep_alive_s=0.05) as server, running(keep_alive_s=600) as patient:
         reader, writer = await asyncio.open_connection("127.0.0.1", patient.port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         answer = await server.exchange(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -50,6 +50,12 @@ async def old_version_running(server: Served, folder: Path) -> AsyncIterator[Non
     await server.retired()
 
 
+def ids_of(frames: list[dict[str, Any]], name: str = "r") -> list[int]:
+    """The tokens of a request."""
+    tokens = [frame for frame in frames if frame["type"] == "token"]
+    return [token["token_id"] for token in tokens if token["request_id"] == name]
+
+
 async def statuses(server: Served) -> list[tuple[str, str]]:
     data = (await server.http.get("/v1/admin/models")).json()["data"]
     return [(version["name"], version["status"]) for version in data]

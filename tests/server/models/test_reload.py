@@ -15,6 +15,7 @@ from tests.server.harness import receive, receive_until, send
 from tests.server.models.changing import (
     LONG,
     engines,
+    ids_of,
     old_version_running,
     post,
     reload,
@@ -31,25 +32,29 @@ async def test_reload_sends_new_work_to_new_weights_and_old_streams_end_with_the
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as server, server.socket() as socket:
-        old = await server.text("Once", **LONG)
-        body = {"type": "generate", "prompt": "Once", **LONG}
+        body = {"type": "generate", "prompt": "Once"}
+        await send(socket, request_id="old", **body, **LONG)
+        old = ids_of(await receive_until(socket, "finished"), "old")
         for name in ("one", "kept"):
-            await send(socket, request_id=name, keep=name == "kept", **body)
+            await send(socket, request_id=name, keep=name == "kept", **body, **ENDLESS)
         seen = await receive_until(socket, "token")
         write_model(tmp_path / "a", seed=1)
         answer = await reload(server)
         assert answer["changed"] is True
         new = await server.text("Once", **LONG)
-        assert new != old
         assert answer["model"]["everstream"]["digest"] == (server.version("a").service.model.digest)
-        await send(socket, request_id="new", **body)
-        while sum(event["type"] == "finished" for event in seen) < 3:
-            seen.append(await receive(socket))
-        texts = {
-            name: "".join(e.get("text", "") for e in seen if e["request_id"] == name)
-            for name in ("one", "kept", "new")
-        }
-        assert texts == {"one": old, "kept": old, "new": new}
+        await send(socket, request_id="new", **body, **LONG)
+        seen += await receive_until(socket, "finished")
+        assert seen[-1]["request_id"] == "new"
+        assert "".join(e.get("text", "") for e in seen if e["request_id"] == "new") == new
+        assert ids_of(seen, "new") != old
+        assert await statuses(server) == [("a", "serving"), ("a", "retiring")]
+        while min(len(ids_of(seen, name)) for name in ("one", "kept")) < len(old):
+            seen += await receive_until(socket, "token")
+        for name in ("one", "kept"):
+            assert ids_of(seen, name)[: len(old)] == old
+            await send(socket, type="cancel", request_id=name)
+            await receive_until(socket, "finished")
         await server.retired()
         assert await statuses(server) == [("a", "serving")]
 

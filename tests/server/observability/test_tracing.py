@@ -17,6 +17,7 @@ from opentelemetry.trace import StatusCode
 
 from server.engine.types import Finished, FinishReason, Request, SamplingParams, Usage
 from server.errors import QueueFull
+from server.observability import otel
 from server.observability.otel import OtelTracer
 from server.observability.tracer import TracingError, open_tracer
 from server.observability.tracing import OFF
@@ -256,9 +257,12 @@ def collector() -> Iterator[Collector]:
         ("/otlp/", "/otlp/v1/traces"),
     ],
 )
-def test_spans_reach_a_collector(base: str, path: str) -> None:
+def test_spans_reach_a_collector(base: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otel, "EXPORT_TIMEOUT_S", 60)
     with collector() as server:
         tracer = open_tracer(server.url + base, "1.2.3")
+        assert isinstance(tracer, OtelTracer)
+        tracer._close_timeout_s = 60
         tracer.generation(GENERATE, "r1").finished(finished(), 0.25)
         tracer.close()
         (export,) = server.exports
@@ -282,6 +286,7 @@ def test_service_can_be_renamed_by_the_environment() -> None:
             "from server.observability.tracer import open_tracer\n"
             "from tests.server.observability.test_tracing import GENERATE, finished\n"
             f"tracer = open_tracer('{server.url}', '1.2.3')\n"
+            "tracer._close_timeout_s = 60\n"
             "tracer.generation(GENERATE, 'r1').finished(finished(), None)\ntracer.close()"
         )
         environment = {"OTEL_SERVICE_NAME": "stories", "OTEL_EXPORTER_OTLP_HEADERS": "x-team=a"}

@@ -22,15 +22,18 @@ def cpu_time_s() -> float:
 
 
 def test_threads_end_with_their_runtime() -> None:
-    before = len(os.listdir(TASKS))
+    """Those of earlier runtimes and tests may end at any time, and are not counted."""
     for threads in (1, 2, 4, 8) * 5:
+        before = set(os.listdir(TASKS))
         runtime = Runtime(*small_weights("elu"), "float32", threads)
         assert runtime.threads == threads
-        assert len(os.listdir(TASKS)) == before + threads - 1
+        own = set(os.listdir(TASKS)) - before
+        assert len(own) == threads - 1
         if threads == 4:
             runtime.run(runtime.empty_pool(1), [0], [0], [[1, 2]], [None])
         del runtime
-    assert len(os.listdir(TASKS)) == before
+        while own & set(os.listdir(TASKS)):  # the kernel lists a joined thread a little longer
+            os.sched_yield()
 
 
 def test_idle_threads_take_no_time() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes import FakeEngine
 from tests.server.api.talk import settled, story, usage_of
 from tests.server.api.test_completions import sse_values
-from tests.server.harness import Gate, Running, running
+from tests.server.harness import Gate, InStep, Running, running
 
 PROMPTS: list[Any] = [
     ["hi", "you", "there!"],
@@ -42,15 +42,16 @@ async def test_drawn_seed_is_that_of_all_prompts(server: Running) -> None:
     assert again["choices"] == first["choices"]
 
 
-async def test_stream_of_a_batch_comes_mixed_under_the_right_numbers(server: Running) -> None:
-    response = await server.generate(
-        prompt=["hi", "you", "there!"],
-        max_tokens=9,
-        seed=0,
-        n=2,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
+async def test_stream_of_a_batch_comes_mixed_under_the_right_numbers() -> None:
+    async with running(FakeEngine(before_step=InStep())) as server:
+        response = await server.generate(
+            prompt=["hi", "you", "there!"],
+            max_tokens=9,
+            seed=0,
+            n=2,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
     *chunks, last = sse_values(response)
     texts: dict[int, str] = dict.fromkeys(range(6), "")
     order = []
