@@ -49,13 +49,13 @@ class PgBouncer:
 
     def close(self) -> None:
         self._process.kill()  # what its signals mean differs from release to release
-        self._process.wait(10)
+        self._process.wait(120)
         self._log.close()
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _takes_connections(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            socket.create_connection(("127.0.0.1", self.port), timeout=60).close()
         except OSError:
             return False
         return True

@@ -71,14 +71,14 @@ class Postgres:
         """Ends it at once, as an administrator would who is in a hurry; its data stay."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
-            self._process.wait(30)
+            self._process.wait(120)
             self._process = None
 
     def kill(self) -> None:
         """Ends it as a crash would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
-        self._process.wait(30)
+        self._process.wait(120)
         self._process = None
 
     def pause(self) -> None:
@@ -123,7 +123,7 @@ class Postgres:
         command = [str(part) for part in (*self._as_user, self._bin / program, *arguments)]
         for _ in range(num_tries):
             done = subprocess.run(
-                command, cwd=self._dir, capture_output=True, text=True, check=False, timeout=60
+                command, cwd=self._dir, capture_output=True, text=True, check=False, timeout=120
             )
             if done.returncode == 0:
                 return done.stdout

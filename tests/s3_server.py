@@ -77,7 +77,7 @@ class S3Server:
         """Ends it as a crash would."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(120)
         assert self._process.stderr is not None and self._reader is not None
         self._reader.join()
         self._process.stderr.close()

@@ -92,7 +92,7 @@ def test_what_curl_asks_is_answered(page: str, block: str, server: str, tmp_path
         text=True,
         check=False,
         cwd=tmp_path,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -44,7 +44,7 @@ class FailingStore(MemoryStore):
     def commit(self, records: Sequence[Record]) -> None:
         if not self._free.is_set():
             self.held.set()
-            assert self._free.wait(10)
+            assert self._free.wait(60)
         if self.error is not None:
             raise self.error
         self.num_committed.append(len(records))

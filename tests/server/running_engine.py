@@ -22,6 +22,7 @@ from server.sessions.sessions import Sessions
 from server.store.base import Store
 from server.store.memory_store import MemoryStore
 from tests.fakes import FakeEngine
+from tests.reliability.servers import STUCK_S
 from tests.server.harness import Gate
 
 
@@ -38,7 +39,7 @@ async def driving(
     yield async_engine
     if gate is not None:
         gate.open()
-    assert await async_engine.stop()
+    assert await async_engine.stop(STUCK_S)
 
 
 def request(
@@ -90,7 +91,7 @@ async def collect(event_queue: EventQueue[Event]) -> list[Event]:
 
 async def until(async_engine: AsyncEngine, holds: Callable[[EngineStats], bool]) -> EngineStats:
     """The engine's counts as soon as ``holds`` of them."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(STUCK_S):
         while not holds(stats := await async_engine.stats()):
             pass
     return stats

@@ -19,6 +19,7 @@ from server.config.sources import model_source
 from server.http.server import Server, bind
 from server.models.factory import build_models
 from server.models.registry import Models, Version
+from tests.reliability.servers import STUCK_S
 from tests.tiny import tiny_checkpoint
 
 #: A generation that continues until it is told not to, or until the test ends.
@@ -42,7 +43,7 @@ class Served:
 
     def socket(self, **options: Any) -> connect:
         url = f"ws://127.0.0.1:{self.port}/v1/stream"
-        return connect(url, compression=None, max_queue=None, **options)
+        return connect(url, compression=None, max_queue=None, open_timeout=STUCK_S, **options)
 
     async def complete(self, prompt: str | list[int] = "Once", **body: Any) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": 20, "seed": 3, "ignore_eos": True, **body}
@@ -56,7 +57,7 @@ class Served:
 
     async def retired(self) -> None:
         """Returns when no old version is left."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(STUCK_S):
             while self.models.retiring:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
 
@@ -79,7 +80,7 @@ async def served(*models: str, **settings: Any) -> AsyncIterator[Served]:
     done = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{port}"
     # Without HTTPS: reading the certificates of the world takes 20 ms of processor time.
-    async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STUCK_S, verify=False) as http:
         try:
             assert (await http.get("/ready")).status_code == 200  # its threads have started
             yield Served(built, http, port)

@@ -55,10 +55,10 @@ def test_tokens_come_without_torch(environment: dict[str, str], tmp_path: Path) 
         lines = iter(process.stdout.readline, "")
         found = next(match for line in lines if (match := re.search(r"http://[\d.:]+", line)))
         body = {"prompt": "Once upon a time", "max_tokens": 40, "seed": 1, "temperature": 0.8}
-        with httpx.Client(base_url=found[0], timeout=30) as client:
+        with httpx.Client(base_url=found[0], timeout=120) as client:
             first, again = (client.post("/v1/completions", json=body).json() for _ in range(2))
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     finally:
         process.kill()

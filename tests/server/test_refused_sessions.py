@@ -41,7 +41,7 @@ def desk(store: Choosy) -> Iterator[Desk]:
     desk.thread.start()
     yield desk
     store.let_go()
-    assert desk.thread.close(10)
+    assert desk.thread.close(60)
 
 
 def opened(*ids: str) -> list[Record]:

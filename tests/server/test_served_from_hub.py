@@ -42,7 +42,7 @@ def served(environment: Mapping[str, str], model: str, log: Path) -> Iterator[ht
             assert process.stdout is not None
             found = re.search(r"(http://\S+)/v1/completions", "".join(_until_url(process.stdout)))
             assert found is not None
-            with httpx.Client(base_url=found[1], timeout=60) as client:
+            with httpx.Client(base_url=found[1], timeout=120) as client:
                 yield client
         finally:
             process.kill()

@@ -297,7 +297,7 @@ async def test_sighup_reads_the_keys_again_and_keeps_them_after_a_mistake(tmp_pa
     settings = {"EVERSTREAM_KEYS_FILE": str(path)}
 
     def status(server: ServerProcess, key: str) -> int:
-        return httpx.get(f"{server.url}/v1/models", headers=bearer(key)).status_code
+        return httpx.get(f"{server.url}/v1/models", headers=bearer(key), timeout=60).status_code
 
     with ServerProcess("--store", "memory", environment=settings) as server:
         assert (status(server, ALICE), status(server, BOB)) == (200, 401)

@@ -10,6 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.fakes import FakeEngine
+from tests.reliability.servers import STUCK_S
 from tests.server.api.talk import kept, settled, sse, story, until
 from tests.server.harness import Running, receive, receive_until, running, send
 
@@ -30,7 +31,7 @@ def narrow(server: Running) -> socket.socket:
 def lazy(server: Running) -> connect:
     """A socket that reads only as far as the test does."""
     url = f"ws://127.0.0.1:{server.port}/v1/stream"
-    return connect(url, sock=narrow(server), compression=None, max_queue=1)
+    return connect(url, sock=narrow(server), compression=None, max_queue=1, open_timeout=STUCK_S)
 
 
 async def test_socket_that_stops_reading_is_parked_and_gets_every_token_once_it_reads() -> None:

@@ -75,7 +75,7 @@ async def test_two_at_once_under_a_key_are_one_and_the_other_is_told() -> None:
     async with running(store=store) as server:
         store.hold()
         first = asyncio.create_task(server.generate(**GENERATE))
-        assert await asyncio.to_thread(store.held.wait, 10)
+        assert await asyncio.to_thread(store.held.wait, 60)
         second = await server.generate(**GENERATE)
         assert (second.status_code, second.json()["error"]["code"]) == (409, "key_in_use")
         assert second.json()["error"]["param"] == "idempotency_key"

@@ -82,7 +82,7 @@ def test_serve_prints_a_line_that_works_and_ends_on_sigterm(folder: Path) -> Non
         found = re.search(r"(http://\S+)/v1/completions", line)
         assert found, line
         transport = httpx.HTTPTransport(retries=20)
-        with httpx.Client(base_url=found[1], transport=transport, timeout=30) as client:
+        with httpx.Client(base_url=found[1], transport=transport, timeout=120) as client:
             assert client.get("/ready").status_code == 200
             body = {"prompt": "Once", "max_tokens": 5, "seed": 1}
             assert client.post("/v1/completions", json=body).status_code == 401
@@ -90,7 +90,7 @@ def test_serve_prints_a_line_that_works_and_ends_on_sigterm(folder: Path) -> Non
             answer = client.post("/v1/completions", json=body, headers=key)
             assert answer.json()["usage"]["completion_tokens"] == 5
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
         assert "secret-key" not in errors

@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from server.http.server import bind
 from tests.fakes import FakeEngine
-from tests.reliability.servers import FAKE, ServerProcess
+from tests.reliability.servers import FAKE, STUCK_S, ServerProcess
 from tests.server.api.talk import settled
 from tests.server.harness import Gate, receive, receive_until, running, send
 
@@ -26,21 +26,22 @@ pytestmark = pytest.mark.process
 
 
 def process(**environment: str) -> ServerProcess:
+    environment = {"EVERSTREAM_DRAIN_TIMEOUT_S": "600", **environment}
     return ServerProcess("--step-ms", 2, program=FAKE, environment=environment)
 
 
 def until_closed(client: ClientConnection) -> Iterator[Any]:
     with suppress(ConnectionClosed):
         while True:
-            yield json.loads(client.recv(timeout=10))
+            yield json.loads(client.recv(timeout=STUCK_S))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_lets_a_running_stream_end_then_1012_and_exit_0(number: signal.Signals) -> None:
-    with process() as server, connect(server.stream_url) as client:
+    with process() as server, connect(server.stream_url, open_timeout=STUCK_S) as client:
         message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": 100}
         client.send(json.dumps(message))
-        client.recv(timeout=10)
+        client.recv(timeout=STUCK_S)
         os.kill(server.pid, number)
         messages = list(until_closed(client))
         assert [event["type"] for event in messages] == [*["token"] * 100, "finished"]
@@ -51,10 +52,8 @@ def test_signal_lets_a_running_stream_end_then_1012_and_exit_0(number: signal.Si
 
 def test_death_of_the_engine_ends_the_process_with_1() -> None:
     with process() as server:
-        assert (
-            httpx.post(f"{server.url}/v1/completions", json={"prompt": "<crash>"}).status_code
-            == 500
-        )
+        url, body = f"{server.url}/v1/completions", {"prompt": "<crash>"}
+        assert httpx.post(url, json=body, timeout=STUCK_S).status_code == 500
         assert server.wait() == 1
 
 
@@ -62,12 +61,11 @@ def test_keys_and_prompts_are_not_in_the_log() -> None:
     with process(EVERSTREAM_API_KEYS="secret-key") as server:
         headers = {"authorization": "Bearer secret-key"}
         url = f"{server.url}/v1/completions"
-        for prompt in ("secret-prompt", "secret-prompt <fail>"):
-            httpx.post(url, json={"prompt": prompt}, headers=headers)
-        httpx.post(url, json={"prompt": ["secret-prompt"]}, headers=headers)
-        with connect(server.stream_url, additional_headers=headers) as client:
+        for prompt in ("secret-prompt", "secret-prompt <fail>", ["secret-prompt"]):
+            httpx.post(url, json={"prompt": prompt}, headers=headers, timeout=STUCK_S)
+        with connect(server.stream_url, additional_headers=headers, open_timeout=STUCK_S) as client:
             client.send("secret-prompt")
-            client.recv(timeout=10)
+            client.recv(timeout=STUCK_S)
         server.stop()
         log = server.log()
     assert "draining" in log
@@ -100,7 +98,7 @@ async def test_drain_timeout_cancels_what_still_runs() -> None:
 
 async def test_sse_stream_ends_in_order_during_a_drain() -> None:
     gate = Gate()
-    async with running(FakeEngine(before_step=gate)) as server:
+    async with running(FakeEngine(before_step=gate), drain_timeout_s=600) as server:
         answer = asyncio.create_task(server.generate(prompt="hi", max_tokens=50, stream=True))
         await gate.reached()
         server.server.stop()
@@ -165,7 +163,7 @@ async def test_storm_of_disconnects_leaves_nothing_behind() -> None:
 
         for start in range(0, 60, 20):
             await asyncio.gather(*(visit(start + number) for number in range(20)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(STUCK_S):
             await server.async_engine.drained()
         stats = await settled(server)
         assert (stats.held_slots, stats.num_running) == (0, 0)

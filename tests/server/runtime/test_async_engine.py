@@ -171,7 +171,7 @@ async def test_steps_that_wait_for_the_loop_reach_a_reader_as_one_batch() -> Non
         assert [type(event) for event in await event_queue.take()] == [Started, TokenEvent]
         gate.allow(8)
         for _ in range(10):  # nothing is delivered meanwhile: this is the event loop's thread
-            assert steps.acquire(timeout=10)
+            assert steps.acquire(timeout=60)
         batch = await event_queue.take()
         assert [event.seq for event in batch if isinstance(event, TokenEvent)] == list(range(2, 10))
         async_engine.requests.cancel("r")
@@ -253,7 +253,7 @@ async def test_commands_are_bounded() -> None:
 async def test_idle_session_expires_while_the_engine_sleeps() -> None:
     async with driving(FakeEngine(session_ttl_s=0.01)) as async_engine:
         created = await create(async_engine)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await async_engine.stats()).expired_sessions_total == 0:
                 pass
         with pytest.raises(SessionNotFound):

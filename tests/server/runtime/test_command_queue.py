@@ -36,7 +36,7 @@ def test_post_wakes_a_sleeping_taker() -> None:
     taker = threading.Thread(target=lambda: taken.append(box.take(None)))
     taker.start()
     box.post(7)
-    taker.join(10)
+    taker.join(60)
     assert taken == [[7]]
 
 

@@ -207,7 +207,7 @@ async def test_reader_that_leaves_before_it_is_attached_leaves_nothing_behind() 
         gate.open()
         await asyncio.gather(attaching, return_exceptions=True)
         await settled(async_engine)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await async_engine.drained()
         assert (await resuming.attach("second")).busy
 

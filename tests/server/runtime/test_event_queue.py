@@ -140,7 +140,7 @@ async def test_emptied_waits_until_all_is_taken() -> None:
     await asyncio.sleep(0)
     assert not emptied.done()
     await event_queue.take()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await emptied
 
 
@@ -164,7 +164,7 @@ async def test_broken_queue_will_not_be_emptied_and_nobody_waits_for_it() -> Non
     emptied = asyncio.create_task(event_queue.emptied())
     await asyncio.sleep(0)
     event_queue.fail(InternalFailure("the engine has stopped"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await emptied
 
 

@@ -81,7 +81,7 @@ class Desk:
 
     def done(self) -> None:
         """Returns when all that was added has been worked on."""
-        self.queue.ask(lambda store: None).result(10)
+        self.queue.ask(lambda store: None).result(60)
 
     def maintained(self, after_s: float = MAINTENANCE_S) -> None:
         """Lets the store's upkeep come round: the second question comes after it."""
@@ -96,7 +96,7 @@ def desk() -> Iterator[Desk]:
     desk.thread.start()
     yield desk
     desk.store.let_go()
-    assert desk.thread.close(10)
+    assert desk.thread.close(60)
     assert desk.store.is_closed
 
 
@@ -113,7 +113,7 @@ def test_step_with_nothing_to_log_goes_on_at_once(desk: Desk) -> None:
 def test_step_goes_on_only_when_its_records_are_safe(desk: Desk) -> None:
     desk.store.hold()
     step = desk.add(OPENED)
-    assert desk.store.held.wait(10)
+    assert desk.store.held.wait(60)
     assert desk.passed == []
     desk.store.let_go()
     desk.done()
@@ -124,7 +124,7 @@ def test_step_goes_on_only_when_its_records_are_safe(desk: Desk) -> None:
 def test_order_is_kept_also_by_steps_with_nothing_to_log(desk: Desk) -> None:
     desk.store.hold()
     steps = [desk.add(OPENED), desk.add(), desk.add(token(1)), desk.add(), desk.add(token(2))]
-    assert desk.store.held.wait(10)
+    assert desk.store.held.wait(60)
     assert desk.passed == []
     desk.store.let_go()
     desk.done()
@@ -164,7 +164,7 @@ def test_store_that_has_become_another_one_is_a_reason_to_forget(desk: Desk) -> 
 def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:
     desk.store.hold()
     desk.add(OPENED)
-    assert desk.store.held.wait(10)
+    assert desk.store.held.wait(60)
     for seq in range(1, 6):
         desk.add(token(seq))
     desk.store.let_go()
@@ -175,20 +175,20 @@ def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:
 def test_question_sees_all_that_was_added_before_it_and_nothing_after(desk: Desk) -> None:
     desk.store.hold()
     desk.add(OPENED, token(1))
-    assert desk.store.held.wait(10)
+    assert desk.store.held.wait(60)
     answer = desk.queue.ask(lambda store: store.read("s", "me", 0, 100))
     desk.add(token(2))
     desk.store.let_go()
-    assert [event.seq for event in answer.result(10)] == [1]
+    assert [event.seq for event in answer.result(60)] == [1]
     desk.done()
     assert seqs(desk) == [1, 2]
 
 
 def test_error_of_a_question_is_its_answer_and_nobody_else_s(desk: Desk) -> None:
     with pytest.raises(SessionNotFound):
-        desk.queue.ask(lambda store: store.read("nothing", "me", 0, 1)).result(10)
+        desk.queue.ask(lambda store: store.read("nothing", "me", 0, 1)).result(60)
     with pytest.raises(ZeroDivisionError):
-        desk.queue.ask(lambda store: 1 // 0).result(10)
+        desk.queue.ask(lambda store: 1 // 0).result(60)
     desk.done()
     assert desk.thread.error is None
 
@@ -197,7 +197,7 @@ def test_question_that_nobody_waits_for_is_not_asked(desk: Desk) -> None:
     asked: list[int] = []
     desk.store.hold()
     desk.add(OPENED)
-    assert desk.store.held.wait(10)
+    assert desk.store.held.wait(60)
     assert desk.queue.ask(lambda store: asked.append(1)).cancel()
     desk.store.let_go()
     desk.done()
@@ -268,7 +268,7 @@ def test_upkeep_comes_once_a_second_and_not_with_every_commit(desk: Desk) -> Non
 def test_taken_store_is_the_end(desk: Desk) -> None:
     desk.store.error = Fenced("another process has the store")
     lost = desk.add(OPENED)
-    assert desk.died.wait(10)
+    assert desk.died.wait(60)
     desk.done()
     assert lost.lost == {"s": desk.store.error}
 
@@ -296,7 +296,7 @@ def test_time_of_a_commit_that_hangs_is_shown(desk: Desk) -> None:
     desk.clock[0] = 7.0
     desk.store.hold()
     desk.add(OPENED)
-    assert desk.store.held.wait(10)
+    assert desk.store.held.wait(60)
     assert desk.thread.working_since == 7.0
     desk.store.let_go()
     desk.done()
@@ -306,11 +306,11 @@ def test_close_commits_what_waits_and_takes_no_more_questions() -> None:
     desk = Desk(FailingStore())
     desk.add(OPENED, token(1))
     desk.thread.start()
-    assert desk.thread.close(10)
+    assert desk.thread.close(60)
     assert desk.store.num_committed == [2]
     assert len(desk.passed) == 1
     with pytest.raises(StoreError, match="closed"):
-        desk.queue.ask(lambda store: None).result(10)
+        desk.queue.ask(lambda store: None).result(60)
 
 
 def test_close_says_if_a_commit_hangs() -> None:
@@ -318,10 +318,10 @@ def test_close_says_if_a_commit_hangs() -> None:
     desk.store.hold()
     desk.add(OPENED)
     desk.thread.start()
-    assert desk.store.held.wait(10)
+    assert desk.store.held.wait(60)
     assert not desk.thread.close(0.0)
     desk.store.let_go()
-    assert desk.thread.close(10)
+    assert desk.thread.close(60)
 
 
 def test_error_of_our_own_is_the_end() -> None:
@@ -332,8 +332,8 @@ def test_error_of_our_own_is_the_end() -> None:
     desk = Desk(Broken())
     desk.thread.start()
     desk.add(OPENED)
-    assert desk.died.wait(10)
-    assert desk.thread.close(10)
+    assert desk.died.wait(60)
+    assert desk.thread.close(60)
     assert isinstance(desk.thread.error, StoreError)
     assert desk.passed == []
 
@@ -350,11 +350,11 @@ def test_questions_are_answered_where_the_thread_dies() -> None:
     desk = Desk(FailingStore())
     desk.thread.start()
     first = desk.queue.ask(crash)
-    assert reached.wait(10)
+    assert reached.wait(60)
     second = desk.queue.ask(lambda store: store.store_id)
     go_on.set()
     for question in (first, second):
         with pytest.raises(StoreError, match="thread has died"):
-            question.result(10)
-    assert desk.died.wait(10)
-    assert desk.thread.close(10)
+            question.result(60)
+    assert desk.died.wait(60)
+    assert desk.thread.close(60)

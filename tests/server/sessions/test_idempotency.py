@@ -25,7 +25,7 @@ async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
         first = asyncio.create_task(
             keys.submit_once(request("a", 3, keep=True, key="k"), event_queue)
         )
-        assert await asyncio.to_thread(store.held.wait, 10)
+        assert await asyncio.to_thread(store.held.wait, 60)
         with pytest.raises(KeyInUse):
             await keys.submit_once(request("b", 3, keep=True, key="k"), event_queue)
         store.let_go()

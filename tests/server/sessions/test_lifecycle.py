@@ -50,7 +50,7 @@ class GatedStore(FailingStore):
 
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
         self.is_asked.set()
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(60)
         self.may_answer.clear()
         if self.answer is not None:
             raise self.answer
@@ -149,7 +149,7 @@ class Walk:
         self._has_moved = False
         self._store.is_asked.clear()
         self._loading = asyncio.create_task(self._sessions.info(self._session, "me"))
-        assert await asyncio.to_thread(self._store.is_asked.wait, 10)
+        assert await asyncio.to_thread(self._store.is_asked.wait, 60)
 
     async def _fail(self) -> None:
         assert self._loading is not None
@@ -170,7 +170,7 @@ class Walk:
         self._replica.is_asked.clear()
         self._store.is_asked.clear()
         self._replica.answer.set_result(None)
-        assert await asyncio.to_thread(self._store.is_asked.wait, 10)
+        assert await asyncio.to_thread(self._store.is_asked.wait, 60)
 
     async def _restore(self) -> None:
         assert self._loading is not None

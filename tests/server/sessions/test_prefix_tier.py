@@ -109,7 +109,7 @@ async def test_tier_that_hangs_holds_up_one_request_and_only_for_its_time() -> N
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS, shared=True, timeout_s=0.01)
         prefixes.gate.clear()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await tier.fetch(request())
             for _ in range(5):
                 await tier.fetch(request(owner="you"))
@@ -126,7 +126,7 @@ async def test_prompt_does_not_wait_for_all_that_is_written() -> None:
         tier = PrefixTier(async_engine, prefixes, EOS, shared=True)
         prefixes.gate.clear()
         async_engine.on_evicted_prefixes([entry(token, kept=True) for token in range(10)])
-        assert await asyncio.to_thread(prefixes.entered.wait, 30)
+        assert await asyncio.to_thread(prefixes.entered.wait, 60)
         fetching = asyncio.create_task(tier.fetch(request()))
         await asyncio.sleep(0)
         prefixes.gate.set()
@@ -142,7 +142,7 @@ async def test_what_waits_for_a_shared_tier_is_bounded() -> None:
         tier = PrefixTier(async_engine, prefixes, EOS, shared=True)
         prefixes.gate.clear()
         async_engine.on_evicted_prefixes([entry(0)])
-        assert await asyncio.to_thread(prefixes.entered.wait, 30)
+        assert await asyncio.to_thread(prefixes.entered.wait, 60)
         last = [entry(token) for token in range(1, MAX_UNWRITTEN + 6)]
         async_engine.on_evicted_prefixes(last)
         prefixes.gate.set()
@@ -168,7 +168,7 @@ async def test_request_that_is_gone_leaves_its_state_to_others() -> None:
         tier = PrefixTier(async_engine, prefixes, EOS)
         prefixes.gate.clear()
         fetching = asyncio.create_task(tier.fetch(request()))
-        assert await asyncio.to_thread(prefixes.entered.wait, 30)
+        assert await asyncio.to_thread(prefixes.entered.wait, 60)
         fetching.cancel()
         await asyncio.wait([fetching])
         prefixes.gate.set()

@@ -66,7 +66,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def _in_sqlite(folder: Path) -> Callable[[str], None]:
     def execute(statement: str) -> None:
         connection = apsw.Connection(str(folder / FILE_NAME))
-        connection.set_busy_timeout(5000)
+        connection.set_busy_timeout(60_000)
         connection.execute(statement)
         connection.close()
 

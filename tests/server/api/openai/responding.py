@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
+from tests.reliability.servers import STUCK_S
 from tests.server.harness import Running
 
 Json = dict[str, Any]
@@ -67,7 +68,7 @@ def streamed_text(events: list[Json]) -> str:
 
 def socket_of(server: Running) -> connect:
     url = f"ws://127.0.0.1:{server.port}/v1/responses"
-    return connect(url, compression=None, max_queue=None)
+    return connect(url, compression=None, max_queue=None, open_timeout=STUCK_S)
 
 
 async def create(socket: ClientConnection, **body: Any) -> None:
