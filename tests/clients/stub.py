@@ -24,7 +24,7 @@ class Stub:
 
     def next_message(self, kind: str) -> Message:
         """The next message of this type; others are dropped."""
-        while (message := self.messages.get(timeout=20))["type"] != kind:
+        while (message := self.messages.get(timeout=60))["type"] != kind:
             pass
         return message
 

@@ -26,8 +26,15 @@ def say_nonsense(connection: ServerConnection, message: Message) -> None:
     connection.send("not JSON")
 
 
-def say_nothing(connection: ServerConnection, message: Message) -> None:
-    """Accepts every message."""
+def say_no_more(connection: ServerConnection, message: Message) -> None:
+    """Creates a session, and accepts every other message."""
+    if message["type"] == "create":
+        connection.send(created(message))
+
+
+def grow_impatient(client: AsyncClient) -> None:
+    """From now on, as to connect may take longer."""
+    client._stream._timeout_s = 0.2
 
 
 def break_off_at_b(connection: ServerConnection, message: Message) -> None:
@@ -67,7 +74,9 @@ async def test_nonsense_is_a_protocol_error_async() -> None:
 
 
 def test_silence_ends_with_an_error_and_lets_go() -> None:
-    with answering(say_nothing) as stub, Client(stub.url, timeout_s=0.2) as client:
+    with answering(say_no_more) as stub, Client(stub.url) as client:
+        client.create_session()
+        grow_impatient(client._client)
         generation = client.generate("a")
         with pytest.raises(ConnectionLost, match="no event within"):
             next(generation)
@@ -76,8 +85,10 @@ def test_silence_ends_with_an_error_and_lets_go() -> None:
 
 
 async def test_silence_ends_with_an_error_and_lets_go_async() -> None:
-    with answering(say_nothing) as stub:
-        async with AsyncClient(stub.url, timeout_s=0.2) as client:
+    with answering(say_no_more) as stub:
+        async with AsyncClient(stub.url) as client:
+            await client.create_session()
+            grow_impatient(client)
             generation = await client.generate("a")
             with pytest.raises(ConnectionLost, match="no event within"):
                 await anext(generation)

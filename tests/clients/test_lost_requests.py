@@ -249,9 +249,10 @@ def test_what_may_have_been_done_is_not_sent_again(kind: str) -> None:
 
 def test_server_that_is_silent_when_it_is_asked_again_is_an_error() -> None:
     with in_turn(two_tokens_then(1012), saying()) as stub:
-        with Client(stub.url, timeout_s=0.3, backoff=eager()) as client:
+        with Client(stub.url, backoff=eager()) as client:
             generation = client.generate("a", keep=True)
             assert [next(generation).text for _ in range(2)] == ["1", "2"]
+            client._client._stream._timeout_s = 0.3
             with pytest.raises(ConnectionLost, match="no event within"):
                 next(generation)
         asked = stub.next_message("resume")

@@ -13,6 +13,7 @@ import pytest
 from clients.python import (
     AsyncClient,
     AsyncGeneration,
+    Backoff,
     Client,
     Finished,
     Generation,
@@ -199,9 +200,17 @@ def test_cancel_reaches_a_generation_whose_connection_was_cut(
 
 def test_reader_that_has_taken_over_keeps_the_session(direct: Client, proxy_url: str) -> None:
     """A cut connection does not take a session back from the reader that has it by now."""
+    waits: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        waits.append(delay_s)
+        await asyncio.sleep(delay_s)
+
     session = direct.create_session()
     url = cut_url(proxy_url, "first", 4)
-    with Client(url, timeout_s=30, reconnect_s=0.5) as client:
+    # Only its waits count, so that it asks some times, however long an answer takes.
+    backoff = Backoff(sleep=sleep, clock=lambda: sum(waits))
+    with Client(url, timeout_s=30, reconnect_s=0.5, backoff=backoff) as client:
         generation = client.generate(
             PROMPT, session=session.id, max_tokens=1_000_000, ignore_eos=True
         )
@@ -296,7 +305,7 @@ async def through(
 
 def test_without_reconnecting_a_server_that_stops_is_an_error(durable: Durable) -> None:
     with Client(durable.process.url, timeout_s=60, reconnect_s=0) as client:
-        generation = client.generate("Once", keep=True, max_tokens=100_000, ignore_eos=True)
+        generation = client.generate("Once", keep=True, max_tokens=1_000_000, ignore_eos=True)
         next(generation)
         durable.end("stop")
         with pytest.raises(SessionMigrated):

@@ -118,7 +118,7 @@ def cutting(upstream_port: int) -> Iterator[CuttingProxy]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(proxy.serve(begun, ends)))
     thread.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(60)
         yield proxy
     finally:
         loop.call_soon_threadsafe(ends.set)

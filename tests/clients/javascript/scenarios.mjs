@@ -246,11 +246,13 @@ export const scenarios = {
   },
 
   async "a slow reader of a session that is not kept is told"({ connect }) {
-    const generation = connect({ maxUnread: 8 }).complete("Once", FOR_EVER);
+    const client = connect({ maxUnread: 8 });
+    const generation = client.complete("Once", FOR_EVER);
     await generation.begun();
+    // Each of these takes a step of the server, in which the other one gets a token as well.
+    for (let n = 0; n < 20; n += 1) await client.complete("Once", some(1)).text();
     const seqs = [];
     const reading = async () => {
-      await new Promise((resolve) => setTimeout(resolve, 300));
       for await (const event of generation) seqs.push(event.seq);
     };
     await raises(everstream.ReaderTooSlow, reading());

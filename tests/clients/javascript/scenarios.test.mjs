@@ -4,7 +4,7 @@ import { WebSocket } from "./platform.mjs";
 import { scenarios } from "./scenarios.mjs";
 import { run } from "./world.mjs";
 
-const LIMIT = { timeout: 60_000 };
+const LIMIT = { timeout: 240_000 };
 
 for (const [name, scenario] of Object.entries(scenarios)) {
   test(name, LIMIT, () => run(scenario, process.env.EVERSTREAM_PROXY, { WebSocket }));

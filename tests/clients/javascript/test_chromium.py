@@ -14,6 +14,9 @@ from tests.clients.javascript.conftest import ROOT
 
 pytestmark = pytest.mark.browser
 
+#: After so long a page is stuck.
+STUCK_MS = 120_000
+
 RUN_ALL = """async ({ module, url }) => {
     const { scenarios } = await import(`/tests/clients/javascript/${module}.mjs`);
     const { run } = await import("/tests/clients/javascript/world.mjs");
@@ -34,7 +37,9 @@ RUN_ALL = """async ({ module, url }) => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=CHROMIUM_ARGS, timeout=STUCK_MS
+        )
         yield browser
         browser.close()
 
@@ -46,6 +51,7 @@ def page(browser: Browser, proxy_url: str) -> Iterator[Page]:
     A page that is made up would not do: it may not speak to the loopback.
     """
     page = browser.new_page()
+    page.set_default_timeout(STUCK_MS)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: print(message.text))
