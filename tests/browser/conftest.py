@@ -74,7 +74,9 @@ def server(start_server: StartServer) -> ServerProcess:
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=STUCK_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=CHROMIUM_ARGS, timeout=STUCK_MS
+        )
         yield browser
         browser.close()
 

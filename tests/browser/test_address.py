@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Visit
+from tests.browser.conftest import STUCK_MS, Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
@@ -129,6 +129,7 @@ def test_text_is_copied_also_where_the_page_has_no_clipboard(
     browser: Browser, server: ServerProcess
 ) -> None:
     context = browser.new_context()
+    context.set_default_timeout(STUCK_MS)
     context.grant_permissions(["clipboard-read"], origin=server.url)
     page = context.new_page()
     page.add_init_script("navigator.clipboard.writeText = undefined")

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Visit
+from tests.browser.conftest import STUCK_MS, Visit
 from tests.browser.reading import open_page, story_of, token, write
 from tests.reliability.servers import ServerProcess
 
@@ -62,6 +62,7 @@ def test_keyboard_reaches_tokens_their_cards_and_what_they_do(page: Page) -> Non
 
 def test_tap_shows_the_card_and_its_button_forks(browser: Browser, server: ServerProcess) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    context.set_default_timeout(STUCK_MS)
     page = context.new_page()
     open_page(page, server)
     page.locator("#sampling summary").click()

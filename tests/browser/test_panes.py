@@ -66,7 +66,7 @@ def test_closing_a_pane_deletes_its_session_and_no_other(
     page.get_by_role("button", name="Continue").click()
     expect(page.locator("#position")).to_have_text("15")
     assert [deleted["session"] for deleted in visit.messages("deleted")] == [first]
-    assert httpx.get(f"{server.url}/v1/sessions/{second}").status_code == 200
+    assert httpx.get(f"{server.url}/v1/sessions/{second}", timeout=60).status_code == 200
 
 
 def test_prompt_can_go_to_all_sessions_with_a_seed_for_each(page: Page, visit: Visit) -> None:
