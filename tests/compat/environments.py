@@ -47,12 +47,12 @@ class Client:
         try:
             assert process.stdout is not None
             yield (line.rstrip("\n") for line in process.stdout)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.communicate()
 
-    def check(self, *files: str, timeout_s: float = 100.0, **environment: str) -> str:
+    def check(self, *files: str, timeout_s: float = 300.0, **environment: str) -> str:
         """Runs checks with the environment's own pytest; none may be skipped."""
         options = ("--config-file", HERE / "checks.ini", "--rootdir", self.folder)
         output = self.run("-m", "pytest", *options, *files, timeout_s=timeout_s, **environment)

@@ -57,13 +57,13 @@ def base(environment: dict[str, str]) -> str:
 
 def test_models_are_listed_with_the_key(base: str) -> None:
     headers = {"Authorization": "Bearer usual", "Content-Type": "application/json", **USER}
-    answer = httpx.get(f"{base}/models", headers=headers)
+    answer = httpx.get(f"{base}/models", headers=headers, timeout=60)
     assert answer.status_code == 200
     assert [model["id"] for model in answer.json()["data"]] == ["everstream-stories"]
 
 
 def test_wrong_key_is_told_where_the_connection_is_checked(base: str) -> None:
-    answer = httpx.get(f"{base}/models", headers={"Authorization": "Bearer wrong"})
+    answer = httpx.get(f"{base}/models", headers={"Authorization": "Bearer wrong"}, timeout=60)
     assert answer.status_code == 401
     assert answer.json()["error"]["message"]
 

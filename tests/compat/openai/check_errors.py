@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx2
 import openai
 import pytest
-from served import BASE, MODEL, PROMPT, QUESTION, SERVER, client
+from served import BASE, ENDLESS, MODEL, PROMPT, QUESTION, SERVER, client
 
 
 def test_bad_value_is_a_bad_request() -> None:
@@ -54,18 +54,19 @@ def test_session_that_is_in_use_is_a_conflict() -> None:
             model=MODEL, prompt=PROMPT, max_tokens=2, extra_body={"keep": True}
         )
         session = {"session": first.model_extra["session"]}
-        with api.completions.create(
-            model=MODEL, prompt=" and", max_tokens=3000, stream=True, extra_body=session
-        ) as stream:
+        endless = {"prompt": " and", "max_tokens": 1_000_000, "extra_body": {**session, **ENDLESS}}
+        with api.completions.create(model=MODEL, stream=True, **endless) as stream:
             next(iter(stream))
             with pytest.raises(openai.ConflictError):
                 api.completions.create(model=MODEL, prompt=" or", max_tokens=2, extra_body=session)
+        url, headers = f"{BASE}/sessions/{session['session']}", {"authorization": "Bearer usual"}
+        assert httpx2.delete(url, headers=headers, timeout=60).status_code == 200
 
 
 def test_used_up_limit_is_a_rate_limit_error_and_a_retry_waits_for_it() -> None:
     with client("limited") as api:
         with pytest.raises(openai.RateLimitError) as caught:
-            [api.models.list() for _ in range(100)]
+            [api.models.list() for _ in range(1000)]
         assert caught.value.code == "rate_limited"
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert api.with_options(max_retries=5).models.list().data
@@ -80,16 +81,20 @@ def test_nobody_there_is_a_connection_error() -> None:
 
 
 def test_impatient_client_gets_a_timeout() -> None:
-    endless = {"ignore_eos": True}  # a text that ends early is no test of patience
-    with client(timeout=httpx2.Timeout(5, read=0.05)) as api, pytest.raises(openai.APITimeoutError):
-        api.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3000, extra_body=endless)
+    # A text that ends early is no test of patience.
+    endless = {"prompt": PROMPT, "max_tokens": 1_000_000, "extra_body": ENDLESS}
+    with (
+        client(timeout=httpx2.Timeout(60, read=0.05)) as api,
+        pytest.raises(openai.APITimeoutError),
+    ):
+        api.completions.create(model=MODEL, **endless)
 
 
 def test_unknown_route_has_an_error_of_the_same_shape() -> None:
-    answer = httpx2.get(f"{BASE}/nothing", headers={"authorization": "Bearer usual"})
+    answer = httpx2.get(f"{BASE}/nothing", headers={"authorization": "Bearer usual"}, timeout=60)
     assert answer.status_code == 404
     assert set(answer.json()["error"]) >= {"message", "type", "param", "code"}
 
 
 def test_health_needs_no_key() -> None:
-    assert httpx2.get(f"{SERVER}/health").status_code == 200
+    assert httpx2.get(f"{SERVER}/health", timeout=60).status_code == 200

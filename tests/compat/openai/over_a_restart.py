@@ -22,7 +22,7 @@ def main() -> None:
                 model=MODEL, input="And then?", previous_response_id=first, max_output_tokens=8
             )
 
-    patience = {"max_retries": 100, "initial_delay": 0.2, "max_delay": 0.5}
+    patience = {"max_retries": 1000, "initial_delay": 0.2, "max_delay": 0.5}
     with api, api.responses.connect(on_reconnecting=ask_again, **patience) as connection:
         connection.response.create(model=MODEL, input=PROMPT, max_output_tokens=8)
         first = one_response(connection)[-1].response.id
