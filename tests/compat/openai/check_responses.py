@@ -106,7 +106,11 @@ def test_conversation_goes_on_from_a_response() -> None:
 def test_background_response_is_cancelled() -> None:
     with client() as api:
         begun = api.responses.create(
-            model=MODEL, input=PROMPT, max_output_tokens=3500, background=True
+            model=MODEL,
+            input=PROMPT,
+            max_output_tokens=1_000_000,
+            background=True,
+            extra_body=ENDLESS,
         )
         assert begun.status in ("queued", "in_progress")
         ended = api.responses.cancel(begun.id)
