@@ -60,8 +60,8 @@ def test_lost_server_is_shown_and_found_again(visit: Visit, start_server: StartS
 def test_try_now_does_not_wait_for_the_next_try(visit: Visit, start_server: StartServer) -> None:
     page = visit.page
     server = start_server()
-    page.clock.install()
     open_page(page, server)
+    page.clock.install()
     server.kill()
     # The page's clock stands still but for what `run_for` says, so no timer can reconnect it.
     page.clock.pause_at("2100-01-01")
