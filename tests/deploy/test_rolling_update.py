@@ -66,7 +66,7 @@ class Deployment:
         port = old.port
         await odometer.reach(odometer.num_tokens + NUM_TOKENS_BEFORE)
         assert await asyncio.to_thread(old.stop) == 0, old.log()
-        # Only now: whoever came while it drained was sent away by itself.
+        # Only now: clients that came while it drained were sent away by it.
         self._balancer.upstreams.remove(port)
 
 

@@ -114,7 +114,7 @@ async def test_crash_before_the_answer_does_not_do_the_work_twice(tmp_path: Path
 
 async def all_asked(streams: Sequence[KeptStream]) -> None:
     """Returns as soon as each has sent its message."""
-    while not all(stream.has_asked for stream in streams):  # noqa: ASYNC110 - nobody is told
+    while not all(stream.has_asked for stream in streams):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0)
 
 
