@@ -60,13 +60,13 @@ class Reader:
         try:
             await self._read(port, self._generate)
             self.times.lost_s = time.perf_counter()
-            trials = self._backoff.trials(PATIENCE_S)
+            attempts = self._backoff.attempts(PATIENCE_S)
             self._log_end = -1
             while True:
                 self.times.num_tries += 1
                 with suppress(OSError):
                     await self._read(other, self._resume(take_over))
-                await trials.wait(ConnectionLost("the replica does not answer"))
+                await attempts.wait(ConnectionLost("the replica does not answer"))
         finally:
             self.leave()
 

@@ -14,7 +14,7 @@ import { Tries } from "./retry.js";
  */
 export class Ask {
   /** @type {null} */
-  bidding = null;
+  ending = null;
   isUnanswered = true;
   #tries;
   /** @type {(event: any) => void} */

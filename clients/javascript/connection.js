@@ -77,7 +77,7 @@ export class Connection {
     if (this.#isClosed) {
       exchange.fail(new ConnectionLost("the client was closed"));
     } else if (this.#link?.isOpen) {
-      this.#link.carry(exchange);
+      this.#link.start(exchange);
     } else {
       this.#waiting.add(exchange);
       if (this.#link === null && this.#retry === null) this.#open();
@@ -85,23 +85,23 @@ export class Connection {
   }
 
   /**
-   * Sends an exchange's `bidding` where it runs; where it waits, that is sent with it.
+   * Sends an exchange's `ending` on the link where it runs; one that waits is sent with it.
    * @param {Exchange} exchange
    */
-  bid(exchange) {
-    for (const link of this.#links()) link.bid(exchange);
+  requestEnd(exchange) {
+    for (const link of this.#links()) link.requestEnd(exchange);
   }
 
   /**
    * Leaves an exchange.
    * @param {Exchange} exchange
-   * @param {"cancel" | "detach"} bidding what becomes of it
+   * @param {"cancel" | "detach"} ending what becomes of it
    */
-  drop(exchange, bidding) {
+  drop(exchange, ending) {
     this.#waiting.delete(exchange);
     this.parts.timers.clearTimeout(this.#delayed.get(exchange));
     this.#delayed.delete(exchange);
-    for (const link of this.#links()) link.drop(exchange, bidding);
+    for (const link of this.#links()) link.drop(exchange, ending);
   }
 
   /**
@@ -140,7 +140,7 @@ export class Connection {
     const watcher = {
       opened: () => this.#opened(),
       heard: () => void (this.#failures = 0),
-      parted: this.#parted.bind(this),
+      resend: this.#resend.bind(this),
       ended: this.#ended.bind(this),
     };
     this.#link = new Link(this.#socket(), watcher, timers, timeoutS * 1000);
@@ -162,7 +162,7 @@ export class Connection {
   }
 
   /** @param {Link} link @param {Exchange} exchange @param {number | null} afterS */
-  #parted(link, exchange, afterS) {
+  #resend(link, exchange, afterS) {
     const { timers } = this.parts;
     if (afterS !== null) {
       const again = () => {

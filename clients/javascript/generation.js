@@ -36,7 +36,7 @@ export class Generation {
     this.#abort = () => {
       stream.inbox.discard();
       stream.inbox.fail(signal.reason);
-      stream.bid("cancel");
+      stream.requestEnd("cancel");
     };
     signal.addEventListener("abort", this.#abort, { once: true });
     stream.over.then(() => signal.removeEventListener("abort", this.#abort));
@@ -94,7 +94,7 @@ export class Generation {
    * over it still gets what came before.
    */
   async cancel() {
-    this.#stream.bid("cancel");
+    this.#stream.requestEnd("cancel");
     await this.#stream.over;
     return this.#stream.finished;
   }
@@ -106,7 +106,7 @@ export class Generation {
   async detach() {
     this.#stream.inbox.discard();
     this.#stream.inbox.end();
-    this.#stream.bid("detach");
+    this.#stream.requestEnd("detach");
     await this.#stream.over;
   }
 

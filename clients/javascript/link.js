@@ -16,7 +16,7 @@ export const MOVE = "move";
  * `opening` is the message that begins it, or that takes it up again. `receive` says what
  * comes after an event: one of the above, or the seconds to wait before it is sent again.
  * `survives` is asked when its socket has ended: whether it goes on over another one.
- * `bidding` is what to ask for besides, once it is sent: its end, or that it has no reader.
+ * `ending` is sent after `opening`, if it is set: the request ends, or goes on without a reader.
  * `isUnanswered`: nothing has come since it was sent.
  *
  * @typedef {object} Exchange
@@ -24,7 +24,7 @@ export const MOVE = "move";
  * @property {(event: any) => string | number} receive
  * @property {() => boolean} survives
  * @property {(error: Error) => void} fail
- * @property {"cancel" | "detach" | null} bidding
+ * @property {"cancel" | "detach" | null} ending
  * @property {boolean} isUnanswered
  */
 
@@ -33,7 +33,7 @@ export const MOVE = "move";
  * @typedef {object} LinkWatcher
  * @property {(link: Link) => void} opened
  * @property {() => void} heard
- * @property {(link: Link, exchange: Exchange, afterS: number | null) => void} parted
+ * @property {(link: Link, exchange: Exchange, afterS: number | null) => void} resend
  *   the exchange is to be sent again: in so many seconds, or over another socket
  * @property {(link: Link, code: number, reason: string) => void} ended
  */
@@ -95,7 +95,7 @@ export class Link {
    * Sends what begins an exchange or takes it up again.
    * @param {Exchange} exchange
    */
-  carry(exchange) {
+  start(exchange) {
     this.#numSent += 1;
     const id = `r${this.#numSent}`;
     let text;
@@ -107,28 +107,28 @@ export class Link {
     }
     this.#alive.set(id, exchange);
     this.#socket.send(text);
-    if (exchange.bidding) this.#send({ type: exchange.bidding, request_id: id });
+    if (exchange.ending) this.#send({ type: exchange.ending, request_id: id });
   }
 
   /**
-   * Sends an exchange's `bidding`, if it runs here.
+   * Sends an exchange's `ending`, if it runs here.
    * @param {Exchange} exchange
    */
-  bid(exchange) {
+  requestEnd(exchange) {
     const id = this.#idOf(exchange);
-    if (id !== undefined) this.#send({ type: exchange.bidding, request_id: id });
+    if (id !== undefined) this.#send({ type: exchange.ending, request_id: id });
   }
 
   /**
    * Leaves an exchange: its frames are no longer wanted.
    * @param {Exchange} exchange
-   * @param {"cancel" | "detach"} bidding what becomes of it
+   * @param {"cancel" | "detach"} ending what becomes of it
    */
-  drop(exchange, bidding) {
+  drop(exchange, ending) {
     const id = this.#idOf(exchange);
     if (id === undefined) return;
     this.#alive.delete(id);
-    this.#send({ type: bidding, request_id: id });
+    this.#send({ type: ending, request_id: id });
   }
 
   /** Ends the socket; its owner is not told. */
@@ -174,7 +174,7 @@ export class Link {
     if (next === MORE) return;
     this.#alive.delete(event.request_id);
     if (next === DONE) return;
-    this.watcher.parted(this, exchange, typeof next === "number" ? next : null);
+    this.watcher.resend(this, exchange, typeof next === "number" ? next : null);
   }
 
   /**

@@ -37,7 +37,7 @@ export class Stream {
   /** @type {import("./events.js").Finished | null} the last one that has arrived */
   finished = null;
   /** @type {"cancel" | "detach" | null} */
-  bidding = null;
+  ending = null;
   isUnanswered = true;
   isEnded = false;
 
@@ -45,7 +45,7 @@ export class Stream {
   #latest = null;
   #lastSeq = 0; // of the last event that has arrived
   #wasSent = false;
-  #isAway = false; // detached, because its reader does not keep up
+  #isDetached = false; // because its reader does not keep up
   #tries;
   /** @type {(event: Started | Resumed | Reset) => void} */
   #begin = () => {};
@@ -80,20 +80,20 @@ export class Stream {
    */
   next() {
     const event = this.inbox.next();
-    if (this.#isAway && this.inbox.size <= this.maxUnread / 2) this.#comeBack();
+    if (this.#isDetached && this.inbox.size <= this.maxUnread / 2) this.#reattach();
     return event;
   }
 
   /**
    * Asks the server for its end, or to let it go on unread. `over` tells when that is so.
-   * @param {"cancel" | "detach"} bidding
+   * @param {"cancel" | "detach"} ending
    */
-  bid(bidding) {
+  requestEnd(ending) {
     if (this.isEnded) return;
-    this.bidding = bidding;
-    if (this.#isAway && bidding === "cancel") this.#comeBack();
-    else if (this.#isAway) this.#end();
-    else if (!this.connection.isWaiting(this)) this.connection.bid(this);
+    this.ending = ending;
+    if (this.#isDetached && ending === "cancel") this.#reattach();
+    else if (this.#isDetached) this.#end();
+    else if (!this.connection.isWaiting(this)) this.connection.requestEnd(this);
     else if (this.#needsNoSocket()) this.#leave("cancel");
   }
 
@@ -140,7 +140,7 @@ export class Stream {
   }
 
   survives() {
-    if (this.bidding !== null && this.#needsNoSocket()) {
+    if (this.ending !== null && this.#needsNoSocket()) {
       this.#end();
       return false;
     }
@@ -155,9 +155,9 @@ export class Stream {
 
   // Inside
 
-  /** Whether it has what it bids for, now that it has no socket. */
+  /** Whether `ending` holds already, now that it has no socket. */
   #needsNoSocket() {
-    if (this.bidding === "detach") return this.#latest !== null;
+    if (this.ending === "detach") return this.#latest !== null;
     return !this.#wasSent || !this.beginning.isKept;
   }
 
@@ -177,7 +177,7 @@ export class Stream {
     if (event.type === "reset") this.inbox.push(event);
     if (this.#goesOn()) {
       // A server does not know what a request that has not begun shall end.
-      if (this.bidding !== null) this.connection.bid(this);
+      if (this.ending !== null) this.connection.requestEnd(this);
       return MORE;
     }
     return this.#endOfLog();
@@ -185,7 +185,7 @@ export class Stream {
 
   #endOfLog() {
     const wantsEnd = !this.beginning.follows && this.#latest?.type !== "reset";
-    if (!wantsEnd || this.bidding !== null) return this.#end();
+    if (!wantsEnd || this.ending !== null) return this.#end();
     return this.#end(new ProtocolError("the log has no end of this generation"));
   }
 
@@ -195,7 +195,7 @@ export class Stream {
       if (event.seq <= this.#lastSeq) return MORE; // passed on already
       return this.#fault(`event ${event.seq} came after ${this.#lastSeq}`);
     }
-    if (this.inbox.size >= this.maxUnread && this.bidding === null) return this.#goAway();
+    if (this.inbox.size >= this.maxUnread && this.ending === null) return this.#detach();
     this.#note(event);
     return this.#goesOn() ? MORE : this.#endOfLog();
   }
@@ -221,18 +221,18 @@ export class Stream {
   }
 
   /** Leaves the events that come to the server, or gives up, as it has no reader. */
-  #goAway() {
+  #detach() {
     if (!this.beginning.isKept) {
       const error = new ReaderTooSlow(`more than ${this.maxUnread} events were left unread`);
       return this.#leave("cancel", error);
     }
     this.connection.drop(this, "detach");
-    this.#isAway = true;
+    this.#isDetached = true;
     return DONE;
   }
 
-  #comeBack() {
-    this.#isAway = false;
+  #reattach() {
+    this.#isDetached = false;
     this.connection.start(this);
   }
 
@@ -241,9 +241,9 @@ export class Stream {
     return this.#leave("detach", new ProtocolError(message));
   }
 
-  /** @param {"cancel" | "detach"} bidding @param {Error | null} [error] */
-  #leave(bidding, error = null) {
-    this.connection.drop(this, bidding);
+  /** @param {"cancel" | "detach"} ending @param {Error | null} [error] */
+  #leave(ending, error = null) {
+    this.connection.drop(this, ending);
     return this.#end(error);
   }
 

@@ -26,13 +26,13 @@ class Backoff:
     random: Callable[[], float] = random.random
     clock: Callable[[], float] = time.monotonic
 
-    def trials(self, total_s: float) -> Trials:
-        """The waits between tries that end after ``total_s``, from now on."""
-        return Trials(self, total_s)
+    def attempts(self, total_s: float) -> Attempts:
+        """The waits between attempts at one thing; no attempt begins after ``total_s`` from now."""
+        return Attempts(self, total_s)
 
 
-class Trials:
-    """The waits between the tries of one thing."""
+class Attempts:
+    """The waits between attempts at one thing, and the time after which there is no other."""
 
     def __init__(self, backoff: Backoff, total_s: float) -> None:
         self._backoff = backoff

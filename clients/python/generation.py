@@ -12,7 +12,7 @@ from .errors import EverstreamError
 from .events import Event, Finished, Token
 from .progress import Progress
 from .protocol import Protocol
-from .request import Farewell, Request
+from .request import EndMessage, Request
 from .stream import Stream
 from .thread import LoopThread
 
@@ -62,7 +62,7 @@ class Reading(Progress):
 
     async def _cancel(self) -> Finished | None:
         self._unsent = None
-        self._stream.bid(Farewell("cancel", self.request_id))
+        self._stream.request_end(EndMessage("cancel", self.request_id))
         while self._pop() is not None or await self._fetch():
             pass
         return self.finished
@@ -77,7 +77,7 @@ class Reading(Progress):
 
     async def _detach(self) -> None:
         await self._start()
-        self._stream.bid(Farewell("detach", self.request_id))
+        self._stream.request_end(EndMessage("detach", self.request_id))
         self._ahead.clear()
         while self._stream.is_open(self.request_id):
             for event in await self._stream.next(self.request_id, self._arrived):

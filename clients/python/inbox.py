@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from .backoff import Trials
+from .backoff import Attempts
 from .errors import (
     CapacityExhausted,
     ConnectionLost,
@@ -17,7 +17,7 @@ from .errors import (
     StoreFailed,
 )
 from .events import Detached, Event, Finished, Migrate, Refused, Reset, Resumed, Started, Token
-from .request import Cursor, Farewell, Request
+from .request import Cursor, EndMessage, Request
 
 #: What passes by itself. The server may not know yet that our last connection has ended: then
 #: that one is the other reader, or still holds the key.
@@ -49,8 +49,8 @@ class Inbox:
         self.is_ended = False
         self.is_lost = False
         self.is_being_recovered = False
-        self.trials: Trials | None = None
-        self.farewell: Farewell | None = None
+        self.attempts: Attempts | None = None
+        self.end_message: EndMessage | None = None
         self._has_begun = False
         self._cursor: Cursor | None = None
         self._resumed: Resumed | None = None
@@ -88,7 +88,7 @@ class Inbox:
         """Its connection has ended. Whether it is worth bringing back; it has failed where not."""
         if not self.is_alive:
             return False
-        if self.farewell is not None and self.farewell.kind == "detach":
+        if self.end_message is not None and self.end_message.kind == "detach":
             self._put(Detached(self.request.request_id))
             return False
         if for_good or not (self.can_be_recovered or self.is_being_recovered):
@@ -120,7 +120,7 @@ class Inbox:
                 self._end_if_over(event.seq)
                 return self.is_ended and event.busy
         if not isinstance(event, Resumed | Refused):
-            self.trials = None
+            self.attempts = None
         if self._recovered is not None and self._is_repeated(event):
             return False
         goes_on = self._goes_on(event)

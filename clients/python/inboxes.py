@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from .errors import STOPPING, ConnectionLost, EverstreamError, ReaderTooSlow, SessionMigrated
 from .events import Event, Refused
 from .inbox import Inbox, is_passing
-from .request import Farewell, Request
+from .request import EndMessage, Request
 
 #: Events that may wait for one reader. Beyond that its request fails, and no other one waits.
 MAX_UNREAD = 65_536
@@ -24,13 +24,10 @@ class Lost(NamedTuple):
 
 
 class Inboxes:
-    """``farewells`` are due to the server, and what is ``lost`` is to be brought back.
-
-    The socket's owner takes them from there.
-    """
+    """The owner of the socket sends ``end_messages`` and brings back the requests in ``lost``."""
 
     def __init__(self, max_unread: int = MAX_UNREAD) -> None:
-        self.farewells: deque[Farewell] = deque()
+        self.end_messages: deque[EndMessage] = deque()
         self.lost: deque[Lost] = deque()
         self._max_unread = max_unread
         self._inboxes: dict[str, Inbox] = {}
@@ -71,11 +68,11 @@ class Inboxes:
             inbox.is_lost = True
             self.lost.append(Lost(inbox, event.error))
         elif inbox.deliver(event):
-            self.farewells.append(Farewell("detach", event.request_id))
+            self.end_messages.append(EndMessage("detach", event.request_id))
         elif len(inbox.events) > self._max_unread and inbox.is_alive:
             inbox.events.pop()
             inbox.fail(ReaderTooSlow(f"more than {self._max_unread} events were left unread"))
-            self.farewells.append(Farewell("detach", event.request_id))
+            self.end_messages.append(EndMessage("detach", event.request_id))
 
     def take(self, request_id: str) -> list[Event]:
         """All events of an open request that have come; none where it has no news.
@@ -96,34 +93,34 @@ class Inboxes:
         # Several requests may end with one error, and raising it adds a traceback to it.
         raise copy.copy(inbox.error)
 
-    def bid(self, farewell: Farewell) -> None:
+    def request_end(self, end_message: EndMessage) -> None:
         """A reader wants the end of a request, and waits for it."""
-        inbox = self._inboxes.get(farewell.request_id)
+        inbox = self._inboxes.get(end_message.request_id)
         if inbox is None or not inbox.is_alive:
             return
-        inbox.farewell = farewell
+        inbox.end_message = end_message
         if inbox.is_lost:  # a cancel is said again when it is back
-            if farewell.kind == "detach":
+            if end_message.kind == "detach":
                 inbox.lose(ConnectionLost("detached"), for_good=False)
         else:
-            self.farewells.append(farewell)
+            self.end_messages.append(end_message)
 
     def abandon(self, request_id: str, kind: Literal["cancel", "detach"] = "cancel") -> None:
         """Closes a request without a reader."""
         inbox = self._inboxes.pop(request_id, None)
         if inbox is not None and inbox.is_alive and not inbox.is_being_recovered:
-            self.farewells.append(Farewell(kind, request_id))
+            self.end_messages.append(EndMessage(kind, request_id))
 
     def lose(self, error: EverstreamError, for_good: bool) -> None:
         """The connection is gone: what cannot be brought back ends."""
-        self.farewells.clear()
+        self.end_messages.clear()
         for inbox in list(self._inboxes.values()):
             if inbox.lose(error, for_good):
                 self.lost.append(Lost(inbox, error))
 
     def fail(self, error: EverstreamError) -> None:
         """The client was closed: every open request ends with ``error``."""
-        self.farewells.clear()
+        self.end_messages.clear()
         self.lost.clear()
         for inbox in list(self._inboxes.values()):
             inbox.fail(error)
@@ -133,4 +130,4 @@ class Inboxes:
         for request_id, inbox in list(self._inboxes.items()):
             if inbox.is_alive:
                 inbox.fail(error)
-                self.farewells.append(Farewell("cancel", request_id))
+                self.end_messages.append(EndMessage("cancel", request_id))

@@ -30,7 +30,7 @@ from .events import (
     parse_event,
 )
 from .message import encode
-from .request import Farewell, Request
+from .request import EndMessage, Request
 
 STREAM_PATH = "/v1/stream"
 
@@ -89,9 +89,9 @@ class Protocol:
         return Request(request_id, kind, message, is_kept, is_repeatable)
 
     @staticmethod
-    def farewell(farewell: Farewell) -> bytes:
+    def ending(end_message: EndMessage) -> bytes:
         """The message that ends a running request, or leaves it to continue by itself."""
-        return encode({"type": farewell.kind, "request_id": farewell.request_id})
+        return encode({"type": end_message.kind, "request_id": end_message.request_id})
 
     @staticmethod
     def fed(text: str | Sequence[int]) -> dict[str, object]:

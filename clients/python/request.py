@@ -9,8 +9,8 @@ from .errors import ConnectionLost, EverstreamError
 from .message import encode
 
 
-class Farewell(NamedTuple):
-    """A message about a request that is not wanted any more."""
+class EndMessage(NamedTuple):
+    """The message by which a reader ends its request (``cancel``) or leaves it (``detach``)."""
 
     kind: Literal["cancel", "detach"]
     request_id: str

@@ -18,7 +18,7 @@ from .events import Event
 from .inbox import Inbox, is_passing
 from .inboxes import Inboxes
 from .protocol import Answer, Protocol
-from .request import Farewell, Request
+from .request import EndMessage, Request
 
 CLOSED = "the client was closed"
 
@@ -95,9 +95,9 @@ class Stream:
                 raise ConnectionLost(f"no event within {self._timeout_s:g} s") from error
         return events
 
-    def bid(self, farewell: Farewell) -> None:
+    def request_end(self, end_message: EndMessage) -> None:
         """Asks for the end of a request; its last events are still to be read."""
-        self._inboxes.bid(farewell)
+        self._inboxes.request_end(end_message)
         self._attend()
 
     def abandon(self, request_id: str) -> None:
@@ -129,7 +129,7 @@ class Stream:
     async def _connect(self) -> ClientConnection:
         """Tries again where there was a connection before: the address is right."""
         self._loop = asyncio.get_running_loop()
-        trials = self._backoff.trials(self._reconnect_s)
+        attempts = self._backoff.attempts(self._reconnect_s)
         while True:
             self._check_open()
             try:
@@ -137,7 +137,7 @@ class Stream:
             except EverstreamError as error:
                 if not (self._was_connected and is_passing(error)):
                     raise
-                await trials.wait(error)
+                await attempts.wait(error)
                 continue
             self._was_connected = True
             if self._closed:
@@ -177,17 +177,17 @@ class Stream:
             if not inbox.is_being_recovered:
                 inbox.is_being_recovered = True
                 self._spawn(self._recover(inbox, error))
-        if self._inboxes.farewells:
-            self._spawn(self._say_farewells())
+        if self._inboxes.end_messages:
+            self._spawn(self._send_end_messages())
 
     async def _recover(self, inbox: Inbox, error: EverstreamError) -> None:
         """Asks for a lost request again, on the next connection if need be.
 
         From then on its answer, or the end of that connection, says how it continues.
         """
-        inbox.trials = inbox.trials or self._backoff.trials(self._reconnect_s)
+        inbox.attempts = inbox.attempts or self._backoff.attempts(self._reconnect_s)
         try:
-            await inbox.trials.wait(error)
+            await inbox.attempts.wait(error)
             connection = await self._connected()
         except EverstreamError as failure:
             inbox.give_up(failure)
@@ -198,13 +198,13 @@ class Stream:
             return
         with contextlib.suppress(ConnectionClosed):
             await connection.send(inbox.again(), text=True)
-            if inbox.farewell is not None:
-                await connection.send(self._protocol.farewell(inbox.farewell), text=True)
+            if inbox.end_message is not None:
+                await connection.send(self._protocol.ending(inbox.end_message), text=True)
         inbox.wake()  # its reader waits for an event of this connection now
 
-    async def _say_farewells(self) -> None:
-        while self._inboxes.farewells and self._connection is not None:
-            message = self._protocol.farewell(self._inboxes.farewells.popleft())
+    async def _send_end_messages(self) -> None:
+        while self._inboxes.end_messages and self._connection is not None:
+            message = self._protocol.ending(self._inboxes.end_messages.popleft())
             with contextlib.suppress(ConnectionClosed):
                 await self._connection.send(message, text=True)
 

@@ -22,41 +22,41 @@ class FakeTime:
 
 async def test_waits_double_up_to_the_most() -> None:
     time = FakeTime()
-    trials = time.backoff.trials(1000)
+    attempts = time.backoff.attempts(1000)
     for _ in range(8):
-        await trials.wait(LOST)
+        await attempts.wait(LOST)
     assert time.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 @pytest.mark.parametrize(("random", "first_s"), [(0.0, 0.05), (0.5, 0.075), (1.0, 0.1)])
 async def test_chance_takes_up_to_half_of_a_wait(random: float, first_s: float) -> None:
     time = FakeTime(random)
-    await time.backoff.trials(10).wait(LOST)
+    await time.backoff.attempts(10).wait(LOST)
     assert time.slept == [pytest.approx(first_s)]
 
 
 async def test_last_try_is_at_the_end_of_the_time_and_then_its_error_is_raised() -> None:
     time = FakeTime()
-    trials = time.backoff.trials(1.0)
+    attempts = time.backoff.attempts(1.0)
     for _ in range(4):
-        await trials.wait(LOST)
+        await attempts.wait(LOST)
     assert time.now_s == pytest.approx(101.0)
     with pytest.raises(ConnectionLost, match="gone"):
-        await trials.wait(LOST)
+        await attempts.wait(LOST)
     assert len(time.slept) == 4
 
 
 async def test_no_time_is_no_second_try() -> None:
     time = FakeTime()
     with pytest.raises(ConnectionLost, match="gone"):
-        await time.backoff.trials(0).wait(LOST)
+        await time.backoff.attempts(0).wait(LOST)
     assert time.slept == []
 
 
 async def test_server_that_says_when_to_come_again_is_heeded() -> None:
     time, error = FakeTime(), CapacityExhausted("full")
     error.retry_after_s = 3.0
-    trials = time.backoff.trials(4.0)
-    await trials.wait(error)
-    await trials.wait(error)
+    attempts = time.backoff.attempts(4.0)
+    await attempts.wait(error)
+    await attempts.wait(error)
     assert time.slept == [3.0, 1.0]

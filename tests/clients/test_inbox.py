@@ -102,7 +102,7 @@ def test_unread_events_are_bounded_and_harm_no_other_request() -> None:
     for seq in range(1, 6):
         inboxes.deliver(token("slow", seq))
     inboxes.deliver(token("other", 1))
-    assert list(inboxes.farewells) == [("detach", "slow")]
+    assert list(inboxes.end_messages) == [("detach", "slow")]
     assert inboxes.take("slow") == [token("slow", seq) for seq in (1, 2, 3)]
     with pytest.raises(ReaderTooSlow):
         inboxes.take("slow")
@@ -121,7 +121,7 @@ def test_abandoned_request_is_to_be_cancelled_once_and_its_events_dropped() -> N
     inboxes.abandon("a")
     inboxes.abandon("a")
     inboxes.deliver(token("a", 1))
-    assert list(inboxes.farewells) == [("cancel", "a")]
+    assert list(inboxes.end_messages) == [("cancel", "a")]
     assert not inboxes.is_open("a")
 
 
@@ -129,13 +129,13 @@ def test_request_that_has_ended_needs_no_cancel() -> None:
     inboxes = opened("a")
     inboxes.fail(ConnectionLost("gone"))
     inboxes.abandon("a")
-    assert not inboxes.farewells
+    assert not inboxes.end_messages
 
 
 def test_refusal_of_an_unreadable_frame_leaves_nobody_waiting() -> None:
     inboxes = opened("a", "b")
     inboxes.deliver(Refused(None, InvalidRequest("not JSON")))
-    assert sorted(inboxes.farewells) == [("cancel", "a"), ("cancel", "b")]
+    assert sorted(inboxes.end_messages) == [("cancel", "a"), ("cancel", "b")]
     for request_id in "ab":
         with pytest.raises(InvalidRequest):
             inboxes.take(request_id)
@@ -158,7 +158,7 @@ def test_busy_session_ends_with_what_it_runs() -> None:
         assert read_again(*events[:num])[1].is_open("a")
     num_taken, inboxes = read_again(*events, token("a", 6))
     assert (num_taken, inboxes.is_open("a")) == (5, False)
-    assert not inboxes.farewells
+    assert not inboxes.end_messages
 
 
 @pytest.mark.parametrize(
@@ -173,21 +173,21 @@ def test_generation_that_is_repeated_ends_with_its_own_end() -> None:
     events = [resumed(1, 5, busy=True), token("a", 2), end("a", 3), token("a", 4), end("a", 6)]
     num_taken, inboxes = read_again(*events, follows=False)
     assert (num_taken, inboxes.is_open("a")) == (3, False)
-    assert list(inboxes.farewells) == [("detach", "a")]  # what runs now is somebody else's
+    assert list(inboxes.end_messages) == [("detach", "a")]  # what runs now is somebody else's
 
 
 def test_reset_leaves_what_runs_alone() -> None:
     reset = Reset("a", "s", "store-1", 5, 5, 50, busy=True, reason="rewound")
     num_taken, inboxes = read_again(reset, token("a", 6))
     assert (num_taken, inboxes.is_open("a")) == (1, False)
-    assert list(inboxes.farewells) == [("detach", "a")]
+    assert list(inboxes.end_messages) == [("detach", "a")]
 
 
 def test_request_whose_end_is_unread_needs_no_cancel() -> None:
     inboxes = opened("a")
     inboxes.deliver(end("a"))
     inboxes.abandon("a")
-    assert not inboxes.farewells
+    assert not inboxes.end_messages
 
 
 LOST = ConnectionLost("the connection ended")
@@ -278,4 +278,4 @@ def test_abandoned_request_is_not_asked_for_again() -> None:
     inbox.is_being_recovered = True
     inboxes.abandon("a")
     assert not inboxes.is_wanted(inbox)
-    assert not inboxes.farewells
+    assert not inboxes.end_messages
