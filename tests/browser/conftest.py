@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, WebSocket, expect, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 
 from docs.screenshot import CHROMIUM, CHROMIUM_ARGS
 from model.bundled_models import DEFAULT_MODEL
@@ -96,10 +97,38 @@ class Visit:
         """The messages of one type that came from the server."""
         return [message for message in self.received if message["type"] == type]
 
+    def report(self) -> str:
+        """What the page shows now, what it complained about, and the last frames of its sockets."""
+        frames = [("sent", frame) for frame in self.sent[-10:]]
+        frames += [("received", frame) for frame in self.received[-10:]]
+        return "\n".join(
+            [
+                self.page.locator("body").inner_text(timeout=5000),
+                *self.complaints,
+                *self.exceptions,
+                *(f"{way}: {json.dumps(frame)[:300]}" for way, frame in frames),
+            ]
+        )
+
     def watch_socket(self, stream: WebSocket) -> None:
         self.urls.append(stream.url)
         stream.on("framesent", lambda frame: self.sent.append(json.loads(frame)))
         stream.on("framereceived", lambda frame: self.received.append(json.loads(frame)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows its page."""
+    report = yield
+    visit = item.funcargs.get("visit")
+    if report.when == "call" and report.failed and isinstance(visit, Visit):
+        try:
+            report.sections.append(("page", visit.report()))
+        except PlaywrightError as error:
+            report.sections.append(("page", f"cannot be shown: {error}"))
+    return report
 
 
 @pytest.fixture

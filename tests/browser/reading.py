@@ -49,6 +49,20 @@ def fork_at(page: Page, index: int, pane: int = 0) -> None:
     expect(page.locator(".pane")).to_have_count(before + 1)
 
 
+def click_while_it_runs(page: Page, index: int, shift: bool = False) -> None:
+    """Clicks a token of the only pane in one turn of the page's loop.
+
+    The page ignores a click on text out of sight, and a running text scrolls on by itself.
+    """
+    token(page, index).evaluate(
+        """(token, shiftKey) => {
+          token.scrollIntoView({ block: "center", behavior: "instant" });
+          token.dispatchEvent(new MouseEvent("click", { bubbles: true, shiftKey }));
+        }""",
+        shift,
+    )
+
+
 def decode(tokens: bytes) -> str:
     """What the fake engine's tokens, which are bytes, say."""
     return tokens.decode()

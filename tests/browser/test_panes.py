@@ -15,6 +15,7 @@ from tests.browser.conftest import StartServer, Visit
 from tests.browser.reading import (
     ENDLESS,
     begin,
+    click_while_it_runs,
     decode,
     expect_position,
     fork_at,
@@ -115,7 +116,7 @@ def test_copy_says_where_the_text_before_it_can_be_had(
 def test_running_session_can_be_forked_and_goes_on(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(token(page, 300)).to_be_attached()
-    token(page, 9).dispatch_event("click")
+    click_while_it_runs(page, 9)
     expect(page.locator(".pane")).to_have_count(2)
     expect(page.locator(".pane").first).to_have_class(re.compile("running"))
     assert story_of(page, 1) == "Hello" + decode(STORY[5:15])
@@ -138,7 +139,7 @@ def test_rewind_cuts_the_text_and_the_session(page: Page, visit: Visit) -> None:
 def test_rewind_ends_what_runs_first(page: Page) -> None:
     begin(page, "Hello", ENDLESS)
     expect(token(page, 50)).to_be_attached()
-    token(page, 9).dispatch_event("click", {"shiftKey": True})
+    click_while_it_runs(page, 9, shift=True)
     expect_position(page, 15)
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(page.locator("#summary")).to_have_text("Back at token 15")
