@@ -44,7 +44,7 @@ async def test_session_lives_until_deleted(client: AsyncClient) -> None:
         await session.info()
 
 
-async def test_leaving_the_block_cancels(client: AsyncClient) -> None:
+async def test_exit_of_context_manager_cancels(client: AsyncClient) -> None:
     generation = await client.generate("Once", max_tokens=1_000_000, ignore_eos=True)
     async with generation:
         async for _ in generation:
@@ -53,7 +53,7 @@ async def test_leaving_the_block_cancels(client: AsyncClient) -> None:
     assert generation.finished.finish_reason == "cancelled"
 
 
-async def test_generation_need_not_be_awaited(client: AsyncClient) -> None:
+async def test_generation_can_be_used_without_await(client: AsyncClient) -> None:
     options = {"max_tokens": 10, "seed": 1, "ignore_eos": True}
     awaited = await (await client.generate("Once", **options)).text()  # type: ignore[arg-type]
     looped = [e.text async for e in client.generate("Once", **options)]  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ class FakeTime:
         self.now_s += delay_s
 
 
-async def test_waits_double_up_to_the_most() -> None:
+async def test_waits_double_up_to_the_maximum() -> None:
     time = FakeTime()
     attempts = time.backoff.attempts(1000)
     for _ in range(8):
@@ -29,7 +29,7 @@ async def test_waits_double_up_to_the_most() -> None:
 
 
 @pytest.mark.parametrize(("random", "first_s"), [(0.0, 0.05), (0.5, 0.075), (1.0, 0.1)])
-async def test_chance_takes_up_to_half_of_a_wait(random: float, first_s: float) -> None:
+async def test_jitter_shortens_a_wait_by_up_to_half(random: float, first_s: float) -> None:
     time = FakeTime(random)
     await time.backoff.attempts(10).wait(LOST)
     assert time.slept == [pytest.approx(first_s)]
@@ -53,7 +53,7 @@ async def test_no_time_is_no_second_try() -> None:
     assert time.slept == []
 
 
-async def test_server_that_says_when_to_come_again_is_heeded() -> None:
+async def test_retry_after_of_the_server_is_honored() -> None:
     time, error = FakeTime(), CapacityExhausted("full")
     error.retry_after_s = 3.0
     attempts = time.backoff.attempts(4.0)

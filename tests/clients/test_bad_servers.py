@@ -61,19 +61,19 @@ def flood(connection: ServerConnection, message: Message) -> None:
     connection.send(finished(message, "length"))
 
 
-def test_nonsense_is_a_protocol_error() -> None:
+def test_invalid_answer_is_a_protocol_error() -> None:
     with answering(say_nonsense) as stub, Client(stub.url) as client, pytest.raises(ProtocolError):
         client.create_session()
 
 
-async def test_nonsense_is_a_protocol_error_async() -> None:
+async def test_invalid_answer_is_a_protocol_error_async() -> None:
     with answering(say_nonsense) as stub:
         async with AsyncClient(stub.url) as client:
             with pytest.raises(ProtocolError):
                 await client.create_session()
 
 
-def test_silence_ends_with_an_error_and_lets_go() -> None:
+def test_silent_server_is_an_error_and_detaches() -> None:
     with answering(say_no_more) as stub, Client(stub.url) as client:
         client.create_session()
         grow_impatient(client._client)
@@ -84,7 +84,7 @@ def test_silence_ends_with_an_error_and_lets_go() -> None:
         assert list(generation) == []
 
 
-async def test_silence_ends_with_an_error_and_lets_go_async() -> None:
+async def test_silent_server_is_an_error_and_detaches_async() -> None:
     with answering(say_no_more) as stub:
         async with AsyncClient(stub.url) as client:
             await client.create_session()
@@ -151,7 +151,7 @@ def test_request_that_fails_in_the_server_is_an_error() -> None:
         client.generate("a").text()
 
 
-def test_unread_generation_holds_up_neither_the_server_nor_other_requests() -> None:
+def test_unread_generation_blocks_neither_the_server_nor_other_requests() -> None:
     flooded = threading.Event()
 
     def flood_and_tell(connection: ServerConnection, message: Message) -> None:
@@ -167,7 +167,7 @@ def test_unread_generation_holds_up_neither_the_server_nor_other_requests() -> N
         assert last is unread.finished
 
 
-async def test_unread_generation_holds_up_no_other_async() -> None:
+async def test_unread_generation_blocks_no_other_async() -> None:
     with answering(flood) as stub:
         async with AsyncClient(stub.url, timeout_s=60) as client:
             unread = await client.generate("a")

@@ -45,7 +45,7 @@ def test_model_is_named_with_its_kind_of_state(server_url: str) -> None:
     assert "model" in refused.output
 
 
-def test_session_goes_on_until_new(server_url: str) -> None:
+def test_session_continues_until_new(server_url: str) -> None:
     output = talk(server_url, "/tokens 4", "/seed 1", "Once", "", "/new", "Once")
     first, second, third = positions(output)
     assert third == first < second
@@ -74,7 +74,7 @@ def test_setting_that_cannot_be_is_refused_at_once(server_url: str, line: str) -
     assert len(positions(output)) == 1
 
 
-def test_undo_rewind_and_again_take_turns_back(server_url: str) -> None:
+def test_undo_rewind_and_again_remove_turns(server_url: str) -> None:
     begin = ["/tokens 4", "/seed 1", "Once", "there", "was"]
     first, second, third, again, after_undo = positions(
         talk(server_url, *begin, "/again", "/undo 2", "there")
@@ -85,7 +85,7 @@ def test_undo_rewind_and_again_take_turns_back(server_url: str) -> None:
     assert "back after turn 0, position 0" in talk(server_url, *begin, "/undo 9")
 
 
-def test_forks_are_branches_that_go_on_by_themselves(server_url: str) -> None:
+def test_forks_are_independent_branches(server_url: str) -> None:
     output = talk(
         server_url,
         *("/tokens 4", "/seed 1", "Once", "there"),
@@ -113,7 +113,7 @@ def test_history_shows_each_turn_and_its_place(server_url: str) -> None:
     assert re.search(rf"  2 +{first} to {second} +there\|", output)
 
 
-def test_saved_branch_goes_on_where_it_was(server_url: str, tmp_path: Path) -> None:
+def test_saved_branch_continues_where_it_was(server_url: str, tmp_path: Path) -> None:
     file = tmp_path / "fox.chat"
     begin = ["/tokens 4", "/seed 1"]
     first, second = positions(talk(server_url, *begin, "Once", f"/save {file}", "there"))

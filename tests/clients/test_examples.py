@@ -201,7 +201,7 @@ def test_session_that_is_gone_is_replaced(server: Server, tmp_path: Path) -> Non
         assert read_by(url)[0] != old
 
 
-def test_memory_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_memory_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     assert Memory.load(file) is None
     for place in (None, Place(3, 1, 9)):
@@ -213,7 +213,7 @@ def test_memory_comes_back_as_it_was(tmp_path: Path) -> None:
         Memory.load(file)
 
 
-def test_usual_is_the_mean_and_deviation_of_what_came() -> None:
+def test_usual_has_mean_and_deviation_of_the_lines() -> None:
     usual = Usual()
     for bits in (2.0, 4.0, 6.0):
         usual.add(bits)

@@ -132,7 +132,7 @@ def test_request_that_has_ended_needs_no_cancel() -> None:
     assert not inboxes.end_messages
 
 
-def test_refusal_of_an_unreadable_frame_leaves_nobody_waiting() -> None:
+def test_refusal_of_an_unreadable_frame_fails_all_requests() -> None:
     inboxes = opened("a", "b")
     inboxes.deliver(Refused(None, InvalidRequest("not JSON")))
     assert sorted(inboxes.end_messages) == [("cancel", "a"), ("cancel", "b")]
@@ -141,7 +141,7 @@ def test_refusal_of_an_unreadable_frame_leaves_nobody_waiting() -> None:
             inboxes.take(request_id)
 
 
-def test_idle_session_that_was_missed_nothing_of_is_over_at_once() -> None:
+def test_idle_session_without_missed_events_ends_at_once() -> None:
     num_taken, inboxes = read_again(resumed(7, 7, busy=False), token("a", 8))
     assert (num_taken, inboxes.is_open("a")) == (1, False)
 
@@ -202,7 +202,7 @@ def begun(is_kept: bool, kind: str = "resume") -> Inboxes:
     return inboxes
 
 
-def test_kept_request_is_asked_for_again_after_its_last_event() -> None:
+def test_kept_request_is_resumed_after_its_last_event() -> None:
     inboxes = begun(is_kept=True)
     inboxes.lose(LOST, for_good=False)
     ((inbox, error),) = inboxes.lost
@@ -218,7 +218,7 @@ def test_kept_request_is_asked_for_again_after_its_last_event() -> None:
 
 
 @pytest.mark.parametrize(("is_kept", "for_good"), [(False, False), (True, True)])
-def test_what_cannot_be_brought_back_ends_after_what_had_come(
+def test_unrecoverable_request_fails_after_the_received_events(
     is_kept: bool, for_good: bool
 ) -> None:
     inboxes = begun(is_kept, "generate")
@@ -229,7 +229,7 @@ def test_what_cannot_be_brought_back_ends_after_what_had_come(
         inboxes.take("a")
 
 
-def test_migrate_is_followed_and_not_seen() -> None:
+def test_migrate_is_followed_transparently() -> None:
     inboxes = begun(is_kept=True)
     inboxes.deliver(Migrate("a", "s", "store-0", 6, 12))
     ((inbox, error),) = inboxes.lost
@@ -248,7 +248,7 @@ def test_migrate_is_followed_and_not_seen() -> None:
         ("queue_full", True, False),
     ],
 )
-def test_a_server_that_leaves_is_followed_by_another(
+def test_refusal_by_a_leaving_server_is_retried_on_another(
     code: str, is_repeatable: bool, goes_on: bool
 ) -> None:
     """It has done nothing."""
@@ -259,7 +259,7 @@ def test_a_server_that_leaves_is_followed_by_another(
     assert len(inboxes.take("a")) == (not goes_on)
 
 
-def test_what_was_turned_away_outlives_the_connection_that_said_so() -> None:
+def test_refused_request_is_retried_after_its_connection_closes() -> None:
     """A server that drains refuses first, and closes then: nothing is in flight."""
     inboxes = Inboxes()
     inboxes.open(request("a", is_repeatable=False))
@@ -271,7 +271,7 @@ def test_what_was_turned_away_outlives_the_connection_that_said_so() -> None:
     assert inboxes.take("a") == []
 
 
-def test_abandoned_request_is_not_asked_for_again() -> None:
+def test_abandoned_request_is_not_resumed() -> None:
     inboxes = begun(is_kept=True)
     inboxes.lose(LOST, for_good=False)
     ((inbox, _),) = inboxes.lost

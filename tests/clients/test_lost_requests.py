@@ -95,7 +95,7 @@ def eager() -> Backoff:
 
 
 @pytest.mark.parametrize("code", PASSING_CODES)
-def test_end_that_passes_is_followed_by_a_resume(code: int) -> None:
+def test_transient_close_is_followed_by_a_resume(code: int) -> None:
     with in_turn(two_tokens_then(code), the_rest) as stub:
         with Client(stub.url, backoff=eager()) as client:
             assert kept_text(client) == "123"
@@ -104,7 +104,7 @@ def test_end_that_passes_is_followed_by_a_resume(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", LASTING_CODES)
-def test_end_that_would_come_again_is_an_error(code: int) -> None:
+def test_permanent_close_is_an_error(code: int) -> None:
     with in_turn(two_tokens_then(code)) as stub, Client(stub.url, backoff=eager()) as client:
         with pytest.raises(ConnectionLost, match="can be read on"):
             kept_text(client)
@@ -141,7 +141,7 @@ def test_server_that_never_comes_back_is_an_error_after_the_time() -> None:
 
 
 @pytest.mark.parametrize("code", ["session_attached", "key_in_use", "draining", "migrated"])
-def test_refusal_that_passes_is_asked_again(code: str) -> None:
+def test_transient_refusal_is_retried(code: str) -> None:
     status = 409 if code in ("session_attached", "key_in_use") else 503
     again = saying(lambda message: refused(message, status, code))
     with in_turn(two_tokens_then(1012), again, again, the_rest) as stub:
@@ -150,7 +150,7 @@ def test_refusal_that_passes_is_asked_again(code: str) -> None:
         assert [stub.next_message("resume")["last_seq"] for _ in range(3)] == [2, 2, 2]
 
 
-def test_refusal_that_lasts_is_that_error() -> None:
+def test_lasting_refusal_is_raised() -> None:
     wrong = saying(lambda message: refused(message, 401, "invalid_api_key"))
     with (
         in_turn(two_tokens_then(1012), wrong) as stub,
@@ -166,7 +166,7 @@ def test_refusal_of_a_first_try_is_an_error_at_once() -> None:
         client.generate("a", keep=True, idempotency_key="k").text()
 
 
-def test_reset_is_an_error_as_in_a_resume_of_ones_own() -> None:
+def test_reset_is_an_error_as_in_an_explicit_resume() -> None:
     def reset(message: Message) -> str:
         fields = json.loads(resumed(message, 7, 7, busy=False))
         return json.dumps({**fields, "type": "reset", "reason": "rewound"})
@@ -239,7 +239,7 @@ ASKS: dict[str, Callable[[Client, Session], object]] = {
 
 
 @pytest.mark.parametrize("kind", ASKS)
-def test_what_may_have_been_done_is_not_sent_again(kind: str) -> None:
+def test_request_that_may_have_run_is_not_sent_again(kind: str) -> None:
     with in_turn(closing(1012)) as stub, Client(stub.url, backoff=eager()) as client:
         session = client.session("sess_1")
         with pytest.raises(ConnectionLost, match=f"whether the {kind} was done is not known"):
@@ -247,7 +247,7 @@ def test_what_may_have_been_done_is_not_sent_again(kind: str) -> None:
         assert stub.messages.qsize() == 1
 
 
-def test_server_that_is_silent_when_it_is_asked_again_is_an_error() -> None:
+def test_server_that_is_silent_on_resume_is_an_error() -> None:
     with in_turn(two_tokens_then(1012), saying()) as stub:
         with Client(stub.url, backoff=eager()) as client:
             generation = client.generate("a", keep=True)

@@ -22,7 +22,7 @@ def run(name: str, *arguments: str, succeeds: bool = True) -> str:
     return done.stdout if succeeds else done.stderr
 
 
-def test_story_goes_on_where_it_ended(server_url: str) -> None:
+def test_story_continues_where_it_ended(server_url: str) -> None:
     options = ["--url", server_url, "--tokens", "12", "--seed", "1"]
     output = run("story", "Once upon", *options)
     assert output.startswith("Once upon")

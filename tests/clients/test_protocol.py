@@ -54,7 +54,7 @@ def test_key_travels_in_the_header_alone(protocol: Protocol) -> None:
     assert Protocol("http://host", None).headers == {}
 
 
-def test_message_leaves_out_what_is_none_and_numbers_itself(protocol: Protocol) -> None:
+def test_message_omits_none_and_numbers_requests(protocol: Protocol) -> None:
     first, message = protocol.message("generate", prompt="é", session=None, seed=0)
     assert json.loads(message) == {
         "type": "generate",
@@ -87,7 +87,7 @@ def test_event_of_a_later_server_is_read_as_far_as_it_is_known() -> None:
     assert Protocol.event('{"type": "drift", "request_id": "r1"}') is None
 
 
-def test_token_says_how_probable_it_was() -> None:
+def test_token_has_its_logprob() -> None:
     more = {"logprob": -0.5, "top_logprobs": [{"token_id": 7, "logprob": -0.5}]}
     event = Protocol.event(json.dumps({**TOKEN, **more}))
     assert event == Token("r1", 1, 5, 7, "é", -0.5, (TopLogprob(7, -0.5),))
@@ -159,7 +159,7 @@ def test_retry_after_is_seconds_or_unknown(header: str | None, seconds: float | 
     assert error.retry_after_s == seconds
 
 
-def test_every_error_may_say_when_to_try_again() -> None:
+def test_every_error_may_have_retry_after() -> None:
     assert error_of(409, {"error": {"code": "key_in_use"}}, "1").retry_after_s == 1
     assert error_of(507, {"error": {"code": "store_full"}}).retry_after_s is None
 
@@ -175,13 +175,13 @@ RESUMED = {
 }
 
 
-def test_what_is_read_again_says_from_where() -> None:
+def test_resume_sends_its_cursor() -> None:
     event = Protocol.event(json.dumps({"type": "resumed", **RESUMED}))
     assert event == Resumed("r1", "s", "store-2", 3, 9, 20, busy=True)
     assert Protocol.checked(event) is event
 
 
-def test_reset_is_an_error_that_says_where_the_session_stands() -> None:
+def test_reset_is_an_error_with_the_session_position() -> None:
     event = Protocol.event(json.dumps({"type": "reset", **RESUMED, "reason": "rewound"}))
     assert event is not None
     with pytest.raises(SessionReset, match="rewound") as caught:

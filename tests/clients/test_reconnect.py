@@ -84,7 +84,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize(("how", "num_frames"), CUTS)
-def test_cut_at_any_event_is_not_seen(
+def test_disconnect_at_any_event_is_transparent(
     direct: Client, proxy_url: str, uncut: list[Seen], how: str, num_frames: int
 ) -> None:
     session = direct.create_session()
@@ -104,7 +104,7 @@ def test_cut_at_any_event_is_not_seen(
 
 
 @pytest.mark.parametrize(("how", "num_frames"), [CUTS[0], CUTS[NUM_FRAMES // 2], CUTS[-1]])
-async def test_cut_is_not_seen_async(
+async def test_disconnect_is_transparent_async(
     direct: Client, proxy_url: str, uncut: list[Seen], how: str, num_frames: int
 ) -> None:
     session = direct.create_session()
@@ -135,7 +135,7 @@ def test_cut_needs_no_key_once_a_generation_has_begun(
 
 
 @pytest.mark.parametrize("num_frames", range(NUM_FRAMES))
-def test_cut_while_reading_again_is_not_seen(
+def test_disconnect_during_a_resume_is_transparent(
     direct: Client, proxy_url: str, uncut: list[Seen], num_frames: int
 ) -> None:
     session = direct.create_session()
@@ -173,7 +173,7 @@ def test_many_generations_survive_one_cut(direct: Client, proxy_url: str) -> Non
         assert asyncio.run(together(AsyncClient(url, timeout_s=30))) == expected
 
 
-def test_append_under_a_key_is_done_once_whatever_is_cut(direct: Client, proxy_url: str) -> None:
+def test_append_with_a_key_runs_once_despite_disconnects(direct: Client, proxy_url: str) -> None:
     session = direct.create_session()
     with Client(cut_url(proxy_url, "first", 0), timeout_s=30) as client:
         same = client.session(session.id)
@@ -259,7 +259,7 @@ def transcript(url: str) -> list[Seen]:
 
 
 @pytest.mark.parametrize(("how", "ends"), ENDS)
-def test_server_that_comes_back_goes_on(durable: Durable, how: str, ends: Sequence[int]) -> None:
+def test_restarted_server_continues(durable: Durable, how: str, ends: Sequence[int]) -> None:
     expected, events = transcript(durable.process.url), list[Seen]()
     with Client(durable.process.url, timeout_s=60) as client:
         generation = client.generate(
@@ -276,7 +276,7 @@ def test_server_that_comes_back_goes_on(durable: Durable, how: str, ends: Sequen
 
 
 @pytest.mark.parametrize(("how", "ends"), ENDS)
-async def test_server_that_comes_back_goes_on_async(
+async def test_restarted_server_continues_async(
     durable: Durable, how: str, ends: Sequence[int]
 ) -> None:
     expected = await asyncio.to_thread(transcript, durable.process.url)

@@ -74,7 +74,7 @@ def test_unknown_state_is_not_found(client: Client) -> None:
         assert refused.value.code == "state_not_found"
 
 
-def test_forks_go_on_as_the_session_would(client: Client, session: Session) -> None:
+def test_forks_continue_as_the_session_would(client: Client, session: Session) -> None:
     session.append("Once upon a time")
     forks = session.fork(3)
     assert len({fork.id for fork in (session, *forks)}) == 4
@@ -94,7 +94,7 @@ def test_fork_from_the_past_has_seen_no_more(client: Client, session: Session) -
     late.delete()
 
 
-def test_rewound_session_writes_another_future_of_the_same_past(session: Session) -> None:
+def test_rewound_session_continues_differently_from_the_same_text(session: Session) -> None:
     session.append([10, 20, 30])
     first, before = generated(session, 6, seed=2), session.info()
     rewound = session.rewind(3)
@@ -105,7 +105,7 @@ def test_rewound_session_writes_another_future_of_the_same_past(session: Session
     assert generated(session, 6, seed=2) == first
 
 
-def test_point_that_never_was_is_refused(session: Session) -> None:
+def test_position_beyond_the_text_is_refused(session: Session) -> None:
     session.append([10, 20, 30])
     with pytest.raises(InvalidRequest) as caught:
         session.fork(at=4)
@@ -114,7 +114,7 @@ def test_point_that_never_was_is_refused(session: Session) -> None:
         session.rewind(99)
 
 
-def test_append_says_how_probable_its_tokens_are(session: Session) -> None:
+def test_append_returns_logprobs(session: Session) -> None:
     plain = session.append("Once upon a time")
     assert plain.logprobs is None
     scored = session.append([40, 50, 60], logprobs=True)
@@ -172,7 +172,7 @@ def test_resumed_events_continue_where_the_reader_was(client: Client, session: S
     assert head + tail == tokens_of(alone)
 
 
-def test_all_that_a_session_has_said_can_be_read_again(client: Client, session: Session) -> None:
+def test_all_events_of_a_session_can_be_read_again(client: Client, session: Session) -> None:
     session.append([1, 2])
     tokens = generated(session, 3) + generated(session, 4)
     resumed = client.resume(session.id, 0)
@@ -182,7 +182,7 @@ def test_all_that_a_session_has_said_can_be_read_again(client: Client, session: 
     assert list(client.resume(session.id, 9)) == []
 
 
-def test_second_reader_must_say_that_it_takes_over(server_url: str, session: Session) -> None:
+def test_second_reader_needs_take_over(server_url: str, session: Session) -> None:
     generation = session.generate([1], max_tokens=FOR_EVER, ignore_eos=True)
     next(generation)
     with Client(server_url, timeout_s=30) as other:
@@ -208,7 +208,7 @@ def test_connection_that_ends_leaves_the_generation_running(server_url: str) -> 
         second.session(session.id).delete()
 
 
-def test_epoch_that_is_over_says_where_to_go_on(client: Client, session: Session) -> None:
+def test_stale_epoch_names_the_new_cursor(client: Client, session: Session) -> None:
     generation = session.generate([1, 2, 3], max_tokens=4, ignore_eos=True)
     generation.text()
     session.rewind(3)
@@ -220,7 +220,7 @@ def test_epoch_that_is_over_says_where_to_go_on(client: Client, session: Session
     assert tokens_of(client.resume(reset.session, reset.last_seq, reset.epoch)) == more
 
 
-def test_cancel_reaches_what_nobody_reads(session: Session) -> None:
+def test_cancel_ends_a_detached_generation(session: Session) -> None:
     generation = session.generate([1], max_tokens=FOR_EVER, ignore_eos=True)
     next(generation)
     generation.detach()
@@ -230,7 +230,7 @@ def test_cancel_reaches_what_nobody_reads(session: Session) -> None:
     assert session.info().position < FOR_EVER
 
 
-def test_list_has_every_session_whatever_the_page(client: Client) -> None:
+def test_list_has_every_session_at_any_page_size(client: Client) -> None:
     made = [client.create_session() for _ in range(5)]
     made[0].append([1, 2, 3])
     for page_size in (1, 2, 100):
@@ -242,7 +242,7 @@ def test_list_has_every_session_whatever_the_page(client: Client) -> None:
     assert not {session.id for session in made} & {one.session for one in client.sessions()}
 
 
-def test_exported_session_goes_on_elsewhere(client: Client, session: Session) -> None:
+def test_exported_session_continues_on_another_server(client: Client, session: Session) -> None:
     session.append("Once upon a time")
     copy = client.import_session(session.export())
     assert copy.id != session.id

@@ -89,7 +89,7 @@ def test_two_generations_side_by_side_do_not_mix(client: Client) -> None:
     assert first.text() == alone != text
 
 
-def test_leaving_the_block_cancels(client: Client) -> None:
+def test_exit_of_context_manager_cancels(client: Client) -> None:
     session = client.create_session()
     with session.generate("Once", max_tokens=1_000_000, ignore_eos=True) as generation:
         for _ in zip(range(5), generation, strict=False):

@@ -29,7 +29,7 @@ def texts(tail: Tail) -> list[str]:
     return [line.data.decode() for line in tail.lines()]
 
 
-def test_gives_what_is_new_and_waits_for_the_end_of_a_line(log: Path, tail: Tail) -> None:
+def test_yields_new_lines_once_they_are_complete(log: Path, tail: Tail) -> None:
     assert texts(tail) == []  # the file is not there yet
     add(log, "one\n\ntw")
     assert texts(tail) == ["one", ""]
@@ -48,7 +48,7 @@ def test_renamed_file_is_read_to_its_end_before_the_new_one(log: Path, tail: Tai
     assert texts(tail) == ["last", "three"]
 
 
-def test_file_that_was_cut_to_nothing_begins_anew(log: Path, tail: Tail) -> None:
+def test_truncated_file_is_read_from_its_start(log: Path, tail: Tail) -> None:
     add(log, "one\ntwo\n")
     first = list(tail.lines())
     log.write_text("new\n")
@@ -69,7 +69,7 @@ def test_every_line_has_a_name_of_its_own(log: Path, tail: Tail) -> None:
 
 @pytest.mark.parametrize("num_read", [1, 2, 3])
 @pytest.mark.parametrize("is_renamed", [False, True])
-def test_goes_on_from_a_place(log: Path, num_read: int, is_renamed: bool) -> None:
+def test_resumes_from_an_offset(log: Path, num_read: int, is_renamed: bool) -> None:
     add(log, "one\ntwo\nthree\n")
     first = Tail(log)
     place = [line.end for line in first.lines()][num_read - 1]
@@ -82,7 +82,7 @@ def test_goes_on_from_a_place(log: Path, num_read: int, is_renamed: bool) -> Non
     second.close()
 
 
-def test_place_in_a_file_that_is_gone_is_the_beginning_of_the_next(log: Path) -> None:
+def test_offset_in_a_deleted_file_is_the_start_of_the_next(log: Path) -> None:
     add(log, "one\n")
     tail = Tail(log, Place(inode=0, number=4, offset=100))
     (line,) = tail.lines()

@@ -50,7 +50,7 @@ def test_vectors_have_length_one_and_tell_texts_apart(client: Client) -> None:
     assert client.embed("The fox") == [other]
 
 
-def test_text_becomes_tokens_and_comes_back(client: Client) -> None:
+def test_text_round_trips_through_tokens(client: Client) -> None:
     tokens = client.tokenize("Once upon a time é")
     assert client.detokenize(tokens) == "Once upon a time é"
     assert client.tokenize("") == []
@@ -77,7 +77,7 @@ def test_every_route_takes_a_model_by_name(client: Client) -> None:
         assert caught.value.code == "model_not_found"
 
 
-def test_tokens_say_how_probable_they_were(client: Client) -> None:
+def test_tokens_have_logprobs(client: Client) -> None:
     events = list(client.generate("Once", top_logprobs=3, **GREEDY))  # type: ignore[arg-type]
     tokens = [event for event in events if isinstance(event, Token)]
     assert len(tokens) == 8

@@ -43,7 +43,7 @@ def test_results_and_errors_come_back() -> None:
         thread.run(number(3))
 
 
-def test_blocks_and_iterators_are_those_of_the_loop() -> None:
+def test_context_managers_and_iterators_run_in_the_loop() -> None:
     seen: list[str] = []
 
     @asynccontextmanager
@@ -111,7 +111,7 @@ def test_client_may_be_closed_twice(server_url: str) -> None:
         client.complete("x")
 
 
-def test_program_that_closes_nothing_ends_in_silence(server_url: str) -> None:
+def test_program_that_closes_nothing_exits_without_warnings(server_url: str) -> None:
     command = [sys.executable, "-c", FORGETFUL, server_url]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert (done.stdout, done.stderr) == ("1\n", "")

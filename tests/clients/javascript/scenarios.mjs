@@ -180,7 +180,8 @@ export const scenarios = {
   },
 
   async "a second reader must say that it takes over"({ connect }) {
-    const [one, other] = [connect(), connect()];
+    // A reader that falls too far behind detaches, and the session is free for the next one.
+    const [one, other] = [connect({ maxUnread: Infinity }), connect({ maxUnread: Infinity })];
     const session = await one.createSession();
     const generation = session.generate([1], FOR_EVER);
     await generation.next();
