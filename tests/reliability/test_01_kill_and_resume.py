@@ -92,6 +92,8 @@ async def test_every_transcript_is_whole_after_kills_at_random_moments(
     await prove(form, 1, tmp_path / "store", model, "--durability", durability)
 
 
-async def test_bundled_model_too(tmp_path: Path, long: bool) -> None:
+async def test_every_transcript_of_the_bundled_model_is_whole_after_kills(
+    tmp_path: Path, long: bool
+) -> None:
     form = Form(10, 24, 600) if long else Form(2, 6, 200)
     await prove(form, 2, tmp_path / "store", None)

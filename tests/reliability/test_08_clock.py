@@ -75,7 +75,7 @@ def test_nothing_expires_by_the_dates_of_files(tmp_path: Path, jump_s: float) ->
     second.close()
 
 
-def test_a_clock_that_runs_back_stands_still() -> None:
+def test_clock_does_not_run_backwards() -> None:
     clock = StoreClock()
     clock.set(100.0)
     for now_s in (5.0, 6.0, -DAY_S, -DAY_S + 1):

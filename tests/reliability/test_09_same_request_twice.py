@@ -60,7 +60,7 @@ def num_sessions(server: ServerProcess) -> int:
     return len(got(server, "/v1/sessions")["data"])
 
 
-async def test_generation_is_done_once_and_told_as_often_as_it_is_asked_for(
+async def test_generation_runs_once_and_repeats_return_its_events(
     tmp_path: Path,
 ) -> None:
     with tiny_server(tmp_path) as server:

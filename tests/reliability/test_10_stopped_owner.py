@@ -65,7 +65,7 @@ async def pause(server: ServerProcess, within_a_commit: bool) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_woken_owner_writes_nothing_sends_nothing_and_leaves(tmp_path: Path) -> None:
+async def test_fenced_owner_writes_nothing_sends_nothing_and_exits(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
     streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)

@@ -65,7 +65,7 @@ async def test_over_http_the_second_reader_gets_409(tmp_path: Path) -> None:
         await reading
 
 
-async def test_who_takes_over_reads_on_and_the_other_is_told(tmp_path: Path) -> None:
+async def test_take_over_continues_reading_and_ends_the_other_reader(tmp_path: Path) -> None:
     history, odometer = History(), Odometer()
     with tiny_server(tmp_path) as server:
         (stream,) = kept_streams(1, history, odometer, max_tokens=ENDLESS)

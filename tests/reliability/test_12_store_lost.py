@@ -34,7 +34,7 @@ from tests.reliability.streams import (
 NUM_STREAMS = 4
 
 
-async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long: bool) -> None:
+async def test_sessions_continue_after_the_store_is_back(tmp_path: Path, long: bool) -> None:
     store, away = tmp_path / "store", tmp_path / "away"
     history, odometer = History(), Odometer()
     streams = kept_streams(NUM_STREAMS, history, odometer, max_tokens=ENDLESS)
@@ -67,7 +67,7 @@ async def check_stays_away(server: ServerProcess, store: Path, num_times: int) -
     assert server.get("/ready")[0] == 503
 
 
-async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) -> None:
+async def test_empty_store_resets_sessions(tmp_path: Path) -> None:
     """What a client has of the old one is answered by a reset, and never gone on with."""
     store = tmp_path / "store"
     odometer = Odometer()

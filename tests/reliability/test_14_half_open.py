@@ -56,7 +56,7 @@ async def test_socket_whose_answers_come_late_is_kept() -> None:
             assert (await client.receive_until("created"))[-1]["position"] == 0
 
 
-def test_defaults_find_it_within_a_minute() -> None:
+def test_defaults_detect_it_within_a_minute() -> None:
     assert 2 * PING_INTERVAL_S <= 40
     assert TCP_USER_TIMEOUT_MS <= 20_000
 

@@ -51,7 +51,7 @@ async def test_message_of_exactly_the_limit_is_taken() -> None:
         assert (await client.receive_json())["type"] == "created"
 
 
-async def test_claims_cost_no_memory_and_disturb_nobody() -> None:
+async def test_huge_headers_cost_no_memory_and_disturb_no_client() -> None:
     with ServerProcess(program=FAKE) as server:
         async with bystander(server.port) as other:
             resident_bytes = server.resident_bytes()

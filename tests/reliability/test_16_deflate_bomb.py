@@ -49,7 +49,7 @@ async def test_frame_with_a_reserved_bit_closes_with_1002(opcode: int, rsv: int)
         assert await client.close_code() == 1002
 
 
-async def test_bombs_cost_no_memory_and_disturb_nobody() -> None:
+async def test_bombs_cost_no_memory_and_disturb_no_client() -> None:
     bomb = bytes(UNPACKED_BYTES).replace(b"\0", b" ")
     packed, zipped = deflated(bomb), gzip.compress(bomb)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"

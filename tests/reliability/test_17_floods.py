@@ -49,7 +49,7 @@ async def flood(client: RawWebSocket, data: bytes) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_floods_cost_no_memory_and_disturb_nobody(long: bool) -> None:
+async def test_floods_cost_no_memory_and_disturb_no_client(long: bool) -> None:
     with ServerProcess(program=FAKE) as server:
         async with bystander(server.port) as other:
             for _ in range(NUM_ROUNDS_BEFORE):

@@ -70,7 +70,7 @@ async def idle(port: int, number: int) -> AsyncIterator[None]:
 
 
 @pytest.mark.timeout(600)
-async def test_idle_sockets_stay_within_the_budget_and_disturb_nobody(long: bool) -> None:
+async def test_idle_sockets_stay_within_the_budget_and_disturb_no_client(long: bool) -> None:
     number = 9_500 if long else 500
     environment = {"EVERSTREAM_MAX_CONNECTIONS": str(number + SPARE_CONNECTIONS)}
     with (
@@ -104,7 +104,7 @@ async def metrics(server: ServerProcess) -> dict[tuple[Any, ...], float]:
     return await asyncio.to_thread(server.gauges)
 
 
-async def test_excess_is_refused_clearly_and_room_comes_back() -> None:
+async def test_excess_is_refused_until_a_socket_closes() -> None:
     environment = {"EVERSTREAM_MAX_CONNECTIONS": "8"}
     with ServerProcess(program=FAKE, environment=environment) as server:
         async with AsyncExitStack() as stack:

@@ -59,7 +59,7 @@ async def test_prompt_of_ten_million_tokens_is_refused_by_its_bytes(long: bool) 
 
 
 @pytest.mark.timeout(600)
-async def test_prompts_over_the_bound_on_tokens_get_400_and_others_go_on(long: bool) -> None:
+async def test_prompts_over_the_token_limit_get_400_and_others_continue(long: bool) -> None:
     with ServerProcess() as server:
         async with bystander(server.port) as other, httpx.AsyncClient(timeout=STUCK_S) as http:
             for name in UNDER_A_MIB if long else ("a", "words", "ids"):

@@ -52,7 +52,7 @@ async def complete(http: httpx.AsyncClient, format: dict[str, Any]) -> httpx.Res
 
 
 @pytest.mark.timeout(600)
-async def test_slow_formats_get_400_and_others_go_on(long: bool) -> None:
+async def test_slow_formats_get_400_and_others_continue(long: bool) -> None:
     names = list(SLOW) if long else ["a multiple with a million states", "terminals that double"]
     with ServerProcess() as server:
         async with (

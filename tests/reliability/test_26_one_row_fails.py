@@ -59,7 +59,7 @@ def together(engine: Engine, culprit: Request) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("culprit", [IN_ITS_PROMPT, IN_ITS_TOKENS], ids=["prompt", "tokens"])
-def test_peers_of_a_row_that_fails_do_not_notice(
+def test_failing_row_does_not_affect_its_batch(
     engine: Engine, alone: dict[str, list[int]], culprit: Request
 ) -> None:
     found = together(engine, culprit)
@@ -68,13 +68,15 @@ def test_peers_of_a_row_that_fails_do_not_notice(
     }
 
 
-def test_row_has_what_came_before_its_failure(engine: Engine, alone: dict[str, list[int]]) -> None:
+def test_row_keeps_its_tokens_before_the_failure(
+    engine: Engine, alone: dict[str, list[int]]
+) -> None:
     found = together(engine, IN_ITS_TOKENS)["culprit"]
     prompt = 80  # with the start token
     assert found == alone["culprit"][: LIMIT + 2 - prompt]
 
 
-def test_session_of_a_row_that_failed_goes_on_from_its_store(
+def test_session_of_a_failed_row_continues_from_its_store(
     model: Model, alone: dict[str, list[int]]
 ) -> None:
     """Nothing of the failure is in what is kept of it."""

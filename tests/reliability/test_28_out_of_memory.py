@@ -63,7 +63,7 @@ def test_later_requests_wait_for_their_turn_instead(model: Model) -> None:
     check_baseline(engine)
 
 
-def test_kept_session_of_a_request_that_was_refused_goes_on(model: Model) -> None:
+def test_kept_session_of_a_refused_request_continues(model: Model) -> None:
     """Its state is what it was, and so is its text but for what had been read of the prompt."""
     alone, engine = model.engine(), engine_with_room_for(model, 1)
     mine, theirs = (e.create_session("me", 0.0).session for e in (engine, alone))
@@ -88,7 +88,7 @@ def test_request_that_does_not_even_fit_alone_fails_and_the_engine_lives(model: 
     check_baseline(engine)
 
 
-def test_admission_grows_again_where_memory_has_come_back(model: Model) -> None:
+def test_admission_grows_again_once_memory_is_free(model: Model) -> None:
     rooms = [2]
 
     def fault(feeds: Sequence[Feed]) -> Exception | None:

@@ -71,7 +71,7 @@ def life(model: Model, *, poisoned: bool) -> list[object]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_whatever_brings_a_state_into_a_slot_fills_all_of_it(backend: str) -> None:
+def test_every_way_to_fill_a_slot_overwrites_all_of_it(backend: str) -> None:
     model = Model(backend)  # type: ignore[arg-type]
     assert life(model, poisoned=True) == life(model, poisoned=False)
 

@@ -149,7 +149,7 @@ def test_memory_is_back_at_its_baseline() -> None:
     assert sizes[2] - sizes[0] < MAX_GROWTH_BYTES, sizes
 
 
-def test_sessions_that_left_for_a_store_in_a_storm_come_back_whole() -> None:
+def test_sessions_evicted_during_a_storm_are_restored_whole() -> None:
     engine = FakeEngine(session_ttl_s=5.0, can_evict=True, **OPTIONS)
     ledger = Ledger()
     names = [engine.create_session("me", 0.0).session for _ in range(12)]

@@ -112,7 +112,7 @@ async def test_socket_is_401_without_a_key_and_a_page_s_closes_with_1008(server:
             assert socket.close_code == 1008
 
 
-async def test_malformed_host_is_400_on_every_route_whatever_the_key(server: Running) -> None:
+async def test_malformed_host_is_400_on_every_route_with_any_key(server: Running) -> None:
     for path in await paths(server):
         for host in BAD_HOSTS:
             answer = await exchange(server, path, [f"Host: {host}"])

@@ -156,7 +156,7 @@ async def test_message_answers_for_another_s_session_as_for_none(
         assert '"type":"error"' not in str(await frame(socket, verb, session))
 
 
-async def test_running_session_is_no_busier_to_a_stranger(server: Running) -> None:
+async def test_running_session_is_not_found_by_another_tenant(server: Running) -> None:
     """Neither 409 nor an end to it: a stranger learns and changes nothing."""
     session = await alices_session(server)
     async with (
@@ -182,7 +182,7 @@ async def test_running_session_is_no_busier_to_a_stranger(server: Running) -> No
         assert finished["finish_reason"] == "cancelled"
 
 
-async def test_deleted_session_looks_the_same_to_its_owner_and_a_stranger(
+async def test_deleted_session_looks_the_same_to_its_owner_and_another_tenant(
     server: Running,
 ) -> None:
     session = await alices_session(server)
@@ -193,7 +193,7 @@ async def test_deleted_session_looks_the_same_to_its_owner_and_a_stranger(
         assert mine == await answer(server, verb, session, BOB)
 
 
-async def test_list_shows_one_s_own_alone(server: Running) -> None:
+async def test_list_shows_only_sessions_of_the_tenant(server: Running) -> None:
     session = await alices_session(server)
     for key, shown in ((ALICE, [session]), (BOB, [])):
         for query in ("", "?limit=1", f"?after={none_like(session)}"):
@@ -201,7 +201,7 @@ async def test_list_shows_one_s_own_alone(server: Running) -> None:
             assert [one["session"] for one in listed.json()["data"]] == shown, (key, query)
 
 
-async def test_stranger_s_idempotency_key_is_her_own(server: Running) -> None:
+async def test_idempotency_keys_belong_to_a_tenant(server: Running) -> None:
     """The same key of two tenants names two pieces of work."""
     sessions = set()
     for key in (ALICE, BOB, ALICE, BOB):
@@ -211,7 +211,7 @@ async def test_stranger_s_idempotency_key_is_her_own(server: Running) -> None:
     assert len(sessions) == len({session for _, session in sessions}) == 2
 
 
-async def test_stranger_s_request_ids_are_her_own(server: Running) -> None:
+async def test_request_ids_belong_to_a_tenant(server: Running) -> None:
     """The same request id on two sockets names two requests, of two owners or of one."""
     for key in (ALICE, BOB):
         async with (

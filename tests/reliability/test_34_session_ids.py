@@ -86,7 +86,7 @@ def test_id_alone_authorises_nothing(server: ServerProcess) -> None:
         assert http.get(f"/v1/sessions/{session}").json()["position"] == 0
 
 
-def test_id_that_is_nearly_right_is_none(server: ServerProcess) -> None:
+def test_nearly_correct_id_is_not_found(server: ServerProcess) -> None:
     (session,) = new_ids(server, 1)
     near = f"sess_{bits(session) ^ 1:032x}"
     others = (near, session.upper(), session[:-1], session + "0", " " + session, session[5:])

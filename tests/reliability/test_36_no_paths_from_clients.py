@@ -46,7 +46,7 @@ def test_every_name_is_refused() -> None:
 
 
 @pytest.mark.skipif(not can("--net"), reason="this user may not make a network")
-def test_nothing_is_looked_for_outside() -> None:
+def test_no_connection_outside_is_attempted() -> None:
     """Where nothing leads outside the answers are the same, without an attempt to get there."""
     told = quiet("--quiet")
     assert set(answers_of(told).values()) <= REFUSALS
@@ -57,7 +57,7 @@ def test_nothing_is_looked_for_outside() -> None:
 
 
 @pytest.mark.skipif(not can("--net"), reason="this user may not make a network")
-def test_attempt_would_be_seen() -> None:
+def test_network_access_would_be_detected() -> None:
     assert quiet("--quiet", "--connect")["counts"]["Ip:OutNoRoutes"] > 0
 
 

@@ -82,14 +82,14 @@ async def test_foreign_origin_is_403_on_sockets(server: Running) -> None:
             assert refused.value.response.status_code == 403, origin
 
 
-async def test_foreign_page_s_preflight_is_not_answered_with_leave(server: Running) -> None:
+async def test_preflight_of_a_foreign_page_is_not_allowed(server: Running) -> None:
     asked = {"origin": FOREIGN[0], "access-control-request-method": "POST"}
     answer = await server.http.options("/v1/completions", headers=asked)
     assert answer.status_code >= 400
     assert "access-control-allow-origin" not in answer.headers
 
 
-async def test_own_page_and_programs_are_let_in(server: Running) -> None:
+async def test_own_page_and_programs_are_allowed(server: Running) -> None:
     own = headers(server, "http://127.0.0.1:PORT")
     program = {"authorization": own["authorization"]}
     for allowed in (own, program):

@@ -82,7 +82,7 @@ def put_code_into(folder: Path, trap: Trap) -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def test_the_trap_works(trap: Trap, tmp_path: Path) -> None:
+def test_trap_detects_execution(trap: Trap, tmp_path: Path) -> None:
     """Else the others would show nothing. In a process of its own, by Python's own loader."""
     path = tmp_path / "weights"
     path.write_bytes(trap.pickle)
@@ -174,7 +174,7 @@ def test_command_says_why_it_does_not_take_such_a_checkpoint(
     assert not trap.sprung()
 
 
-def test_code_beside_a_whole_checkpoint_is_left_alone(
+def test_code_next_to_a_complete_checkpoint_does_not_run(
     folder: Path, trap: Trap, tmp_path: Path
 ) -> None:
     plain = tmp_path / "plain"

@@ -322,16 +322,19 @@ async def test_a_server_refuses_the_altered_session_alone(tmp_path: Path) -> Non
 
 
 def alter_a_token(execute: Any) -> str:
-    """Another digit in the last entry of the journal; whose it was."""
-    ((number, data),) = execute("SELECT id, data FROM journal ORDER BY id DESC LIMIT 1")
-    line = data[1:-1].split(b",\n")[-1]
-    key, entry = json.loads(line)[:2]
-    digit = str(entry[2]).encode()
-    place = data.rindex(b"," + digit + b",") + 1
-    other = b"2" if data[place : place + 1] != b"2" else b"3"
-    execute(
-        "UPDATE journal SET data = ? WHERE id = ?",
-        (data[:place] + other + data[place + 1 :], number),
-    )
-    ((id,),) = execute("SELECT id FROM session WHERE key = ?", (key,))
-    return str(id)
+    """Another digit in the last token that only the journal has; the id of its session."""
+    query = "SELECT key, id, journal FROM session"
+    heads = {key: (id, stored) for key, id, stored in execute(query)}
+    for number, data in [*execute("SELECT id, data FROM journal ORDER BY id DESC")]:
+        for line in reversed(data[1:-1].split(b",\n")):
+            key, entry = json.loads(line)[:2]
+            id, stored = heads[key]
+            if number <= stored or len(entry) == 2:  # in a segment already, or no token
+                continue
+            start = data.index(line)
+            place = data.rindex(b",%d," % entry[2], start, start + len(line)) + 1
+            other = b"2" if data[place : place + 1] != b"2" else b"3"
+            broken = data[:place] + other + data[place + 1 :]
+            execute("UPDATE journal SET data = ? WHERE id = ?", (broken, number))
+            return str(id)
+    raise AssertionError("the journal has no token of its own")

@@ -67,7 +67,7 @@ async def test_two_replicas_at_the_same_moment_do_the_work_once(tmp_path: Path) 
         assert await num_sessions(cluster) == 5
 
 
-async def test_work_of_a_replica_that_crashed_is_told_by_another(tmp_path: Path) -> None:
+async def test_result_of_a_crashed_replica_is_returned_by_another(tmp_path: Path) -> None:
     """It may have begun, or ended, or never have been heard of; the client knows nothing."""
     model = write_tiny_model(tmp_path / "model")
     async with cluster_of(model, num_replicas=2, wires="direct") as cluster:
@@ -93,7 +93,7 @@ async def test_work_of_a_replica_that_crashed_is_told_by_another(tmp_path: Path)
             first.release()
 
 
-async def test_append_is_fed_once_whoever_is_asked(tmp_path: Path) -> None:
+async def test_append_runs_once_at_any_replica(tmp_path: Path) -> None:
     async with cluster_of(write_tiny_model(tmp_path / "model"), wires="direct") as cluster:
         async with client_of(cluster.urls()[0]) as client:
             session = (await client.post("/v1/sessions")).json()["session"]

@@ -38,7 +38,7 @@ from tests.stopping import stop
 
 
 @pytest.mark.timeout(240)
-async def test_woken_replica_writes_nothing_sends_nothing_and_leaves(tmp_path: Path) -> None:
+async def test_fenced_replica_writes_nothing_sends_nothing_and_exits(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
     streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
@@ -95,7 +95,7 @@ async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
 
 
 @pytest.mark.timeout(240)
-async def test_woken_replica_says_nothing_of_sessions_that_it_had(tmp_path: Path) -> None:
+async def test_fenced_replica_sends_no_events_of_its_former_sessions(tmp_path: Path) -> None:
     """It is asked before it can know that they have gone on elsewhere."""
     model = write_tiny_model(tmp_path / "model")
     body = {"prompt": "Once upon a time", "max_tokens": 40, "seed": 1, **SAMPLING}

@@ -65,7 +65,7 @@ async def test_after_a_crash_one_of_two_replicas_wins_and_misses_nothing(tmp_pat
 
 
 @pytest.mark.timeout(240)
-async def test_reader_elsewhere_is_respected_unless_it_is_taken_over(tmp_path: Path) -> None:
+async def test_reader_at_another_replica_blocks_a_resume_without_take_over(tmp_path: Path) -> None:
     model, history, odometer = write_tiny_model(tmp_path / "model"), History(), Odometer()
     (stream,) = kept_streams(1, history, odometer, max_tokens=ENDLESS)
     async with cluster_of(model, num_replicas=2, wires="direct") as cluster:

@@ -62,7 +62,7 @@ async def run_on_two(cluster: Cluster, streams: list[KeptStream]) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long: bool) -> None:
+async def test_sessions_continue_after_the_store_is_back(tmp_path: Path, long: bool) -> None:
     """No session continues meanwhile, and afterwards each has one owner again."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()
@@ -85,7 +85,7 @@ async def test_store_that_was_away_is_taken_up_where_it_was(tmp_path: Path, long
 
 
 @pytest.mark.timeout(300)
-async def test_store_that_comes_back_empty_is_another_history(tmp_path: Path) -> None:
+async def test_empty_store_resets_sessions(tmp_path: Path) -> None:
     """What a client has of the old one is answered by a reset, at every replica."""
     model = write_tiny_model(tmp_path / "model")
     history, odometer = History(), Odometer()

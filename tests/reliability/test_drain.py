@@ -48,7 +48,7 @@ async def begin_unkept(socket: ClientConnection) -> None:
     assert (await answer(socket))["type"] == "started"
 
 
-async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: Path) -> None:
+async def test_kept_streams_migrate_and_continue_without_a_gap(tmp_path: Path) -> None:
     history, odometer = History(), Odometer()
     streams = kept_streams(8, history, odometer, max_tokens=ENDLESS)
     with server_at(tmp_path) as server:
@@ -76,7 +76,7 @@ async def test_kept_streams_migrate_and_go_on_elsewhere_without_a_gap(tmp_path: 
     check_alone(streams, history, log_of_store(tmp_path / "store", model), model)
 
 
-async def test_unkept_stream_runs_on_and_nothing_new_is_taken(tmp_path: Path) -> None:
+async def test_unkept_stream_continues_and_new_requests_are_refused(tmp_path: Path) -> None:
     odometer = Odometer()
     (stream,) = kept_streams(1, History(), odometer, max_tokens=ENDLESS)
     with server_at(tmp_path) as server:
@@ -121,7 +121,7 @@ async def data_lines(lines: AsyncIterator[str]) -> list[str]:
     return [line async for line in lines if line.startswith("data: {")]
 
 
-async def test_second_signal_cancels_what_nobody_keeps_and_saves_the_rest(tmp_path: Path) -> None:
+async def test_second_signal_cancels_unkept_requests_and_saves_the_others(tmp_path: Path) -> None:
     odometer = Odometer()
     (stream,) = kept_streams(1, History(), odometer, max_tokens=ENDLESS)
     with server_at(tmp_path) as server:
@@ -148,7 +148,7 @@ async def test_second_signal_cancels_what_nobody_keeps_and_saves_the_rest(tmp_pa
         assert "did not end its requests" not in server.log()
 
 
-async def test_kept_stream_over_http_says_where_it_is_and_is_read_on_from_there(
+async def test_kept_stream_over_http_gives_its_cursor_and_resumes_from_it(
     tmp_path: Path,
 ) -> None:
     body = {"prompt": PROMPT, "max_tokens": ENDLESS, "seed": 4, "keep": True, "stream": True}
@@ -197,7 +197,7 @@ async def read_on(server: ServerProcess, session: str, last_id: str) -> list[Fra
     return data_of(text)
 
 
-async def test_idle_session_goes_on_after_a_drain(tmp_path: Path) -> None:
+async def test_idle_session_continues_after_a_drain(tmp_path: Path) -> None:
     first = {"prompt": PROMPT, "max_tokens": 70, "seed": 1, "keep": True, **SAMPLING}
     second = {"prompt": " And then", "max_tokens": 70, "seed": 2, **SAMPLING}
     answers = []

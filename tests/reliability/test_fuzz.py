@@ -27,7 +27,7 @@ def test_short_form_tries_every_rule() -> None:
 
 
 @pytest.mark.timeout(1800)
-async def test_odd_clients_get_what_they_deserve_and_leave_nothing(
+async def test_malformed_clients_get_errors_and_leak_nothing(
     long: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_visits = 20_000 if long else 300
@@ -45,7 +45,7 @@ async def test_odd_clients_get_what_they_deserve_and_leave_nothing(
     assert "Traceback" not in caplog.text
 
 
-async def test_wrong_verdict_is_found() -> None:
+async def test_wrong_answer_is_detected() -> None:
     """A server that closes with 1000 whatever comes is not what the fuzzer wants."""
     seed = next(seed for seed in range(100) if script(seed)[-1].what == "reserved bits")
     served = asyncio.Event()

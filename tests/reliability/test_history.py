@@ -279,7 +279,7 @@ def test_incomplete_reader_is_a_problem_only_where_all_is_asked_for() -> None:
         history.check(run.log)
 
 
-def test_reader_says_what_to_resume_from() -> None:
+def test_reader_gives_the_cursor_for_a_resume() -> None:
     reader = Reader("r", "s")
     assert reader.last_seq == 0
     reader.attach(1, 7)

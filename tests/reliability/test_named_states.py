@@ -108,7 +108,7 @@ async def rest(server: ServerProcess, seen: list[Frame]) -> list[int] | None:
         return ids(await frames(socket))
 
 
-async def test_killed_stream_goes_on_from_its_state(
+async def test_killed_stream_continues_from_its_state(
     model: Path, state: bytes, tmp_path: Path
 ) -> None:
     """The state itself is deleted meanwhile: the session has it as its first snapshot."""

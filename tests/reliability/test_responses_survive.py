@@ -62,7 +62,7 @@ def got(server: ServerProcess, id: str, path: str = "") -> Json:
 
 
 @pytest.mark.parametrize("num_events", [1, 5, 60])
-def test_stream_goes_on_after_a_kill_where_it_was(tmp_path: Path, num_events: int) -> None:
+def test_stream_continues_after_a_kill(tmp_path: Path, num_events: int) -> None:
     with server_at(tmp_path) as server:
         events = begun(server, num_events, background=True)
         server.start()
@@ -86,7 +86,7 @@ def test_text_is_what_it_would_have_been_without_the_kill(tmp_path: Path) -> Non
     assert after["output"][0]["content"] == whole["output"][0]["content"]
 
 
-async def test_response_is_made_to_its_end_where_nobody_asks(tmp_path: Path) -> None:
+async def test_response_completes_without_a_reader(tmp_path: Path) -> None:
     with server_at(tmp_path) as server:
         id = begun(server, 10)[0]["response"]["id"]
         server.start()
@@ -94,7 +94,7 @@ async def test_response_is_made_to_its_end_where_nobody_asks(tmp_path: Path) -> 
         assert got(server, id)["usage"]["output_tokens"] == BODY["max_output_tokens"]
 
 
-def test_what_was_asked_and_who_follows_are_known_after_a_kill(tmp_path: Path) -> None:
+def test_input_and_next_responses_are_known_after_a_kill(tmp_path: Path) -> None:
     with server_at(tmp_path) as server:
         body = {**BODY, "max_output_tokens": 20, "metadata": {"a": "b"}, "instructions": "Be kind."}
         first = httpx.post(url_of(server), json=body, timeout=STUCK_S).json()

@@ -78,7 +78,7 @@ async def test_proxy_cuts_at_the_byte() -> None:
         writer.close()
 
 
-async def test_half_open_proxy_takes_bytes_and_the_end_and_tells_nobody() -> None:
+async def test_half_open_proxy_swallows_bytes_and_eof() -> None:
     async with echo_through_proxy() as (proxy, got):
         proxy.to_server.swallow_after_bytes = 3
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
@@ -165,7 +165,7 @@ def test_server_process_can_be_killed_and_started_again_on_its_port() -> None:
         assert server.stop() == 0
 
 
-def test_paused_server_answers_after_it_goes_on() -> None:
+def test_paused_server_answers_after_it_continues() -> None:
     with ServerProcess(program=FAKE) as server:
         server.pause()
         with pytest.raises(TimeoutError):
@@ -174,7 +174,7 @@ def test_paused_server_answers_after_it_goes_on() -> None:
         assert server.get("/health")[0] == 200
 
 
-def test_server_that_does_not_start_says_why() -> None:
+def test_server_that_does_not_start_reports_the_reason() -> None:
     server = ServerProcess("--model", "/nowhere", program=EVERSTREAM)
     with pytest.raises(AssertionError, match="nowhere"):
         server.__enter__()
