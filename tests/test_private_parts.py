@@ -24,7 +24,7 @@ PRIVATE = {
         "server/http/http_protocol.py": ("uvicorn.protocols",),
         "server/http/websocket_protocol.py": ("uvicorn.protocols",),
     },
-    "ray": {"server/cluster/ray/internals.py": ("ray._private",)},
+    "ray": {"server/cluster/ray/internals.py": ("ray._private", "ray.serve._private")},
 }
 
 

@@ -22,6 +22,9 @@ from server.config.settings import ServerConfig
 
 OBJECT_STORE_BYTES = 80 << 20
 
+#: The longest start of a proxy of Serve. On a busy machine, importing Ray alone takes a minute.
+PROXY_START_S = 600
+
 #: Read by Ray when it is imported, and by its processes, which inherit them.
 EVERYWHERE: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -31,8 +34,8 @@ OF_OUR_OWN: Mapping[str, str] = {
     # Its name is from systems where Ray does so by default; else it takes the outer address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
-    # On a busy machine the proxy is not there in five seconds, and Serve gives up with it.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # Serve gives up a proxy that is not ready after five seconds.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(PROXY_START_S),
 }
 
 
@@ -109,15 +112,19 @@ def _serve_until(stop: _Stop, config: ServerConfig, greet: Callable[[int], None]
     from ray.serve.schema import LoggingConfig
 
     from server.cluster.ray.application import NAME, build
+    from server.cluster.ray.internals import wait_for_proxies
     from server.cluster.ray.settings import settings_of
 
     stop.install()  # Ray has put its own in the place of ours
     port = config.port or _free_port(config.host)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
-    serve.start(http_options={"host": config.host, "port": port}, logging_config=quiet)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    wait_for_proxies(PROXY_START_S)
     try:
+        serve.start(http_options={"host": config.host, "port": port}, logging_config=quiet)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.run(build(settings_of(config)), name=NAME, route_prefix="/")
+    except TimeoutError as error:
+        raise RayError(f"Ray Serve does not start: {error}") from error
     except RuntimeError as error:
         raise RayError(f"the replicas do not start: {error}") from error
     greet(port)

@@ -1,12 +1,13 @@
-"""What Serve offers no place for: a replica that drains first, and listens only within the cluster.
+"""What Serve has no settings for: slow proxies, draining before a stop, listening on one address.
 
 Serve stops a replica by waiting until it has no request, for a bounded time, and only
 then tells it. A stream that runs for hours would be cut off at the end of that time,
 while ours can move at once. And each replica has a gRPC server, for calls between
-deployments, that listens on every address of the machine; ours needs none.
+deployments, that listens on every address of the machine; ours needs none. Who starts
+Serve waits one minute for its proxy, which is less than it takes on a busy machine.
 
-This is the one module that reaches into Serve. The tests of the scale-down and of the
-open ports fail where Serve has changed.
+This is the one module that reaches into Serve. The tests of the scale-down, of the open
+ports and of a slow proxy fail where Serve has changed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,22 @@ from typing import Any
 
 import ray.util
 from ray._private.worker import global_worker
+from ray.serve._private import api, client
 
 #: For requests that this replica has accepted and whose body is still on its way from the proxy.
 SETTLE_S = 1.0
 
 _EVERYWHERE = "[::]:"
+
+
+def wait_for_proxies(timeout_s: float) -> None:
+    """Has `serve.start` and `serve.run` wait up to ``timeout_s`` for the proxies of all nodes.
+
+    They raise TimeoutError after that. Both read the limit from their own module.
+    """
+    for module in (api, client):
+        assert hasattr(module, "HTTP_PROXY_TIMEOUT"), f"{module.__name__} has another limit"
+        setattr(module, "HTTP_PROXY_TIMEOUT", timeout_s)  # noqa: B010 - not a name that it exports
 
 
 def drain_on_stop(drain: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -34,7 +34,7 @@ async def leave(submitting: asyncio.Task[Any], at: Replica, event_queue: EventQu
 
 
 @pytest.mark.parametrize("again_at", [0, 1], ids=["the same replica", "another"])
-async def test_client_that_leaves_while_the_engine_is_busy(
+async def test_disconnect_while_the_engine_is_busy_releases_the_key(
     database_url: str, again_at: int
 ) -> None:
     async with replicas(database_url) as both:
@@ -64,7 +64,7 @@ async def test_client_that_leaves_while_the_engine_is_busy(
         assert len(await again.sessions.listed("me", None, 10)) == 1
 
 
-async def test_client_that_leaves_while_the_key_is_claimed(database_url: str) -> None:
+async def test_disconnect_while_the_key_is_claimed_releases_it(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         claims, may_claim = asyncio.Event(), threading.Event()
         loop, claim = asyncio.get_running_loop(), one.store.claim_key

@@ -9,9 +9,7 @@ from server.store.postgres.upkeep import SAVES_AT_ONCE
 from tests.server.store.records import Writer
 
 
-def test_no_session_waits_for_ever_for_its_state_to_be_written(
-    store: PostgresStore, database_url: str
-) -> None:
+def test_every_state_is_written_eventually(store: PostgresStore, database_url: str) -> None:
     """Also where more states come than are written."""
     writers = [Writer(f"s{number}") for number in range(3 * SAVES_AT_ONCE)]
     for writer in writers:

@@ -96,7 +96,7 @@ def seqs(events: list[Event]) -> list[int]:
     return [event.seq for event in events if isinstance(event, TokenEvent)]
 
 
-async def test_a_session_at_rest_moves_without_a_question(database_url: str) -> None:
+async def test_idle_session_moves_without_asking_its_owner(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         end = (await run(one.sessions, request("r", 5, keep=True)))[-1]
         assert isinstance(end, Finished)
@@ -106,7 +106,7 @@ async def test_a_session_at_rest_moves_without_a_question(database_url: str) -> 
             await one.async_engine.call(lambda e, now: e.session_info(end.session, "me", now))
 
 
-async def test_a_stream_that_was_left_goes_on_at_another_replica(database_url: str) -> None:
+async def test_detached_stream_continues_at_another_replica(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
         one.async_engine.requests.release(event_queue)
@@ -149,7 +149,7 @@ async def test_only_one_of_two_gets_it(database_url: str) -> None:
         assert isinstance(lost[0], SessionAttached)
 
 
-async def test_what_is_asked_about_a_stream_leaves_it_alone(database_url: str) -> None:
+async def test_queries_about_a_stream_do_not_move_it(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
         info = await other.sessions.info(session, "me")
@@ -188,7 +188,7 @@ async def test_another_s_session_is_not_found_anywhere(database_url: str) -> Non
         await tokens(event_queue, 3)
 
 
-async def test_a_drained_replica_s_streams_go_on_elsewhere(database_url: str) -> None:
+async def test_streams_of_a_drained_replica_continue_at_others(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         session, event_queue = await begin(one)
         await one.async_engine.retire()
@@ -199,7 +199,7 @@ async def test_a_drained_replica_s_streams_go_on_elsewhere(database_url: str) ->
         assert len(events) > end.seq
 
 
-async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(
+async def test_sessions_of_a_dead_replica_are_taken_on_request(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine continues, but the lock that shows its life is gone, as after a kill."""
@@ -220,7 +220,7 @@ async def test_what_a_dead_replica_held_is_taken_by_who_is_asked(
             await one.async_engine.died.wait()
 
 
-async def test_a_replica_that_does_not_answer_is_an_error_and_no_wait_for_ever(
+async def test_silent_replica_is_an_error_after_a_timeout(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ownership, "ANSWER_S", 1.0)
@@ -232,7 +232,7 @@ async def test_a_replica_that_does_not_answer_is_an_error_and_no_wait_for_ever(
         await tokens(event_queue, 3)
 
 
-async def test_fork_and_rewind_take_a_session_at_rest(database_url: str) -> None:
+async def test_fork_and_rewind_take_an_idle_session(database_url: str) -> None:
     async with replicas(database_url) as (one, other):
         end = (await run(one.sessions, request("r", 20, keep=True)))[-1]
         assert isinstance(end, Finished)

@@ -20,7 +20,7 @@ from tests.reliability.test_named_states import (
 __all__ = ["model", "state"]
 
 
-async def test_state_of_one_replica_is_that_of_all(
+async def test_state_is_shared_by_all_replicas(
     model: Path, state: bytes, database_url: str
 ) -> None:
     """The replica that runs the session is killed, and the third one continues with it."""

@@ -43,7 +43,7 @@ def objects(
             yield objects
 
 
-def test_what_was_put_is_got(objects: Objects) -> None:
+def test_put_objects_round_trip(objects: Objects) -> None:
     state = os.urandom(5_000_000)
     objects.put("a/b", [state[:1], memoryview(state)[1:]])
     assert objects.get("a/b") == state
@@ -71,7 +71,7 @@ def test_deleted_objects_are_gone_and_others_stay(objects: Objects) -> None:
             objects.get(name)
 
 
-def test_it_counts_only_if_the_transaction_does(connection: Connection) -> None:
+def test_rolled_back_transaction_undoes_puts_and_deletes(connection: Connection) -> None:
     objects = TableObjects(connection)
     objects.put("old", [b"1"])
     with connection.transaction(force_rollback=True):
@@ -96,6 +96,6 @@ def test_lost_connection_is_a_failed_store(connection: Connection, database_url:
         objects.delete(["a"])
 
 
-def test_closing_leaves_the_callers_connection(connection: Connection) -> None:
+def test_close_keeps_the_callers_connection_open(connection: Connection) -> None:
     TableObjects(connection).close()
     assert names(connection) == set()

@@ -24,7 +24,7 @@ def test_each_replica_has_a_key_of_its_own(join: Join) -> None:
     assert one.key != other.key
 
 
-def test_what_one_has_the_other_cannot_load(join: Join) -> None:
+def test_owned_session_cannot_be_loaded_by_another(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), *writer.turn(3)])
@@ -44,7 +44,7 @@ def test_an_unknown_session_and_a_foreign_one_are_the_same(join: Join) -> None:
             other.read(session, owner, 0, 10)
 
 
-def test_what_another_has_can_be_read_to_its_last_token(join: Join) -> None:
+def test_session_of_another_can_be_read_to_its_last_token(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     in_ticks(one, [writer.opened(), *writer.turn(300), *writer.turn(300)])
@@ -56,7 +56,7 @@ def test_what_another_has_can_be_read_to_its_last_token(join: Join) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 300, 1500])
-def test_a_session_goes_on_where_it_was_let_go(join: Join, num_tokens: int) -> None:
+def test_evicted_session_continues_at_another_replica(join: Join, num_tokens: int) -> None:
     one, other = join(), join()
     writer = Writer()
     in_ticks(one, [writer.opened(), *writer.turn(num_tokens)])
@@ -71,7 +71,7 @@ def test_a_session_goes_on_where_it_was_let_go(join: Join, num_tokens: int) -> N
         one.load("s1", "ann")
 
 
-def test_whoever_let_a_session_go_cannot_write_to_it(join: Join) -> None:
+def test_former_owner_cannot_write_to_a_session(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     one.commit([writer.opened(), writer.saved(evicted=True)])
@@ -91,7 +91,7 @@ def test_a_journal_entry_of_another_s_session_is_refused_by_the_database(join: J
         one.commit([writer.accepted()])
 
 
-def test_release_lets_another_have_it(join: Join) -> None:
+def test_released_session_can_be_loaded_by_another(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     in_ticks(one, [writer.opened(), *writer.turn(5)])
@@ -99,7 +99,7 @@ def test_release_lets_another_have_it(join: Join) -> None:
     check_whole(other, writer)
 
 
-def test_a_session_that_came_and_went_is_taken_back(join: Join) -> None:
+def test_session_can_move_back_and_forth(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     in_ticks(one, [writer.opened(), *writer.turn(400)])
@@ -110,8 +110,8 @@ def test_a_session_that_came_and_went_is_taken_back(join: Join) -> None:
     check_whole(one, writer)
 
 
-class TestBurial:
-    def test_what_a_dead_replica_had_is_nobody_s(self, join: Join) -> None:
+class TestReclaim:
+    def test_sessions_of_a_dead_replica_have_no_owner(self, join: Join) -> None:
         one, other = join(), join()
         writer = Writer()
         in_ticks(one, [writer.opened(), *writer.turn(700), writer.accepted(), *writer.tokens(3)])
@@ -119,7 +119,7 @@ class TestBurial:
         assert other.unfinished() == [("s1", "ann")]
         check_whole(other, writer)
 
-    def test_it_can_neither_write_nor_go_on(self, join: Join) -> None:
+    def test_reclaimed_replica_is_fenced(self, join: Join) -> None:
         one, other = join(), join()
         writer = Writer()
         one.commit([writer.opened()])
@@ -130,15 +130,15 @@ class TestBurial:
             one.maintain(0.0)
         assert other.load("s1", "ann").value.length == 0
 
-    @pytest.mark.parametrize("by_itself", [True, False])
-    def test_a_session_that_is_not_settled_is_found_again(
-        self, join: Join, by_itself: bool
+    @pytest.mark.parametrize("replica_survives", [True, False])
+    def test_session_with_an_unsettled_commit_is_recovered(
+        self, join: Join, replica_survives: bool
     ) -> None:
         """The replica ends, or its connection, after a commit and before what follows from it."""
         one, other = join(), join()
         writer = Writer()
         linked(one).log.append([writer.opened(block(2), (1, 2)), *writer.turn(2)])
-        if by_itself:
+        if replica_survives:
             one._link.abandon()
             check_whole(one, writer)
         else:
@@ -146,7 +146,7 @@ class TestBurial:
             check_whole(other, writer)
 
     @pytest.mark.parametrize("in_pipeline", [False, True])
-    def test_one_that_stopped_within_a_transaction_holds_nobody_up(
+    def test_replica_stopped_within_a_transaction_does_not_block_others(
         self, join: Join, in_pipeline: bool
     ) -> None:
         """The database has no limit of time for a transaction that waits for a Sync."""
@@ -164,7 +164,7 @@ class TestBurial:
             transaction.__exit__(None, None, None)
         check_whole(other, writer)
 
-    def test_who_takes_long_to_bury_it_is_not_held_for_stuck(
+    def test_slow_reclaim_is_not_taken_for_a_stuck_one(
         self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Two watch each replica: they would end each other's attempts endlessly."""
@@ -180,12 +180,12 @@ class TestBurial:
                 assert not third.reclaim(one.key)
         assert third.reclaim(one.key)
 
-    def test_the_second_to_bury_it_finds_nothing_to_do(self, join: Join) -> None:
+    def test_second_reclaim_does_nothing(self, join: Join) -> None:
         one, other, third = join(), join(), join()
         assert other.reclaim(one.key)
         assert not third.reclaim(one.key)
 
-    def test_what_it_had_let_go_stays_with_who_took_it(self, join: Join) -> None:
+    def test_session_that_it_released_stays_with_the_new_owner(self, join: Join) -> None:
         """Its journal still has the session's first entries, numbered as only it understands."""
         one, other, third = join(), join(), join()
         writer = Writer()
@@ -197,7 +197,7 @@ class TestBurial:
         in_ticks(other, writer.turn(10))
         check_whole(other, writer)
 
-    def test_what_it_had_taken_keeps_what_came_after(self, join: Join) -> None:
+    def test_session_that_it_took_over_keeps_later_entries(self, join: Join) -> None:
         """Its rows are numbered from the beginning again, below those of the one before it."""
         one, other = join(), join()
         writer, noise = Writer(), Writer("s2")
@@ -210,7 +210,7 @@ class TestBurial:
         assert other.reclaim(third.key)
         check_whole(other, writer)
 
-    def test_a_deleted_session_does_not_come_back(self, join: Join) -> None:
+    def test_deleted_session_stays_deleted(self, join: Join) -> None:
         one, other = join(), join()
         writer = Writer()
         in_ticks(one, [writer.opened(), *writer.turn(3)])
@@ -221,7 +221,7 @@ class TestBurial:
         with pytest.raises(SessionNotFound):
             other.load("s1", "ann")
 
-    def test_a_key_that_it_had_begun_is_found(self, join: Join) -> None:
+    def test_key_of_its_unfinished_request_is_found(self, join: Join) -> None:
         one, other = join(), join()
         writer = Writer()
         one.commit([writer.opened(), writer.accepted(key="k"), *writer.tokens(2)])
@@ -231,7 +231,7 @@ class TestBurial:
         assert (found.session, found.finished) == ("s1", None)
 
 
-def test_a_replica_that_leaves_leaves_everything(join: Join) -> None:
+def test_closing_replica_releases_all_sessions(join: Join) -> None:
     one, other = join(), join()
     writer = Writer()
     in_ticks(one, [writer.opened(), *writer.turn(5), writer.saved(), writer.accepted()])
@@ -254,7 +254,7 @@ def test_a_state_that_two_sessions_share_outlives_one_of_them(join: Join) -> Non
 
 
 class TestKeys:
-    def test_one_replica_at_a_time_may_begin(self, join: Join) -> None:
+    def test_only_one_replica_can_claim_a_key(self, join: Join) -> None:
         one, other = join(), join()
         assert one.claim_key("ann", "k")
         assert not other.claim_key("ann", "k")
@@ -262,13 +262,13 @@ class TestKeys:
         one.give_back_key("ann", "k")
         assert other.claim_key("ann", "k")
 
-    def test_only_the_one_that_has_it_gives_it_back(self, join: Join) -> None:
+    def test_only_the_claimant_can_release_a_key(self, join: Join) -> None:
         one, other = join(), join()
         one.claim_key("ann", "k")
         other.give_back_key("ann", "k")
         assert not other.claim_key("ann", "k")
 
-    def test_a_dead_one_s_is_free(self, join: Join) -> None:
+    def test_key_of_a_dead_replica_can_be_claimed(self, join: Join) -> None:
         one, other = join(), join()
         one.claim_key("ann", "k")
         other.reclaim(one.key)
@@ -297,7 +297,7 @@ class TestDatabase:
         with pytest.raises(OwnedElsewhere):
             other.load("s1", "ann")
 
-    def test_a_commit_of_which_nobody_heard_is_made_undone(self, join: Join) -> None:
+    def test_unacknowledged_commit_is_undone_and_retried(self, join: Join) -> None:
         """The connection goes after the database has committed and before it says so."""
         one = join()
         writer = Writer()
@@ -326,7 +326,7 @@ class TestDatabase:
         with pytest.raises(Fenced, match="lost what this replica had committed"):
             one.commit([writer.token()])
 
-    def test_what_the_engine_has_forgotten_is_let_go(self, join: Join) -> None:
+    def test_sessions_that_the_engine_has_forgotten_are_released(self, join: Join) -> None:
         one, other = join(), join()
         writer, used = Writer(), Writer("s2")
         one.commit([writer.opened(), *writer.turn(2), used.opened()])
@@ -337,7 +337,7 @@ class TestDatabase:
         with pytest.raises(OwnedElsewhere):
             other.load("s2", "ann")
 
-    def test_a_database_that_hangs_is_given_up_in_time_to_live(
+    def test_hanging_database_fails_before_the_lease_ends(
         self, join: Join, postgres: Postgres
     ) -> None:
         """Below what makes the server look dead, however many wait."""

@@ -58,19 +58,21 @@ def beat_of(postgres: Postgres, url: str, key: int) -> int:
     return int(postgres.psql(query, url.rpartition("/")[2]))
 
 
-def test_one_whose_lock_is_free_is_dead_long_before_its_lease_ends(join: Join) -> None:
+def test_replica_without_its_lock_is_dead_before_its_lease_ends(join: Join) -> None:
     one, other = join().start(), join().start()
     one.presence.close()
     assert other.dead.get(timeout=TIMEOUT_S) == one.key
 
 
-def test_one_whose_beat_stands_still_is_dead_after_a_lease(join: Join) -> None:
+def test_replica_without_heartbeat_is_dead_after_a_lease(join: Join) -> None:
     """It holds its lock, and its thread does not run."""
     one, other = join(0.5), join(0.5).start()
     assert other.dead.get(timeout=TIMEOUT_S) == one.key
 
 
-def test_one_that_lives_is_not_buried(join: Join, postgres: Postgres, database_url: str) -> None:
+def test_live_replica_is_not_reported_dead(
+    join: Join, postgres: Postgres, database_url: str
+) -> None:
     one, other = join(5.0).start(), join(5.0).start()
     while min(beat_of(postgres, database_url, each.key) for each in (one, other)) < 7:
         pass
@@ -78,7 +80,7 @@ def test_one_that_lives_is_not_buried(join: Join, postgres: Postgres, database_u
     assert other.dead.empty()
 
 
-def test_one_that_has_left_is_told_of(join: Join, postgres: Postgres, database_url: str) -> None:
+def test_departed_replica_is_reported(join: Join, postgres: Postgres, database_url: str) -> None:
     one, other = join(5.0).start(), join(5.0).start()
     while beat_of(postgres, database_url, other.key) < 2:  # it has looked around by then
         pass
@@ -89,7 +91,9 @@ def test_one_that_has_left_is_told_of(join: Join, postgres: Postgres, database_u
     assert other.gone.get(timeout=TIMEOUT_S) == one.key
 
 
-def test_a_lost_connection_is_no_death(join: Join, postgres: Postgres, database_url: str) -> None:
+def test_lost_connection_does_not_report_a_replica_dead(
+    join: Join, postgres: Postgres, database_url: str
+) -> None:
     one, other = join(3.0).start(), join(3.0).start()
     before = [beat_of(postgres, database_url, each.key) for each in (one, other)]
     postgres.psql(
@@ -104,7 +108,7 @@ def test_a_lost_connection_is_no_death(join: Join, postgres: Postgres, database_
     assert other.dead.empty()
 
 
-def test_a_notice_is_heard_by_its_replica_alone(
+def test_notification_reaches_only_its_replica(
     join: Join, postgres: Postgres, database_url: str
 ) -> None:
     one, other = join().start(), join().start()
@@ -113,7 +117,7 @@ def test_a_notice_is_heard_by_its_replica_alone(
     assert other.heard.empty()
 
 
-def test_each_watches_its_two_neighbours_alone(join: Join) -> None:
+def test_each_replica_watches_only_its_two_neighbours(join: Join) -> None:
     """The work of each is the same, however many there are; the ring is closed."""
     first, second, third, *_, last = (join(0.5) for _ in range(6))
     first.start()
@@ -122,7 +126,7 @@ def test_each_watches_its_two_neighbours_alone(join: Join) -> None:
     assert {last.dead.get(timeout=TIMEOUT_S) for _ in range(5)} <= {first.key, second.key}
 
 
-def test_an_earlier_connection_that_nobody_noticed_the_end_of_is_ended(join: Join) -> None:
+def test_stale_connection_is_terminated(join: Join) -> None:
     one = join()
     again = one.presence._connect()
     one.presence._enter(again)  # would wait endlessly for the lock of the first
@@ -131,7 +135,7 @@ def test_an_earlier_connection_that_nobody_noticed_the_end_of_is_ended(join: Joi
     again.close()
 
 
-def test_a_database_that_hangs_for_all_is_nobody_s_death(
+def test_hanging_database_reports_no_replica_dead(
     join: Join, postgres: Postgres, database_url: str
 ) -> None:
     one, other = join(1.0).start(), join(1.0).start()

@@ -148,7 +148,7 @@ async def test_states_may_be_in_object_storage(
     assert postgres.psql(f'SELECT count(*) FROM "{schema}".object', database).strip() == "0"
 
 
-async def test_streams_go_on_while_object_storage_is_away(
+async def test_streams_continue_while_object_storage_is_unavailable(
     model: Path, postgres: Postgres, database_url: str, stack: ExitStack
 ) -> None:
     """States are in the database then."""
@@ -196,7 +196,7 @@ def _rebalance(server: ServerProcess, number: int) -> int:
         return int(json.load(answer)["moved"])
 
 
-def test_a_database_that_is_not_there_is_a_message(model: Path) -> None:
+def test_unavailable_database_is_one_error_line(model: Path) -> None:
     url = "postgresql://nobody:secret@127.0.0.1:1/nothing"
     server = ServerProcess("--model", model, "--store", url)
     with pytest.raises(AssertionError) as refused, server:

@@ -60,7 +60,7 @@ def test_hung_server_fails_in_bounded_time_and_may_go_on(own_s3: S3Server) -> No
     assert objects.get("before") == b"1"
 
 
-def test_place_that_nobody_listens_at_fails_in_bounded_time(s3: S3Server) -> None:
+def test_refused_connection_fails_in_bounded_time(s3: S3Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
         port = silent.getsockname()[1]
         url = s3.url("bucket", endpoint=f"http://127.0.0.1:{port}")

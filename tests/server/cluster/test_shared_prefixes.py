@@ -231,7 +231,7 @@ def test_two_that_put_the_same_at_once_leave_one(replicas: Replicas) -> None:
     assert replicas.garbage() == set()
 
 
-def test_what_memory_keeps_is_shared_and_not_given_out(replicas: Replicas) -> None:
+def test_entry_in_memory_is_shared_and_not_returned_to_its_holder(replicas: Replicas) -> None:
     one, other = replicas.new(kept_s=100.0), replicas.new(kept_s=100.0)
     one.put([new(128, kept=True)])
     assert found(one) == (0, 0)
@@ -245,14 +245,14 @@ def test_what_memory_keeps_is_shared_and_not_given_out(replicas: Replicas) -> No
     assert found(one) == (128, 1)
 
 
-def test_longer_one_of_others_is_given_out_beside_what_memory_keeps(replicas: Replicas) -> None:
+def test_longer_entry_of_another_is_returned_despite_one_in_memory(replicas: Replicas) -> None:
     one, other = replicas.new(), replicas.new()
     one.put([new(128, kept=True)])
     other.put([new(256, 2)])
     assert found(one) == (256, 2)
 
 
-def test_unused_for_longest_goes_first_whoever_put_it(replicas: Replicas) -> None:
+def test_least_recently_used_is_evicted_first_across_replicas(replicas: Replicas) -> None:
     size = sum(memoryview(part).nbytes for part in encode_state(new(128).block, IDENTITY, 128))
     one, other = (replicas.new(max_bytes=2 * size + 1) for _ in range(2))
     one.put([new(128, 1), new(256, 2)])
@@ -265,7 +265,7 @@ def test_unused_for_longest_goes_first_whoever_put_it(replicas: Replicas) -> Non
     assert found(replicas.new()) == (290, 3)
 
 
-def test_any_number_goes_where_there_is_less_room_than_before(replicas: Replicas) -> None:
+def test_lower_limit_evicts_any_number_of_entries(replicas: Replicas) -> None:
     texts = [(token, *TEXT) for token in range(70)]
     replicas.new().put([new(128, token, text=text) for token, text in enumerate(texts)])
     size = sum(memoryview(part).nbytes for part in encode_state(new(128).block, IDENTITY, 128))
@@ -277,12 +277,12 @@ def test_any_number_goes_where_there_is_less_room_than_before(replicas: Replicas
     assert replicas.objects() == replicas.rows()
 
 
-def test_one_that_has_no_room_alone_is_not_kept(replicas: Replicas) -> None:
+def test_entry_larger_than_the_limit_is_not_stored(replicas: Replicas) -> None:
     replicas.new(max_bytes=10).put([new(128)])
     assert replicas.objects() == replicas.rows() == replicas.garbage() == set()
 
 
-def test_room_counts_the_states_of_other_models(replicas: Replicas) -> None:
+def test_limit_counts_the_states_of_other_models(replicas: Replicas) -> None:
     old, present = replicas.new(replace(IDENTITY, model="old")), replicas.new(max_bytes=600)
     old.put([new(128)])
     present.put([new(128)])
@@ -322,7 +322,7 @@ def test_states_of_another_identity_are_not_used(database_url: str, field: str) 
 # Crashes
 
 
-def test_crash_before_the_row_leaves_no_object_for_ever(replicas: Replicas) -> None:
+def test_object_without_a_row_is_swept_after_a_crash(replicas: Replicas) -> None:
     with pytest.raises(Crash):
         replicas.new(after_put=crash).put([new(128)])
     replicas.new(grace_s=600.0).sweep()
@@ -331,20 +331,20 @@ def test_crash_before_the_row_leaves_no_object_for_ever(replicas: Replicas) -> N
     assert found(replicas.new()) == (0, 0)
 
 
-def test_object_on_its_way_is_not_swept_before_its_time(replicas: Replicas) -> None:
+def test_pending_object_is_not_swept_within_the_grace_period(replicas: Replicas) -> None:
     sweeper = replicas.new()
     one = replicas.new(after_put=sweeper.sweep, grace_s=600.0)
     one.put([new(128)])
     assert found(replicas.new()) == (128, 1)
 
 
-def test_object_that_was_swept_on_its_way_gets_no_row(replicas: Replicas) -> None:
+def test_pending_object_that_was_swept_gets_no_row(replicas: Replicas) -> None:
     sweeper = replicas.new()
     replicas.new(after_put=sweeper.sweep, grace_s=0.0).put([new(128)])
     assert replicas.objects() == replicas.rows() == replicas.garbage() == set()
 
 
-def test_crash_of_a_sweep_is_made_good_by_the_next(replicas: Replicas) -> None:
+def test_sweep_completes_one_that_crashed(replicas: Replicas) -> None:
     one = replicas.new(after_delete=crash)
     one.put([new(128)])
     replicas.run(

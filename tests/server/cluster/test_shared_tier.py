@@ -72,7 +72,7 @@ async def replica(prefixes: SharedPrefixes) -> AsyncIterator[Replica]:
     tier.close()
 
 
-async def test_one_replica_goes_on_from_what_another_has_read(
+async def test_replica_uses_the_prefix_of_another(
     new_prefixes: Callable[[], SharedPrefixes],
 ) -> None:
     expected = tokens_of(solo(tiny_engine(), request("r", PROMPT)))
