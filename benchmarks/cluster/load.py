@@ -136,8 +136,8 @@ def _figures(before: _Sample, after: _Sample, gaps_s: Sequence[float]) -> Figure
     work = after.work.since(before.work)
     return {
         "tokens_per_s": round(tokens / seconds, 1),
-        "arrivals_p50_ms": percentile_ms(gaps_s, 50),
-        "arrivals_p99_ms": percentile_ms(gaps_s, 99),
+        "inter_token_p50_ms": percentile_ms(gaps_s, 50),
+        "inter_token_p99_ms": percentile_ms(gaps_s, 99),
         "server_us_per_token": round(1e6 * (after.servers_s - before.servers_s) / tokens, 1),
         "database_us_per_token": round(1e6 * work.cpu_s / tokens, 1),
         "load_us_per_token": round(1e6 * (after.load_s - before.load_s) / tokens, 1),

@@ -32,11 +32,11 @@ Kind = Literal["kill", "drain", "leave"]
 KINDS: tuple[Kind, ...] = ("kill", "drain", "leave")
 
 ROUND_TIMEOUT_S = 120.0
-#: How often the database is looked at while a replica is buried.
+#: Seconds between two queries of the database while a replica is reclaimed.
 LOOK_S = 0.004
 
 #: The parts of a take-over after a kill, in their order.
-PARTS = ("lock free", "found dead", "buried", "resumed", "first token")
+PARTS = ("lock free", "found dead", "reclaimed", "resumed", "first token")
 
 
 @dataclass
@@ -55,9 +55,9 @@ class Strike:
 
     def parts_s(self) -> list[list[float]]:
         """For each reader the time that each of `PARTS` took."""
-        if not {"free", "burying", "buried"} <= self.seen.keys():
+        if not {"free", "reclaiming", "reclaimed"} <= self.seen.keys():
             return []
-        ends = [self.seen[name] for name in ("free", "burying", "buried")]
+        ends = [self.seen[name] for name in ("free", "reclaiming", "reclaimed")]
         result = []
         for times in self.readers:
             moments = [self.at_s, *ends, times.resumed_s, times.fresh_s]
@@ -178,13 +178,13 @@ def _watch(url: str, schema: str, key: int, seen: dict[str, float], end: threadi
     )
     with psycopg.connect(url, autocommit=True, application_name="benchmark") as connection:
         is_last = False
-        while "buried" not in seen and not is_last:
+        while "reclaimed" not in seen and not is_last:
             is_last = end.wait(LOOK_S)  # and one look more: it may have been slower than the rest
             row = connection.execute(query).fetchone()
             now = time.perf_counter()
             assert row is not None
-            for name, is_so in zip(("free", "burying", "buried"), row, strict=True):
+            for name, is_so in zip(("free", "reclaiming", "reclaimed"), row, strict=True):
                 if is_so:
                     seen.setdefault(name, now)
-    if "buried" in seen:
-        seen.setdefault("burying", seen["buried"])
+    if "reclaimed" in seen:
+        seen.setdefault("reclaiming", seen["reclaimed"])

@@ -29,7 +29,7 @@ def test_ratio_is_that_of_each_round_and_counts_the_database() -> None:
 
 def test_wait_is_from_the_last_old_token_to_the_first_new_one() -> None:
     times = Times(last_s=9.9, lost_s=10.1, resumed_s=10.6, event_s=10.6, fresh_s=10.9, num_tries=1)
-    seen = {"free": 10.1, "burying": 10.4, "buried": 10.5}
+    seen = {"free": 10.1, "reclaiming": 10.4, "reclaimed": 10.5}
     found = figures([Strike("kill", 7, 10.0, [times, times], seen)])
     assert found["p50_ms"] == found["p99_ms"] == found["worst_ms"] == 1000.0
     assert found["parts_p50_ms"] == dict(
@@ -39,7 +39,7 @@ def test_wait_is_from_the_last_old_token_to_the_first_new_one() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 125, 126, 4000])
-def test_frame_says_its_length(length: int) -> None:
+def test_frame_has_its_length(length: int) -> None:
     frame = masked(b"x" * length)
     assert frame[0] == 0x81
     size = frame[1] & 0x7F
@@ -87,7 +87,7 @@ def test_every_part_runs_and_the_committed_results_have_its_figures(
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])
-async def test_frames_are_read_wherever_the_network_cuts_them(piece: int) -> None:
+async def test_frames_are_parsed_at_any_chunk_boundary(piece: int) -> None:
     frames: list[bytes] = []
     wire = Wire({"type": "create", "request_id": "r"}, frames.append)
     transport = Sent()
