@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree. Codes and statuses are those of the server's protocol."""
+"""The error tree of the client. Codes and statuses are those of the server's protocol."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ STOPPING = "the server is stopping; the session was saved"
 
 
 class EverstreamError(Exception):
-    """Base of all errors of this client.
+    """The base of all errors of this client.
 
-    ``code`` is the server's stable code, ``param`` the field at fault, if one
-    is, and ``status`` the HTTP status; None where the server said nothing.
-    ``retry_after_s`` is when to try again, where the server knows it.
+    ``code`` is the server's stable code, ``param`` the field at fault, and
+    ``status`` the HTTP status; each is None if the server did not send it.
+    ``retry_after_s`` is how many seconds the server asks to wait before a retry, if it does.
     """
 
     retry_after_s: float | None = None
@@ -33,53 +33,54 @@ class EverstreamError(Exception):
 
 
 class InvalidRequest(EverstreamError):
-    """A value that the server refuses (400, 413), or that no JSON can carry."""
+    """The server refuses a value (400, 413), or JSON cannot represent it."""
 
 
 class AuthenticationError(EverstreamError):
-    """No key or a wrong one (401), or a foreign origin (403)."""
+    """The key is missing or wrong (401), or the key, origin or host is not allowed (403)."""
 
 
 class NotFound(EverstreamError):
-    """No such model, named state or route (404, 405)."""
+    """The model, named state or route does not exist (404, 405)."""
 
 
 class SessionNotFound(NotFound):
-    """No such session: never there, deleted, expired, or another key's."""
+    """The session does not exist, was deleted, has expired or belongs to another key (404)."""
 
 
 class SessionBusy(EverstreamError):
-    """The session runs another request (409)."""
+    """The session runs another request (409). Also other conflicts without a class here."""
 
 
 class SessionAttached(EverstreamError):
-    """The session's events have another reader (409), or have one now: it was taken over."""
+    """Another client reads the session (409), or has taken it over from this one."""
 
 
 class KeyInUse(EverstreamError):
-    """The first request under the same idempotency key is still under way (409); try again."""
+    """The first request with the same idempotency key still runs (409). Retry later."""
 
 
 class HistoryGone(EverstreamError):
-    """What is asked for lies before the part of the session's log that is kept (410)."""
+    """The requested position is before the beginning of the session's log (410)."""
 
 
 class SnapshotMismatch(EverstreamError):
-    """The session belongs to another model, or to another way of running it (409)."""
+    """The session belongs to another model, tokenizer, backend or dtype (409)."""
 
 
 class SessionBroken(EverstreamError):
-    """What the store has of the session is damaged (410): it can only be deleted."""
+    """The session's data in the store is damaged (410). It can only be deleted."""
 
 
 class SessionMigrated(EverstreamError):
-    """The server is stopping and has saved the session: resume it where it comes back."""
+    """The server has saved the session and released it (503). Resume it later."""
 
 
 class SessionReset(EverstreamError):
     """The events after the last known one are not available; the message says why.
 
-    To continue from the session as it is now, `resume` it from these.
+    To continue from the present state, call `resume` with the attributes
+    ``session``, ``last_seq`` and ``epoch``.
     """
 
     def __init__(self, reason: str, session: str, epoch: str, last_seq: int) -> None:
@@ -88,35 +89,35 @@ class SessionReset(EverstreamError):
 
 
 class CapacityExhausted(EverstreamError):
-    """The server is full or about to stop (429, 503); try again later."""
+    """The server is full, limits the key, or is stopping (429, 503). Retry later."""
 
 
 class StoreFailed(EverstreamError):
-    """The server cannot keep sessions at present (503); try again later."""
+    """The server's store is unavailable (503). Retry later."""
 
 
 class StoreFull(StoreFailed):
-    """The server has no room for more of kept sessions (507)."""
+    """The server's store has no space left (507)."""
 
 
 class InternalServerError(EverstreamError):
-    """The server failed (500), or this request failed in it."""
+    """The server failed (500), or the request failed while it ran."""
 
 
 class Cancelled(EverstreamError):
-    """The request was ended before it was done, as when its session is deleted."""
+    """The request was cancelled before it was done, for example by a delete of its session."""
 
 
 class ConnectionLost(EverstreamError):
-    """The connection ended before the answer did, gave no event in time, or could not be made."""
+    """The connection failed, ended before the answer did, or delivered no event in time."""
 
 
 class ReaderTooSlow(EverstreamError):
-    """Events were left unread for so long that the request was given up."""
+    """The request was ended because too many of its events were unread."""
 
 
 class ProtocolError(EverstreamError):
-    """What answered is not an Everstream server, or not of this protocol."""
+    """The answer does not follow the protocol; it may come from another kind of server."""
 
 
 _BY_CODE: dict[str | None, type[EverstreamError]] = {
@@ -146,7 +147,11 @@ _BY_STATUS: dict[int, type[EverstreamError]] = {
 
 
 def error_of(status: int, body: Any, retry_after: str | None = None) -> EverstreamError:
-    """The error for an answer of ``status`` whose JSON is ``body``."""
+    """Returns the error for an answer with ``status`` and the JSON value ``body``.
+
+    The code determines the class, else the status. ``retry_after_s`` of the body, or the
+    header ``retry_after``, says how many seconds to wait before a retry.
+    """
     details = body.get("error") if isinstance(body, dict) else None
     if not isinstance(details, dict):
         details = {"message": f"the server answered {status}"}
@@ -154,7 +159,8 @@ def error_of(status: int, body: Any, retry_after: str | None = None) -> Everstre
     by_class = InvalidRequest if 400 <= status < 500 else InternalServerError
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, by_class)
     error = kind(str(details.get("message")), code, details.get("param"), status)
-    if retry_after is not None:
-        with contextlib.suppress(ValueError):  # a proxy may name a date
-            error.retry_after_s = float(retry_after)
+    seconds = details.get("retry_after_s", retry_after)
+    if seconds is not None:
+        with contextlib.suppress(TypeError, ValueError):  # the header of a proxy may be a date
+            error.retry_after_s = float(seconds)
     return error

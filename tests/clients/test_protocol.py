@@ -164,6 +164,13 @@ def test_every_error_may_have_retry_after() -> None:
     assert error_of(507, {"error": {"code": "store_full"}}).retry_after_s is None
 
 
+def test_retry_after_of_a_frame_is_in_its_body() -> None:
+    limited = {"error": {"code": "rate_limited", "retry_after_s": 0.4}}
+    assert error_of(429, limited).retry_after_s == 0.4
+    assert error_of(429, limited, "1").retry_after_s == 0.4  # the header has whole seconds
+    assert error_of(429, {"error": {"retry_after_s": [1]}}).retry_after_s is None
+
+
 RESUMED = {
     "request_id": "r1",
     "session": "s",
