@@ -1,4 +1,4 @@
-// A request that has one answer.
+// A request with one answer.
 
 import { Cancelled, InternalServerError, errorOf } from "./errors.js";
 import { DONE, MORE } from "./link.js";
@@ -7,9 +7,9 @@ import { Tries } from "./retry.js";
 /** @typedef {import("./link.js").Exchange} Exchange */
 
 /**
- * An exchange whose `answer` is the one event of type `kind`.
+ * An exchange whose `answer` is one event of type `kind`.
  *
- * It is sent again where its socket ends, so it must be one that may be done twice.
+ * It is sent again if its socket ends, so the server may execute it twice.
  * @implements {Exchange}
  */
 export class Ask {
@@ -69,7 +69,7 @@ export class Ask {
 
   /** @param {any} event */
   #refused(event) {
-    // What was asked for twice, because the first answer was lost, is as it should be.
+    // A repeated delete finds no session if the first one was executed and its answer was lost.
     const isGone = event.error?.code === "session_not_found" && this.#tries.count > 0;
     if (isGone && this.kind === "deleted") {
       this.#resolve({ type: "deleted", session: this.message.session });

@@ -1,4 +1,4 @@
-// Finds the way to the server, and back to it when a socket has ended.
+// Connects to the server, and reconnects when a socket has ended.
 
 import { AuthenticationError, ConnectionLost, ReaderTooSlow } from "./errors.js";
 import { Link } from "./link.js";
@@ -7,7 +7,7 @@ const PROTOCOL = "everstream.v1";
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
 
-/** Ends of a socket after which another one may do better. */
+/** Close codes after which the next connection may succeed. */
 const PASSING_CODES = new Set([1001, 1005, 1006, 1011, 1012, 1013, 1015]);
 const FORBIDDEN = 1008;
 const TOO_LARGE = 1009;
@@ -30,7 +30,7 @@ const REASONS = {
  */
 
 /**
- * What a connection is made of.
+ * The dependencies and settings of a connection.
  * @typedef {object} ConnectionParts
  * @property {string} url of the stream
  * @property {() => string | null} key
@@ -42,11 +42,11 @@ const REASONS = {
  * @property {(status: import("./events.js").Status) => void} onStatus
  */
 
-/** Exchanges over one socket at a time, which is made when it is wanted and made again. */
+/** Runs exchanges over one socket, which is opened on demand and reconnected. */
 export class Connection {
   /** @type {Link | null} */
   #link = null;
-  /** @type {Set<Link>} links that the server leaves, where something still runs */
+  /** @type {Set<Link>} links that the server drains, on which exchanges still run */
   #leaving = new Set();
   /** @type {Set<Exchange>} */
   #waiting = new Set();
@@ -63,7 +63,7 @@ export class Connection {
     this.parts = parts;
   }
 
-  /** Connects now, also when a later try is planned, and stays connected. */
+  /** Connects now, even if a retry is scheduled, and stays connected. */
   connect() {
     this.#stays = true;
     if (this.#link === null && !this.#isClosed) this.#open();
@@ -85,7 +85,7 @@ export class Connection {
   }
 
   /**
-   * Sends an exchange's `ending` on the link where it runs; one that waits is sent with it.
+   * Sends an exchange's `ending` on the link where it runs. A waiting exchange is sent with it.
    * @param {Exchange} exchange
    */
   requestEnd(exchange) {
@@ -93,9 +93,9 @@ export class Connection {
   }
 
   /**
-   * Leaves an exchange.
+   * Stops an exchange and ignores its further events.
    * @param {Exchange} exchange
-   * @param {"cancel" | "detach"} ending what becomes of it
+   * @param {"cancel" | "detach"} ending the message that is sent if it runs
    */
   drop(exchange, ending) {
     this.#waiting.delete(exchange);
@@ -105,14 +105,14 @@ export class Connection {
   }
 
   /**
-   * Whether an exchange waits to be sent.
+   * Whether an exchange has not been sent yet.
    * @param {Exchange} exchange
    */
   isWaiting(exchange) {
     return this.#waiting.has(exchange) || this.#delayed.has(exchange);
   }
 
-  /** Ends everything. */
+  /** Closes the sockets and fails all exchanges. */
   close() {
     this.#isClosed = true;
     this.#stays = false;
@@ -225,7 +225,7 @@ export class Connection {
     onStatus({ state: "waiting", reason, delayMs });
   }
 
-  /** Nothing wants a connection, so none is tried. */
+  /** No exchange needs a connection: stops retrying. */
   #rest() {
     this.parts.timers.clearTimeout(this.#retry);
     this.#retry = null;
@@ -242,7 +242,7 @@ export class Connection {
 }
 
 /**
- * Why requests end with their socket.
+ * The error of the requests that end with their socket.
  * @param {number} code @param {string} reason
  */
 function endOf(code, reason) {

@@ -1,11 +1,11 @@
-// What can go wrong, as one tree. Codes and statuses are those of the server's protocol.
+// The error tree of the client. Codes and statuses are those of the server's protocol.
 
 /**
- * Base of all errors of this client.
+ * The base of all errors of this client.
  *
- * `code` is the server's stable code, `param` the field at fault, if one is, and
- * `status` the HTTP status; null where the server said nothing. `retryAfterS` is
- * when to try again, where the server knows it.
+ * `code` is the server's stable code, `param` the field at fault, and `status` the
+ * HTTP status; each is null if the server did not send it. `retryAfterS` is the
+ * number of seconds to wait before a retry, if the server sent it.
  */
 export class EverstreamError extends Error {
   /**
@@ -25,37 +25,37 @@ export class EverstreamError extends Error {
   }
 }
 
-/** A value that the server refuses (400, 413), or that no JSON can carry. */
+/** The server refuses a value (400, 413), or JSON cannot represent it. */
 export class InvalidRequest extends EverstreamError {}
 
-/** No key or a wrong one (401), one that may not do this, or a foreign origin (403). */
+/** The key is missing or wrong (401), or the key, origin or host is not allowed (403). */
 export class AuthenticationError extends EverstreamError {}
 
-/** No such model, named state or route (404, 405). */
+/** The model, named state or route does not exist (404, 405). */
 export class NotFound extends EverstreamError {}
 
-/** No such session: never there, deleted, expired, or another key's. */
+/** The session does not exist, was deleted, has expired or belongs to another key (404). */
 export class SessionNotFound extends NotFound {}
 
-/** The session runs another request (409). */
+/** The session runs another request (409). Also other conflicts without a class here. */
 export class SessionBusy extends EverstreamError {}
 
-/** The session's events have another reader (409), or have one now: it was taken over. */
+/** Another client reads the session (409), or has taken it over from this one. */
 export class SessionAttached extends EverstreamError {}
 
-/** The first request under the same idempotency key is still under way (409); try again. */
+/** The first request with the same idempotency key still runs (409). Retry later. */
 export class KeyInUse extends EverstreamError {}
 
-/** What is asked for lies before the part of the session's log that is kept (410). */
+/** The requested position is before the beginning of the session's log (410). */
 export class HistoryGone extends EverstreamError {}
 
-/** The session belongs to another model, or to another way of running it (409). */
+/** The session belongs to another model, tokenizer, backend or dtype (409). */
 export class SnapshotMismatch extends EverstreamError {}
 
-/** What the store has of the session is damaged (410): it can only be deleted. */
+/** The session's data in the store is damaged (410). It can only be deleted. */
 export class SessionBroken extends EverstreamError {}
 
-/** The server is stopping and has saved the session: resume it where it comes back. */
+/** The server has saved the session and released it (503). Resume it later. */
 export class SessionMigrated extends EverstreamError {}
 
 /** The events after the last known one are not available; the message says why. */
@@ -69,28 +69,28 @@ export class SessionReset extends EverstreamError {
   }
 }
 
-/** The server is full or about to stop (429, 503); try again later. */
+/** The server is full, limits the key, or is stopping (429, 503). Retry later. */
 export class CapacityExhausted extends EverstreamError {}
 
-/** The server cannot keep sessions at present (503); try again later. */
+/** The server's store is unavailable (503). Retry later. */
 export class StoreFailed extends EverstreamError {}
 
-/** The server has no room for more of kept sessions (507). */
+/** The server's store has no space left (507). */
 export class StoreFull extends StoreFailed {}
 
-/** The server failed (500), or this request failed in it. */
+/** The server failed (500), or the request failed while it ran. */
 export class InternalServerError extends EverstreamError {}
 
-/** The request was ended before it was done, as when its session is deleted. */
+/** The request was cancelled before it was done, for example by a delete of its session. */
 export class Cancelled extends EverstreamError {}
 
-/** The connection ended before the answer did and could not be taken up again, or be made. */
+/** The connection failed, or ended before the answer did and the request was not recovered. */
 export class ConnectionLost extends EverstreamError {}
 
-/** Events were left unread for so long that the request was given up. */
+/** The request was ended because too many of its events were unread. */
 export class ReaderTooSlow extends EverstreamError {}
 
-/** What answered is not an Everstream server, or not of this protocol. */
+/** The answer does not follow the protocol; it may come from another kind of server. */
 export class ProtocolError extends EverstreamError {}
 
 /** @type {Record<string, typeof EverstreamError>} */
@@ -122,7 +122,8 @@ const BY_STATUS = {
 };
 
 /**
- * The error for an answer of `status` whose JSON is `body`.
+ * Returns the error for an answer with `status` and the JSON value `body`. The code
+ * determines the class, else the status.
  *
  * @param {number} status
  * @param {any} body
@@ -139,6 +140,6 @@ export function errorOf(status, body, retryAfter = null) {
     details.code ?? null,
     details.param ?? null,
     status,
-    Number.isFinite(seconds) ? seconds : null, // a proxy may name a date
+    Number.isFinite(seconds) ? seconds : null, // the header of a proxy may be a date
   );
 }

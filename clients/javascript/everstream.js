@@ -1,4 +1,4 @@
-// The JavaScript client, for browsers and for Node.
+// The JavaScript client for browsers and Node.
 //
 //     const client = new Client("http://127.0.0.1:8000");
 //     for await (const event of client.complete("Once upon a time", { max_tokens: 100 })) {
@@ -39,13 +39,14 @@ export { Generation, Session };
  */
 
 /**
- * All of it may be left out.
+ * The options of a client. All are optional.
  *
- * `timeoutS`: silence after which a connection on which something is awaited counts as lost.
- * `maxTries`: how often in a row the server may be out of reach before what waits for it fails,
- * and how often a request is sent again without coming further; 0 never takes anything up again.
- * `maxUnread`: events of one generation that may wait to be read. `WebSocket`: needed before
- * Node 22, as the package `ws` has it. `fetch`, `timers` and `random` are for tests.
+ * `timeoutS`: a connection with running requests counts as lost after so many seconds without an
+ * event; also bounds each HTTP call. `maxTries`: how many retries in a row may fail to reach the
+ * server before the waiting requests fail, and how often a request is sent again without progress;
+ * 0 disables recovery. `maxUnread`: the bound on unread events of one generation. `WebSocket`: the
+ * class to use, required before Node 22, for example that of the package `ws`. `fetch`, `timers`
+ * and `random` are for tests.
  *
  * @typedef {object} ClientOptions
  * @property {string | null} [apiKey]
@@ -67,9 +68,9 @@ const PLATFORM_TIMERS = {
   clearTimeout: (timer) => clearTimeout(timer),
 };
 
-/** A server, with any number of generations side by side over one socket. */
+/** A client of one server, with any number of concurrent generations over one WebSocket. */
 export class Client {
-  /** The key of the next connection and of the next request over HTTP. */
+  /** The key for the next connection and the next HTTP request. */
   apiKey;
   #connection;
   #http;
@@ -109,20 +110,20 @@ export class Client {
   }
 
   /**
-   * Connects now, also when a later try is planned, and stays connected until `close`. Without
-   * it there is a connection when something wants one. `onStatus` tells how it goes.
+   * Connects now, even if a retry is scheduled, and stays connected until `close`. Without this
+   * call the client connects at its first request. `onStatus` reports the progress.
    */
   connect() {
     this.#connection.connect();
   }
 
-  /** Ends the connection. What runs in kept sessions goes on for a while: see `resume`. */
+  /** Closes the connection. Requests on kept sessions continue: see `resume`. */
   close() {
     this.#connection.close();
   }
 
   /**
-   * A generation in a new session, or in `options.session`. It starts at once.
+   * Starts a generation in a new session, or in `options.session`.
    * @param {string | number[]} [prompt] text or token ids
    * @param {GenerateOptions} [options]
    * @returns {Generation}
@@ -130,19 +131,20 @@ export class Client {
   complete(prompt = "", options = {}) {
     const { signal, ...fields } = options;
     const isKept = fields.session !== undefined || fields.keep === true;
-    // With a key of its own it is done once, however often it has to be sent.
+    // With a unique key the server executes it once, however often it is sent.
     if (isKept) fields.idempotency_key ??= newKey();
     return this.#stream({ type: "generate", prompt, ...fields }, isKept, false, signal);
   }
 
   /**
-   * The events of a session after a cursor: those that were missed, then those to come, of one
-   * generation or of several, to the end of what runs. A `reset` comes first where the events
-   * are gone or the epoch is over.
+   * Returns the events of a session after a cursor: missed events, then live ones. They may
+   * belong to several generations, and end with the running request, or with the last event if
+   * the session is idle. If the events are not available or the epoch is an earlier one, the
+   * first event is a `reset`.
    *
    * @param {string} session its id
    * @param {{last_seq: number, epoch?: string, take_over?: boolean, signal?: AbortSignal}} cursor
-   *   `last_seq` 0 for all; `take_over` takes it from its present reader
+   *   `last_seq` is 0 for all events; `take_over` replaces another reader of the session
    * @returns {Generation}
    */
   resume(session, { last_seq, epoch, take_over, signal }) {
@@ -151,7 +153,8 @@ export class Client {
   }
 
   /**
-   * A kept session, of `model` where several are served: empty, or with the named state `state`.
+   * Creates a kept session of `model`, by default the first one: empty, or with the named state
+   * `state`.
    * @param {{model?: string, state?: string}} [options]
    */
   async createSession({ model, state } = {}) {
@@ -160,7 +163,7 @@ export class Client {
   }
 
   /**
-   * A session by its id; nothing is asked of the server yet.
+   * Returns an existing session by its id, without a request to the server.
    * @param {string} id
    */
   session(id) {
@@ -168,7 +171,7 @@ export class Client {
   }
 
   /**
-   * A new session from what `Session.export` gave, here or on another server.
+   * Creates a session from a file of `Session.export`, of this or another server.
    * @param {BufferSource | Blob} file
    */
   async importSession(file) {
@@ -177,7 +180,8 @@ export class Client {
   }
 
   /**
-   * All of the caller's kept sessions by id, those that sleep too.
+   * Iterates over the caller's kept sessions in the order of their ids. Each request to the
+   * server returns at most `pageSize` of them.
    * @param {number} [pageSize]
    * @returns {AsyncGenerator<ListedSession, void, undefined>}
    */
@@ -192,14 +196,14 @@ export class Client {
   }
 
   /**
-   * The models that are served.
+   * Returns the models that are served.
    * @returns {Promise<Model[]>}
    */
   async models() {
     return (await this.#http.json("GET", "/v1/models")).data;
   }
 
-  /** Whether the server is alive. */
+  /** Returns whether the server is alive. */
   async health() {
     return this.#http.json("GET", "/health").then(
       () => true,

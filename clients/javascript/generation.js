@@ -1,4 +1,4 @@
-// What a program reads of a generation.
+// A generation as a program reads it.
 
 import { SessionReset } from "./errors.js";
 
@@ -11,12 +11,11 @@ import { SessionReset } from "./errors.js";
 const NO_MORE = { value: undefined, done: true };
 
 /**
- * The events of a generation, once over.
+ * The events of a generation, for a single pass.
  *
- * Iterating gives a `token` for each token and ends with a `finished`, so that their texts
- * joined are the answer. A `reset` comes where events after those that were read are not available
- * any more. Leaving a `for await` loop early cancels what still runs; `detach` it first where
- * it shall go on.
+ * Iterating yields a `token` for each token and a `finished` at the end. The answer is their texts,
+ * joined. A `reset` comes if the next events are not available any more. Leaving a `for await` loop
+ * early cancels the generation; call `detach` before that to leave it running.
  *
  * @implements {AsyncIterableIterator<GenerationEvent>}
  */
@@ -42,12 +41,12 @@ export class Generation {
     stream.over.then(() => signal.removeEventListener("abort", this.#abort));
   }
 
-  /** Where it began, or was taken up: null until that has arrived; see `begun`. */
+  /** The first event: `started`, `resumed` or `reset`. Null until it has arrived; see `begun`. */
   get first() {
     return this.#stream.first;
   }
 
-  /** The `finished` event, once it has arrived. */
+  /** The `finished` event, or null until it has arrived. */
   get finished() {
     return this.#stream.finished;
   }
@@ -58,7 +57,8 @@ export class Generation {
   }
 
   /**
-   * The place after the last event that was read, for `Client.resume`; null before the beginning.
+   * The position after the last event that was read, for `Client.resume`. Null until the first
+   * event has arrived.
    * @returns {import("./events.js").Cursor | null}
    */
   get cursor() {
@@ -68,14 +68,14 @@ export class Generation {
   }
 
   /**
-   * The event that it begins with: `started`, or `resumed` or `reset` where it is read again.
+   * Waits for the first event: `started`, or `resumed` or `reset` if the events are read again.
    * @returns {Promise<import("./events.js").Started | import("./events.js").Resumed | import("./events.js").Reset>}
    */
   begun() {
     return this.#stream.begun;
   }
 
-  /** All of the text that has not been read, when it is there. Throws `SessionReset` at a gap. */
+  /** Waits for the end and returns the unread text. Throws `SessionReset` at a gap. */
   async text() {
     let text = "";
     for (;;) {
@@ -90,8 +90,8 @@ export class Generation {
   }
 
   /**
-   * Ends it and gives its `finished`, or null where it ended without one. Whoever iterates
-   * over it still gets what came before.
+   * Cancels the generation and returns its `finished`, or null if it ended without one. A loop
+   * over it still gets the events before the end.
    */
   async cancel() {
     this.#stream.requestEnd("cancel");
@@ -100,8 +100,8 @@ export class Generation {
   }
 
   /**
-   * Leaves it to go on by itself, if its session is kept, and ends the iteration. What has not
-   * been read is still there for `Client.resume`, from `cursor` on.
+   * Stops reading, and leaves the generation of a kept session running. `Client.resume` returns
+   * the unread events, from `cursor` on.
    */
   async detach() {
     this.#stream.inbox.discard();
@@ -123,7 +123,7 @@ export class Generation {
   }
 
   /**
-   * What leaving a loop calls: cancels what still runs, and waits until it has ended.
+   * Called when a loop is left early: cancels the generation and waits for its end.
    * @returns {Promise<IteratorResult<GenerationEvent, undefined>>}
    */
   async return() {

@@ -1,13 +1,13 @@
-// The HTTP side of the protocol.
+// The HTTP part of the protocol.
 
 import { ConnectionLost, ProtocolError, errorOf } from "./errors.js";
 
 const SESSION_TYPE = "application/vnd.everstream.session";
 
-/** Requests of a client, each with its key. */
+/** Sends the HTTP requests of a client with its key. */
 export class Http {
   /**
-   * @param {string} baseUrl without a slash at its end
+   * @param {string} baseUrl without a trailing slash
    * @param {() => string | null} key
    * @param {typeof fetch} fetch
    * @param {number} timeoutS
@@ -20,10 +20,10 @@ export class Http {
   }
 
   /**
-   * The JSON of an answer.
+   * Sends a request and returns the JSON of the answer.
    * @param {string} method
    * @param {string} path
-   * @param {BodyInit} [body] a session's file
+   * @param {BodyInit} [body] an exported session
    * @returns {Promise<any>}
    */
   async json(method, path, body) {
@@ -36,7 +36,7 @@ export class Http {
   }
 
   /**
-   * The bytes of an answer.
+   * Sends a request and returns the bytes of the answer.
    * @param {string} path
    * @returns {Promise<Uint8Array>}
    */
@@ -51,7 +51,7 @@ export class Http {
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     if (body !== undefined) headers["Content-Type"] = SESSION_TYPE;
     const signal = AbortSignal.timeout(this.timeoutS * 1000);
-    const { fetch } = this; // browsers want it called without a `this`
+    const { fetch } = this; // browsers require a call without `this`
     let response;
     try {
       response = await fetch(this.baseUrl + path, { method, headers, body, signal, cache: "no-store" });

@@ -1,29 +1,29 @@
-// Events that have arrived and are not read yet.
+// The unread events of a generation.
 
-/** Events that have been read and are still held, where more wait behind them. */
+/** The bound on events that have been read and are still held, because unread ones follow. */
 const MAX_READ = 4096;
 
 /**
- * A queue with one end to wait at.
+ * A queue whose readers can wait for the next event.
  * @template T
  */
 export class Inbox {
   /** @type {T[]} */
   #unread = [];
-  #numRead = 0; // of `unread`: shifting a long array would copy it
+  #numRead = 0; // read events at the start of `#unread`: shifting a long array would copy it
   /** @type {{resolve: (event: T | null) => void, reject: (error: unknown) => void}[]} */
   #waiters = [];
   #isEnded = false;
   /** @type {{error: unknown} | null} */
   #failure = null;
 
-  /** How many events wait to be read. */
+  /** The number of unread events. */
   get size() {
     return this.#unread.length - this.#numRead;
   }
 
   /**
-   * Gives an event to whoever waits for it, or keeps it. One that comes after the end is dropped.
+   * Passes an event to the first waiting reader, or holds it. After the end it is dropped.
    * @param {T} event
    */
   push(event) {
@@ -34,7 +34,8 @@ export class Inbox {
   }
 
   /**
-   * The next event, or null after the last one. An error that ended it is thrown once.
+   * Returns the next event, or null after the last one. An error that ended the queue is thrown
+   * once.
    * @returns {Promise<T | null>}
    */
   next() {
@@ -53,7 +54,7 @@ export class Inbox {
     return new Promise((resolve, reject) => this.#waiters.push({ resolve, reject }));
   }
 
-  /** Forgets what has not been read. */
+  /** Discards the unread events. */
   discard() {
     this.#unread = [];
     this.#numRead = 0;
@@ -64,14 +65,14 @@ export class Inbox {
     this.#numRead = 0;
   }
 
-  /** No more events come, */
+  /** Ends the queue after the unread events. */
   end() {
     this.#isEnded = true;
     for (const { resolve } of this.#waiters.splice(0)) resolve(null);
   }
 
   /**
-   * because of an error.
+   * Ends the queue with an error after the unread events.
    * @param {unknown} error
    */
   fail(error) {

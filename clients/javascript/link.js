@@ -1,23 +1,23 @@
-// One socket: which request each frame belongs to, and whether anybody is still there.
+// One socket: assigns each frame to its request, and detects a lost connection.
 
 import { errorOf } from "./errors.js";
 import { encode } from "./message.js";
 
-/** What `receive` of an exchange says: more frames will come, */
+/** A result of `Exchange.receive`: more frames will come. */
 export const MORE = "more";
-/** none will, */
+/** A result of `Exchange.receive`: the exchange is over. */
 export const DONE = "done";
-/** or the server leaves, and the exchange goes on over another socket. */
+/** A result of `Exchange.receive`: the server is leaving; continue over another socket. */
 export const MOVE = "move";
 
 /**
- * A request, for as long as it takes and over as many sockets as it needs.
+ * A request from its start to its end, over one or several sockets.
  *
- * `opening` is the message that begins it, or that takes it up again. `receive` says what
- * comes after an event: one of the above, or the seconds to wait before it is sent again.
- * `survives` is asked when its socket has ended: whether it goes on over another one.
- * `ending` is sent after `opening`, if it is set: the request ends, or goes on without a reader.
- * `isUnanswered`: nothing has come since it was sent.
+ * `opening` returns the message that starts or resumes it. `receive` handles an event and returns
+ * one of the constants above, or the seconds to wait before it is sent again. `survives` is called
+ * when its socket has ended, and returns whether it continues over another one. `ending`, if set,
+ * is sent after `opening`: it cancels or detaches the request. `isUnanswered`: no event has
+ * arrived since it was sent.
  *
  * @typedef {object} Exchange
  * @property {() => Record<string, unknown>} opening
@@ -29,17 +29,17 @@ export const MOVE = "move";
  */
 
 /**
- * What a link tells its owner.
+ * The callbacks of a link's owner.
  * @typedef {object} LinkWatcher
  * @property {(link: Link) => void} opened
  * @property {() => void} heard
  * @property {(link: Link, exchange: Exchange, afterS: number | null) => void} resend
- *   the exchange is to be sent again: in so many seconds, or over another socket
+ *   send the exchange again: after so many seconds, or, if null, over another socket
  * @property {(link: Link, code: number, reason: string) => void} ended
  */
 
 /**
- * The timers of the platform, or a test's.
+ * The timers of the platform or of a test.
  * @typedef {object} Timers
  * @property {(callback: () => void, ms: number) => any} setTimeout
  * @property {(timer: any) => void} clearTimeout
@@ -74,7 +74,7 @@ export class Link {
     socket.addEventListener("open", () => this.#isOver || watcher.opened(this));
     socket.addEventListener("message", ({ data }) => this.#receive(data));
     socket.addEventListener("close", ({ code, reason }) => this.#end(code, reason));
-    socket.addEventListener("error", () => {}); // a "close" follows, which says more
+    socket.addEventListener("error", () => {}); // a "close" with the reason follows
     this.#watch();
   }
 
@@ -92,7 +92,7 @@ export class Link {
   }
 
   /**
-   * Sends what begins an exchange or takes it up again.
+   * Sends the message that starts or resumes an exchange.
    * @param {Exchange} exchange
    */
   start(exchange) {
@@ -120,9 +120,9 @@ export class Link {
   }
 
   /**
-   * Leaves an exchange: its frames are no longer wanted.
+   * Stops an exchange and ignores its further frames.
    * @param {Exchange} exchange
-   * @param {"cancel" | "detach"} ending what becomes of it
+   * @param {"cancel" | "detach"} ending the message that is sent if it runs here
    */
   drop(exchange, ending) {
     const id = this.#idOf(exchange);
@@ -131,7 +131,7 @@ export class Link {
     this.#send({ type: ending, request_id: id });
   }
 
-  /** Ends the socket; its owner is not told. */
+  /** Closes the socket without a callback. */
   close() {
     this.#isOver = true;
     this.timers.clearTimeout(this.#timer);
@@ -178,7 +178,7 @@ export class Link {
   }
 
   /**
-   * The server could not read a message and cannot say whose it was: none may hang.
+   * Fails all unanswered exchanges: the server could not parse a message of one of them.
    * @param {any} event
    */
   #failUnanswered(event) {
@@ -198,8 +198,8 @@ export class Link {
   }
 
   /**
-   * Ends a socket on which nothing is heard though something is awaited. The server's pings
-   * are not shown to programs, so a message that it answers with an error stands in for one.
+   * Ends a socket on which no frame arrives although exchanges run. Programs do not see the
+   * server's pings, so this sends an invalid message, which the server answers with an error.
    */
   #watch() {
     this.#timer = this.timers.setTimeout(() => {

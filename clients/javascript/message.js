@@ -1,9 +1,9 @@
-// JSON of what a client says, with errors that name the field which no JSON can carry.
+// Encodes messages as JSON, with errors that name the field that JSON cannot represent.
 
 import { InvalidRequest } from "./errors.js";
 
 /**
- * A number that JSON would silently turn into null, which means the default.
+ * Throws for a number that JSON would turn into null, which means the default.
  * @param {string} name
  * @param {unknown} value
  */
@@ -13,7 +13,7 @@ function finite(name, value) {
 }
 
 /**
- * Fields as JSON, without those that are undefined or null.
+ * Encodes the fields that are neither undefined nor null.
  * @param {Record<string, unknown>} fields
  * @returns {string}
  * @throws {InvalidRequest} naming the field

@@ -1,11 +1,11 @@
-// What a request does about an error that may pass, and about the end of its socket.
+// Decides whether a request is sent again after a transient error or the end of its socket.
 
-/** The server did nothing and is about to go: another one, or the next one, may do it. */
+/** The server is about to stop, or the session has left it: retry over another connection. */
 const LEAVING = new Set(["draining", "migrated", "store_taken"]);
 
 /**
- * What may stand in the way of a request that is sent again, and passes: a lack of room, or
- * what the server still has of the first time.
+ * Transient errors of a request that is sent again: a lack of capacity, or the server still has
+ * the previous connection as its reader.
  */
 const PASSING = new Set([
   ...["key_in_use", "session_attached"],
@@ -15,7 +15,7 @@ const PASSING = new Set([
 const FIRST_DELAY_S = 0.5;
 const LONGEST_DELAY_S = 15;
 
-/** How often a request was sent again since it last came further. */
+/** Counts how often a request was sent again since its last progress. */
 export class Tries {
   /** @param {number} max */
   constructor(max) {
@@ -23,7 +23,7 @@ export class Tries {
     this.count = 0;
   }
 
-  /** Whether there is one more, which this takes. */
+  /** Counts one more try. Returns false if there is none left. */
   take() {
     if (this.count >= this.max) return false;
     this.count += 1;
@@ -31,7 +31,8 @@ export class Tries {
   }
 
   /**
-   * What an error frame means: "move", seconds to wait, or null where the request has failed.
+   * Returns what to do after an error frame: "move", the seconds to wait before a retry, or null
+   * if the request has failed.
    * @param {any} event
    * @returns {"move" | number | null}
    */
@@ -44,10 +45,10 @@ export class Tries {
   }
 }
 
-/** A unique name for a piece of work. */
+/** Returns a unique idempotency key. */
 export function newKey() {
   const numbers = new Uint32Array(4);
-  // Without a secure random source, as in Node 18, any other will do: it is not a secret.
+  // Node 18 has no global secure random source. The key is not a secret, so any source will do.
   if (globalThis.crypto) crypto.getRandomValues(numbers);
   else numbers.forEach((_, i) => (numbers[i] = Math.random() * 2 ** 32));
   return `js-${[...numbers].map((n) => n.toString(16).padStart(8, "0")).join("")}`;

@@ -1,8 +1,11 @@
-// A kept session: constant memory on the server until it is deleted or expires.
+// A kept session, which uses constant memory on the server until it is deleted or expires.
 
 import { newKey } from "./retry.js";
 
-/** Made by `Client.createSession`, `Client.session`, `Client.importSession` and `fork`. */
+/**
+ * A kept session. `Client.createSession`, `Client.session`, `Client.importSession` and `fork`
+ * return one.
+ */
 export class Session {
   #ask;
   #http;
@@ -21,7 +24,7 @@ export class Session {
   }
 
   /**
-   * Goes on with the session's text, after `prompt` if there is one. It starts at once.
+   * Starts to generate a continuation of the session's text followed by `prompt`.
    * @param {string | number[]} [prompt] text or token ids
    * @param {import("./events.js").SessionGenerateOptions} [options]
    * @returns {import("./generation.js").Generation}
@@ -31,9 +34,9 @@ export class Session {
   }
 
   /**
-   * Lets the session read `text`, or token ids, without generating. With `logprobs` the answer
-   * says how probable each token was. What comes twice under one `idempotency_key` is read
-   * once, and answered twice.
+   * Feeds text or token ids to the session without generating. With `logprobs` the answer has the
+   * log-probability of each token. `idempotency_key` is the caller's name for this work: the
+   * server reads the text once and answers each request with the same key.
    *
    * @param {string | number[]} text
    * @param {{logprobs?: boolean, idempotency_key?: string}} [options]
@@ -46,7 +49,7 @@ export class Session {
   }
 
   /**
-   * `n` copies, as the session is, or as it was when it had `at` tokens.
+   * Returns `n` copies of the session as it is, or as it was at `at` tokens.
    * @param {number} [n]
    * @param {number} [at]
    * @returns {Promise<Session[]>}
@@ -57,7 +60,7 @@ export class Session {
   }
 
   /**
-   * Cuts the text back to `at` tokens; the session's epoch is a new one.
+   * Cuts the text back to its first `at` tokens. The session gets a new epoch.
    * @param {number} at
    * @returns {Promise<import("./events.js").Rewound>}
    */
@@ -66,7 +69,7 @@ export class Session {
   }
 
   /**
-   * Ends what the session runs, also where it has no reader.
+   * Ends the session's running request, even if another client reads it.
    * @returns {Promise<import("./events.js").SessionInfo>}
    */
   cancel() {
@@ -74,7 +77,7 @@ export class Session {
   }
 
   /**
-   * Position, epoch, idle seconds and bytes.
+   * Returns the session's position, epoch, idle time and size.
    * @returns {Promise<import("./events.js").SessionInfo>}
    */
   info() {
@@ -82,13 +85,14 @@ export class Session {
   }
 
   /**
-   * What it has read and generated, from token `start` on, or from the oldest that is kept.
+   * Returns the text that the session has read and generated, from token `start` on, by default
+   * from the oldest token in the log. Throws `HistoryGone` if the log begins after `start`.
    * @param {number} [start]
    * @returns {Promise<import("./events.js").SessionText>}
    */
   async text(start) {
     const text = await this.#textFrom(start);
-    const { position } = text; // what is generated meanwhile may have no end
+    const { position } = text; // stop here: a running request may extend the text without an end
     for (let page = text; page.parts.length && page.end < position; ) {
       page = await this.#textFrom(page.end);
       text.parts.push(...page.parts);
@@ -97,12 +101,12 @@ export class Session {
     return text;
   }
 
-  /** The session as it is now, as one signed file. */
+  /** Returns the session as it is now, as a signed file. */
   export() {
     return this.#http.bytes(`${this.#path}/export`);
   }
 
-  /** Forgets it. */
+  /** Deletes the session on the server. */
   async delete() {
     await this.#ask("deleted", { type: "delete", session: this.id });
   }

@@ -1,4 +1,4 @@
-// A generation as it comes over the wire: how it goes on after each event and each lost socket.
+// A generation on the wire: how it continues after each event and each lost socket.
 
 import {
   Cancelled,
@@ -20,8 +20,8 @@ import { Tries } from "./retry.js";
  */
 
 /**
- * How a stream begins. `isKept`: its session outlives the socket. `follows`: it wants the
- * events of several generations, where they are there.
+ * How a stream begins. `isKept`: its session is kept. `follows`: it reads the events of all
+ * generations, not only of one.
  * @typedef {object} Beginning
  * @property {Record<string, unknown>} message
  * @property {boolean} isKept
@@ -34,18 +34,18 @@ export class Stream {
   inbox = new Inbox();
   /** @type {Started | Resumed | Reset | null} the first event */
   first = null;
-  /** @type {import("./events.js").Finished | null} the last one that has arrived */
+  /** @type {import("./events.js").Finished | null} the latest one */
   finished = null;
   /** @type {"cancel" | "detach" | null} */
   ending = null;
   isUnanswered = true;
   isEnded = false;
 
-  /** @type {Started | Resumed | Reset | null} what the events that come now follow */
+  /** @type {Started | Resumed | Reset | null} the event that began the present part of the stream */
   #latest = null;
   #lastSeq = 0; // of the last event that has arrived
   #wasSent = false;
-  #isDetached = false; // because its reader does not keep up
+  #isDetached = false; // because its reader is slow
   #tries;
   /** @type {(event: Started | Resumed | Reset) => void} */
   #begin = () => {};
@@ -69,13 +69,13 @@ export class Stream {
       this.#begin = resolve;
       this.#neverBegin = reject;
     });
-    this.begun.catch(() => {}); // the reader is told as well
+    this.begun.catch(() => {}); // the inbox reports the error too
     /** @type {Promise<void>} */
     this.over = new Promise((resolve) => (this.#settle = resolve));
   }
 
   /**
-   * The next event, or null after the last one.
+   * Returns the next event, or null after the last one.
    * @returns {Promise<import("./events.js").GenerationEvent | null>}
    */
   next() {
@@ -85,7 +85,7 @@ export class Stream {
   }
 
   /**
-   * Asks the server for its end, or to let it go on unread. `over` tells when that is so.
+   * Asks the server to cancel or detach the generation. `over` resolves when that is done.
    * @param {"cancel" | "detach"} ending
    */
   requestEnd(ending) {
@@ -97,7 +97,7 @@ export class Stream {
     else if (this.#needsNoSocket()) this.#leave("cancel");
   }
 
-  // What its connection asks and tells
+  // The methods of Exchange, called by the connection
 
   opening() {
     this.isUnanswered = this.#wasSent = true;
@@ -108,7 +108,7 @@ export class Stream {
       session: latest.session,
       epoch: latest.epoch,
       last_seq: this.#lastSeq,
-      take_over: true, // from ourselves: the server may not know yet that the socket has ended
+      take_over: true, // the server may not know yet that our previous socket has ended
     };
   }
 
@@ -135,7 +135,7 @@ export class Stream {
       case "error":
         return this.#tries.verdict(event) ?? this.#end(errorOf(event.status, event));
       default:
-        return MORE; // of a later server
+        return MORE; // an event type of a later server
     }
   }
 
@@ -144,7 +144,7 @@ export class Stream {
       this.#end();
       return false;
     }
-    // What has not begun is begun once: it keeps nothing, or has an idempotency key.
+    // Before its first event a retry is safe: it keeps no session, or has an idempotency key.
     return (this.beginning.isKept || this.#latest === null) && this.#tries.take();
   }
 
@@ -153,15 +153,15 @@ export class Stream {
     this.#end(error);
   }
 
-  // Inside
+  // Internal methods
 
-  /** Whether `ending` holds already, now that it has no socket. */
+  /** Whether `ending` has taken effect without a message, because there is no socket. */
   #needsNoSocket() {
     if (this.ending === "detach") return this.#latest !== null;
     return !this.#wasSent || !this.beginning.isKept;
   }
 
-  /** Whether the log has more than what has arrived, or will have. */
+  /** Whether more events will arrive. */
   #goesOn() {
     const latest = this.#latest;
     if (latest === null || latest.type === "started") return true;
@@ -176,7 +176,7 @@ export class Stream {
     this.#begin(event);
     if (event.type === "reset") this.inbox.push(event);
     if (this.#goesOn()) {
-      // A server does not know what a request that has not begun shall end.
+      // The server may have ignored an ending that arrived before the request had begun.
       if (this.ending !== null) this.connection.requestEnd(this);
       return MORE;
     }
@@ -192,7 +192,7 @@ export class Stream {
   /** @param {import("./events.js").Token} event */
   #continue(event) {
     if (event.seq !== this.#lastSeq + 1) {
-      if (event.seq <= this.#lastSeq) return MORE; // passed on already
+      if (event.seq <= this.#lastSeq) return MORE; // a repeat
       return this.#fault(`event ${event.seq} came after ${this.#lastSeq}`);
     }
     if (this.inbox.size >= this.maxUnread && this.ending === null) return this.#detach();
@@ -208,7 +208,7 @@ export class Stream {
     this.finished = event;
     this.#note(event);
     if (isPast && this.beginning.follows && this.#goesOn()) return MORE;
-    if (isBusy) this.connection.drop(this, "detach"); // from the generation after this one
+    if (isBusy) this.connection.drop(this, "detach"); // a later generation is attached to it
     const failed = event.finish_reason === "error";
     return this.#end(failed ? new InternalServerError(event.error ?? "the request failed") : null);
   }
@@ -220,7 +220,7 @@ export class Stream {
     this.inbox.push(event);
   }
 
-  /** Leaves the events that come to the server, or gives up, as it has no reader. */
+  /** Handles a slow reader: detaches a generation on a kept session, fails any other. */
   #detach() {
     if (!this.beginning.isKept) {
       const error = new ReaderTooSlow(`more than ${this.maxUnread} events were left unread`);

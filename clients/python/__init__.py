@@ -1,4 +1,4 @@
-"""The Python client: `Client` for plain code, `AsyncClient` for asyncio.
+"""The Python client: `Client` for synchronous code, `AsyncClient` for asyncio.
 
 with Client("http://127.0.0.1:8000") as client:
     for event in client.generate("Once upon a time", max_tokens=100):

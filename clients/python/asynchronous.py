@@ -1,4 +1,4 @@
-"""The client for asyncio: many generations over one socket, side by side."""
+"""The asyncio client: many concurrent generations over one WebSocket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """`Client` with ``await``; all methods belong to one event loop."""
+    """`Client` for asyncio. Call all methods from one event loop."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections. What runs in kept sessions continues for a while: see `resume`."""
+        """Closes the connections. Requests on kept sessions continue: see `resume`."""
         try:
             await self._stream.close()
         finally:
@@ -69,11 +69,20 @@ class AsyncClient:
         model: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGeneration:
-        """A generation; iterate over it for its tokens and its end.
+        """Returns a generation; iterate over it for its tokens and its end.
 
-        It starts when it is awaited, entered with ``async with``, or first
-        iterated. One whose ``idempotency_key`` the server has seen is read again
-        instead. A new session begins with the named state ``state``.
+        The generation starts when it is awaited, entered with ``async with``, or
+        first iterated.
+
+        Args:
+            prompt: text or token ids.
+            session: the kept session to continue; by default a new session.
+            keep: whether to keep the new session.
+            state: the named state that a new session begins with.
+            idempotency_key: the caller's name for this work, for a kept session. If
+                the server knows it, the events of the first request are returned.
+            model: one of several models; by default the session's or the first.
+            sampling: the options of `Sampling`.
         """
         request = self._generate(
             prompt,
@@ -89,11 +98,20 @@ class AsyncClient:
     async def resume(
         self, session: str, last_seq: int, epoch: str | None = None, take_over: bool = False
     ) -> AsyncGeneration:
-        """The events of a session after ``last_seq``: those that were missed, then live ones.
+        """Returns the events of a session after ``last_seq``: missed events, then live ones.
 
-        They are of one generation or of several, and end with what runs. Raises
-        `SessionReset` where the events are gone or ``epoch`` is over, and
-        `SessionAttached` where somebody else reads them, unless you ``take_over``.
+        The events may belong to several generations. They end with the running
+        request, or with the last event if the session is idle.
+
+        Args:
+            session: the id of a kept session.
+            last_seq: the ``seq`` of the last event that was read; 0 for all events.
+            epoch: the epoch of ``last_seq``; by default the present one.
+            take_over: whether to replace another reader of the session.
+
+        Raises:
+            SessionReset: the events are not available, or ``epoch`` is an earlier one.
+            SessionAttached: another client reads the session.
         """
         generation = AsyncGeneration(
             self._stream, self._resume(session, last_seq, epoch, take_over)
@@ -104,16 +122,19 @@ class AsyncClient:
     async def create_session(
         self, model: str | None = None, state: str | None = None
     ) -> AsyncSession:
-        """A kept session, empty or with the named state ``state``."""
+        """Creates a kept session, empty or with the named state ``state``."""
         created = await self._stream.ask("create", Created, model=model, state=state)
         return AsyncSession(self, created.session)
 
     def session(self, session: str) -> AsyncSession:
-        """A session by its id; nothing is asked of the server yet."""
+        """Returns an existing session by its id, without a request to the server."""
         return AsyncSession(self, session)
 
     async def sessions(self, page_size: int = 100) -> AsyncIterator[ListedSession]:
-        """All of the caller's kept sessions by id, those that sleep too."""
+        """Iterates over the caller's kept sessions in the order of their ids.
+
+        Each request to the server returns at most ``page_size`` of them.
+        """
         after: str | None = None
         while True:
             page = await self._call(calls.sessions(after, page_size))
@@ -123,7 +144,7 @@ class AsyncClient:
                 return
 
     async def import_session(self, data: bytes) -> AsyncSession:
-        """A new session from what `AsyncSession.export` gave, here or on another server."""
+        """Creates a session from a file of `AsyncSession.export`, of this or another server."""
         return AsyncSession(self, await self._call(calls.import_session(data)))
 
     async def complete(
@@ -137,7 +158,7 @@ class AsyncClient:
         model: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Completion:
-        """A whole answer at once, over HTTP."""
+        """Returns a whole answer over HTTP; the arguments are those of `generate`."""
         return await self._call(
             calls.complete(
                 prompt,
@@ -158,29 +179,33 @@ class AsyncClient:
         top: int | None = None,
         model: str | None = None,
     ) -> list[Score]:
-        """How likely each of ``continuations`` is after ``prompt``, which is read once."""
+        """Returns how likely each of ``continuations`` is after ``prompt``.
+
+        The server reads ``prompt`` once. With ``top`` the scores also contain the
+        ``top`` most probable tokens at each place.
+        """
         return await self._call(calls.score(prompt, continuations, model, top))
 
     async def embed(
         self, texts: Text | Sequence[Text], *, model: str | None = None
     ) -> list[tuple[float, ...]]:
-        """A vector of length 1 for each text."""
+        """Returns a vector of length 1 for each text."""
         return await self._call(calls.embed(texts, model))
 
     async def tokenize(self, text: str, *, model: str | None = None) -> list[int]:
-        """The token ids of ``text``, without the start token."""
+        """Returns the token ids of ``text``, without the start token."""
         return await self._call(calls.tokenize(text, model))
 
     async def detokenize(self, tokens: Sequence[int], *, model: str | None = None) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         return await self._call(calls.detokenize(tokens, model))
 
     async def models(self) -> list[dict[str, Any]]:
-        """The ``data`` of ``/v1/models``."""
+        """Returns the models that are served: ``data`` of ``GET /v1/models``."""
         return await self._call(calls.models())
 
     async def health(self) -> bool:
-        """Whether the server is alive."""
+        """Returns whether the server is alive."""
         try:
             return (await self._http.get("/health")).status_code == 200
         except httpx.HTTPError:
@@ -223,7 +248,14 @@ class AsyncSession:
         logprobs: bool = False,
         idempotency_key: str | None = None,
     ) -> Appended:
-        """Lets the session read ``text``, or token ids, without generating."""
+        """Feeds text or token ids to the session without generating.
+
+        Args:
+            text: text or token ids.
+            logprobs: whether to return the log-probability of each token.
+            idempotency_key: the caller's name for this work. The server reads the text
+                once and answers each request with the same key.
+        """
         return await self._stream.ask(
             "append",
             Appended,
@@ -240,19 +272,22 @@ class AsyncSession:
         idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGeneration:
-        """Continues with the session's text, after ``prompt`` if there is one."""
+        """Generates a continuation of the session's text followed by ``prompt``."""
         return self._client.generate(
             prompt, session=self.id, idempotency_key=idempotency_key, **sampling
         )
 
     async def fork(self, n: int = 1, at: int | None = None) -> list[AsyncSession]:
-        """``n`` copies, as the session is, or as it was when it had ``at`` tokens."""
+        """Returns ``n`` copies of the session as it is, or as it was at ``at`` tokens."""
         forked = await self._stream.ask("fork", Forked, session=self.id, n=n, at=at)
         return [AsyncSession(self._client, session) for session in forked.sessions]
 
     @contextlib.asynccontextmanager
     async def branch(self, at: int | None = None) -> AsyncIterator[AsyncSession]:
-        """A copy for the length of an ``async with`` block; it is deleted at the end."""
+        """Returns a copy of the session for a block and deletes it at the end.
+
+        The copy is the session as it is, or as it was at ``at`` tokens.
+        """
         (copy,) = await self.fork(at=at)
         try:
             yield copy
@@ -263,21 +298,26 @@ class AsyncSession:
         await copy.delete()
 
     async def rewind(self, at: int) -> Rewound:
-        """Cuts the text back to ``at`` tokens; the session's epoch is a new one."""
+        """Cuts the text back to its first ``at`` tokens. The session gets a new epoch."""
         return await self._stream.ask("rewind", Rewound, session=self.id, at=at)
 
     async def cancel(self) -> SessionInfo:
-        """Ends what the session runs, also where it has no reader."""
+        """Ends the session's running request, even if another client reads it."""
         return await self._client._call(calls.cancel_session(self.id))
 
     async def info(self) -> SessionInfo:
-        """Position, epoch, idle seconds and bytes."""
+        """Returns the session's position, epoch, idle time and size."""
         return await self._client._call(calls.session_info(self.id))
 
     async def text(self, start: int | None = None) -> SessionText:
-        """What it has read and generated, from token ``start`` or the oldest that is kept."""
+        """Returns the text that the session has read and generated.
+
+        It begins at token ``start``, by default at the oldest token in the log.
+        Raises `HistoryGone` if the log begins after ``start``.
+        """
         page = await self._client._call(calls.session_text(self.id, start))
-        parts, position = [*page.parts], page.position  # what it runs may add to it without an end
+        # Stop at this position: a running request may extend the text without an end.
+        parts, position = [*page.parts], page.position
         while page.parts and page.end < position:
             page = await self._client._call(calls.session_text(self.id, page.end))
             parts += page.parts
@@ -285,9 +325,9 @@ class AsyncSession:
         return SessionText(begin, page.end, page.position, parts)
 
     async def export(self) -> bytes:
-        """The session as it is now, as one signed file."""
+        """Returns the session as it is now, as a signed file."""
         return await self._client._call(calls.export_session(self.id))
 
     async def delete(self) -> None:
-        """Forgets it."""
+        """Deletes the session on the server."""
         await self._stream.ask("delete", Deleted, session=self.id)

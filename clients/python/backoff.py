@@ -1,4 +1,4 @@
-"""When to retry after a transient failure: exponential, jittered, bounded."""
+"""When to retry after a transient failure: exponential backoff with jitter, bounded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .errors import EverstreamError
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits of ``first_s``, twice that, and so on up to ``most_s``.
+    """Delays of ``first_s``, twice that, and so on up to ``most_s``.
 
-    Of each between half and all is waited, by chance, so that the clients of a
-    server that comes back do not all come at once. ``random`` gives 0 to 1;
-    ``sleep`` and ``clock`` count in seconds.
+    Each delay is multiplied by a random factor from 0.5 to 1, so that the clients
+    of a restarted server do not all reconnect at once. ``random`` returns 0 to 1;
+    ``sleep`` and ``clock`` use seconds.
     """
 
     first_s: float = 0.1
@@ -27,12 +27,12 @@ class Backoff:
     clock: Callable[[], float] = time.monotonic
 
     def attempts(self, total_s: float) -> Attempts:
-        """The waits between attempts at one thing; no attempt begins after ``total_s`` from now."""
+        """Returns the delays for one operation; no attempt begins after ``total_s`` from now."""
         return Attempts(self, total_s)
 
 
 class Attempts:
-    """The waits between attempts at one thing, and the time after which there is no other."""
+    """The delays between the attempts at one operation, and the time of the last attempt."""
 
     def __init__(self, backoff: Backoff, total_s: float) -> None:
         self._backoff = backoff
@@ -40,9 +40,10 @@ class Attempts:
         self._next_s = backoff.first_s
 
     async def wait(self, error: EverstreamError) -> None:
-        """Waits until the next try is due; raises ``error``, the last one's, if there is none.
+        """Waits until the next attempt is due; raises ``error`` if the time is over.
 
-        What the server says of when to come again is heeded.
+        ``error`` is that of the last attempt. The delay is at least its
+        ``retry_after_s``, but does not exceed the time that is left.
         """
         left_s = self._ends_s - self._backoff.clock()
         if left_s <= 0:

@@ -1,4 +1,4 @@
-"""The HTTP side of the protocol without any I/O: requests out, answers in."""
+"""The HTTP part of the protocol, without I/O: builds requests and parses answers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SESSION_TYPE = "application/vnd.everstream.session"
 
 T = TypeVar("T")
 
-#: A text, or its token ids.
+#: Text, or its token ids.
 Text = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One HTTP request, and how its answer is read."""
+    """One HTTP request and the function that parses its answer."""
 
     method: str
     path: str
@@ -43,11 +43,11 @@ class Call(Generic[T]):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers that belong to the body."""
+        """The headers that describe the body."""
         return {} if self.body is None else {"content-type": self.body_type}
 
     def result(self, status: int, content: bytes, headers: Mapping[str, str]) -> T:
-        """What the answer says; raises the error that it is."""
+        """Returns the parsed answer, or raises the error that the answer reports."""
         if status >= 400:
             raise error_of(status, _json_of(content), headers.get("retry-after"))
         try:
@@ -57,67 +57,67 @@ class Call(Generic[T]):
 
 
 def complete(prompt: Text, **fields: object) -> Call[Completion]:
-    """A whole completion at once."""
+    """Generates a whole completion."""
     return Call("POST", "/v1/completions", _completion, encode({"prompt": prompt, **fields}))
 
 
 def models() -> Call[list[dict[str, Any]]]:
-    """The models that are served."""
+    """Lists the models that are served."""
     return Call("GET", "/v1/models", _models)
 
 
 def score(
     prompt: Text, continuations: Sequence[Text], model: str | None, top: int | None
 ) -> Call[list[Score]]:
-    """How likely each of ``continuations`` is after ``prompt``."""
+    """Scores how likely each of ``continuations`` is after ``prompt``."""
     body = encode({"prompt": prompt, "continuations": continuations, "model": model, "top": top})
     return Call("POST", "/v1/score", _scores, body)
 
 
 def embed(texts: Text | Sequence[Text], model: str | None) -> Call[list[tuple[float, ...]]]:
-    """A vector for each text."""
+    """Returns a vector for each text."""
     return Call("POST", "/v1/embeddings", _vectors, encode({"input": texts, "model": model}))
 
 
 def tokenize(text: str, model: str | None) -> Call[list[int]]:
-    """The ids of a text, without the start token."""
+    """Returns the token ids of a text, without the start token."""
     fields = {"prompt": text, "model": model, "add_special_tokens": False, "allow_special": False}
     return Call("POST", "/tokenize", _token_ids, encode(fields))
 
 
 def detokenize(tokens: Sequence[int], model: str | None) -> Call[str]:
-    """The text of token ids."""
+    """Returns the text of token ids."""
     return Call("POST", "/detokenize", _text, encode({"tokens": tokens, "model": model}))
 
 
 def session_info(session: str) -> Call[SessionInfo]:
-    """A session as it is now."""
+    """Describes a session as it is now."""
     return Call("GET", _path(session), _session_info)
 
 
 def cancel_session(session: str) -> Call[SessionInfo]:
-    """Ends what a session runs."""
+    """Ends the running request of a session."""
     return Call("POST", f"{_path(session)}/cancel", _session_info)
 
 
 def session_text(session: str, start: int | None) -> Call[SessionText]:
-    """What a session has read and generated from token ``start`` on; one page of it."""
+    """Returns one page of a session's text, from token ``start`` on."""
     query = "" if start is None else f"?{urlencode({'start': start})}"
     return Call("GET", f"{_path(session)}/text{query}", _session_text)
 
 
 def export_session(session: str) -> Call[bytes]:
-    """A session as one signed file."""
+    """Returns a session as a signed file."""
     return Call("GET", f"{_path(session)}/export", bytes)
 
 
 def import_session(data: bytes) -> Call[str]:
-    """The id of a new session from such a file."""
+    """Creates a session from such a file and returns its id."""
     return Call("POST", f"{SESSIONS_PATH}/import", _session_id, data, SESSION_TYPE)
 
 
 def sessions(after: str | None, limit: int) -> Call[SessionPage]:
-    """At most ``limit`` of the caller's sessions, by id."""
+    """Lists at most ``limit`` of the caller's sessions, in the order of their ids."""
     query = {"limit": limit} if after is None else {"limit": limit, "after": after}
     return Call("GET", f"{SESSIONS_PATH}?{urlencode(query)}", _page)
 

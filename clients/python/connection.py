@@ -1,4 +1,4 @@
-"""One WebSocket to the server: how it is made, and what its end means."""
+"""One WebSocket to the server: how it is opened, and what its close code means."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from .errors import ConnectionLost
 from .protocol import Protocol, handshake_error
 
-#: Ends that say nothing against the next connection: the server or the network went away.
+#: Close codes after which the next connection may succeed: the server or the network failed.
 PASSING_CODES = (1001, 1005, 1006, 1011, 1012, 1013, 1015)
 NO_CODE = 1006
 
 
 async def dial(protocol: Protocol, timeout_s: float) -> ClientConnection:
-    """A new connection. Raises `ConnectionLost`, or what the server said in its refusal."""
+    """Opens a connection. Raises `ConnectionLost`, or the error with which the server refuses."""
     try:
         return await connect(
             protocol.stream_url,
@@ -30,6 +30,6 @@ async def dial(protocol: Protocol, timeout_s: float) -> ClientConnection:
 
 
 def is_for_good(closed: ConnectionClosed) -> bool:
-    """Whether the next connection would end in the same way."""
+    """Returns whether the next connection would end in the same way."""
     end = closed.rcvd or closed.sent
     return (NO_CODE if end is None else end.code) not in PASSING_CODES

@@ -1,4 +1,4 @@
-"""What the server sends over the WebSocket, as frozen data."""
+"""The events that the server sends over the WebSocket, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request."""
+    """The token counts of one request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -21,7 +21,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """A kept, empty session."""
+    """A kept session was created, empty or with a named state."""
 
     request_id: str
     session: str
@@ -32,7 +32,10 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The generation has its session, which has had ``seq`` events; ``seed`` repeats it."""
+    """The generation begins after event ``seq`` of its session.
+
+    The same request with ``seed`` generates the same tokens.
+    """
 
     request_id: str
     session: str
@@ -44,7 +47,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the most probable tokens of a place."""
+    """One of the most probable tokens at a position."""
 
     token_id: int
     logprob: float
@@ -52,10 +55,11 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; ``text`` is what became safe to show, often empty.
+    """One generated token.
 
-    ``logprob`` is the natural logarithm of its probability, and ``top_logprobs``
-    has the most probable ones, best first, where ``top_logprobs`` was asked for.
+    ``text`` is the text that is complete with this token; it is often empty. If the
+    request has ``top_logprobs``, ``logprob`` is the natural logarithm of the token's
+    probability, and ``top_logprobs`` are the most probable tokens, best first.
     """
 
     request_id: str
@@ -69,7 +73,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a generation; ``text`` is what was still held back."""
+    """The end of a generation; ``text`` is the text that the tokens did not contain yet.
+
+    ``session`` is None if the session ended with the request.
+    """
 
     request_id: str
     session: str | None
@@ -83,10 +90,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The session has read what was appended.
+    """The session has read the appended text.
 
-    ``logprobs`` has the natural logarithm of each token's probability, if that
-    was asked for; the first token of a text has none.
+    If the request has ``logprobs``, the field contains the natural logarithm of each
+    token's probability. The first token of a session has no entry.
     """
 
     request_id: str
@@ -98,7 +105,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """Copies of a session."""
+    """The session was copied."""
 
     request_id: str
     session: str
@@ -120,7 +127,11 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The events after ``seq`` follow: up to ``last_seq`` at once, and more if it is ``busy``."""
+    """The events after ``seq`` follow.
+
+    Those up to ``last_seq`` exist already. If ``busy``, those of the running request
+    come after them.
+    """
 
     request_id: str
     session: str
@@ -133,7 +144,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The events that were asked for are not available; the session stands at ``last_seq``."""
+    """The requested events are not available; the session's last event is ``last_seq``."""
 
     request_id: str
     session: str
@@ -147,14 +158,14 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The generation continues by itself."""
+    """The generation continues without a reader."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """The server is stopping; the session was saved and continues where it comes back."""
+    """The session was saved and leaves the server, for example because the server stops."""
 
     request_id: str
     session: str
@@ -165,7 +176,7 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The session is gone."""
+    """The session was deleted."""
 
     request_id: str
     session: str
@@ -173,7 +184,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request not done. ``request_id`` is None for a frame that the server could not read."""
+    """A request has failed. ``request_id`` is None if the server could not parse the frame."""
 
     request_id: str | None
     error: EverstreamError
@@ -212,7 +223,7 @@ _TYPES: dict[str, type[Any]] = {
 
 
 def parse_event(frame: dict[str, Any]) -> Event | None:
-    """The event of a frame; None for a type that a later server may have added."""
+    """Returns the event of a frame, or None for a type of a later server."""
     kind = frame["type"]
     if kind == "error":
         return Refused(frame["request_id"], error_of(frame["status"], frame))
@@ -223,7 +234,7 @@ def parse_event(frame: dict[str, Any]) -> Event | None:
 
 
 def from_fields(kind: type[T], fields: dict[str, Any]) -> T:
-    """A ``kind`` of what ``fields`` has of it; what a later server may have added is left out."""
+    """Builds a ``kind`` from ``fields`` and ignores fields of a later server."""
     known = {name: fields[name] for name in kind.__slots__ if name in fields}  # type: ignore[attr-defined]
     for name, value in known.items():
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A generation as its reader has it: one `Reading`, and what two kinds of callers call."""
+"""Generations as callers read them: the common `Reading` and its two public classes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .thread import LoopThread
 
 
 class Reading(Progress):
-    """The events of one request, once over. The coroutines belong to the stream's loop.
+    """The events of one request, for a single pass. The coroutines run on the stream's loop.
 
-    What has arrived waits ``ahead`` of the reader, so that one who is slow, or
-    is in another thread, fetches many events at once.
+    ``_ahead`` holds events that have been fetched and not read yet, so that a slow
+    reader, or one in another thread, fetches many events at once.
     """
 
     def __init__(self, stream: Stream, request: Request) -> None:
@@ -35,7 +35,7 @@ class Reading(Progress):
         self._stream.abandon(self.request_id)
 
     def _pop(self) -> Token | Finished | None:
-        """The next event that has text to show; None where more must be fetched first."""
+        """Returns the next `Token` or `Finished`, or None if more must be fetched first."""
         while self._ahead:
             event = self._note(Protocol.checked(self._ahead.popleft()))
             if event is not None:
@@ -43,7 +43,7 @@ class Reading(Progress):
         return None
 
     async def _fetch(self) -> bool:
-        """Waits for more events. False where there are none."""
+        """Waits for more events. Returns False if the request is over."""
         await self._start()
         if not self._stream.is_open(self.request_id):
             return False
@@ -51,7 +51,7 @@ class Reading(Progress):
         return True
 
     async def _fetch_first(self) -> None:
-        """Waits for the answer to a `resume`; raises where it is that nothing can be read."""
+        """Waits for the answer to a `resume`; raises if the server refuses it."""
         await self._fetch()
         self._note(Protocol.checked(self._ahead.popleft()))
 
@@ -68,7 +68,7 @@ class Reading(Progress):
         return self.finished
 
     async def _leave(self, kind: type[BaseException] | None) -> None:
-        """Cancels; an error in that does not hide the one that the block is left by."""
+        """Cancels. An error of the block takes precedence over one of the cancel."""
         try:
             await self._cancel()
         except EverstreamError:
@@ -87,9 +87,9 @@ class Reading(Progress):
 class AsyncGeneration(Reading):
     """`Generation` for asyncio.
 
-    It starts when it is awaited, entered with ``async with``, or first iterated.
-    Dropping it, as an ``async for`` over it does that is left early, cancels what
-    still runs.
+    It starts when it is awaited, entered with ``async with``, or first iterated. It
+    is cancelled when its ``async with`` block ends or Python deletes the object, for
+    example after a ``break`` out of an ``async for`` over it.
     """
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -117,30 +117,34 @@ class AsyncGeneration(Reading):
         await self._leave(kind)
 
     async def cancel(self) -> Finished | None:
-        """Ends it and returns its `Finished`; one that is over is left alone."""
+        """Cancels the generation if it still runs, and returns its `Finished`.
+
+        Unread events are discarded.
+        """
         return await self._cancel()
 
     async def detach(self) -> None:
-        """Leaves it to continue by itself, if its session is kept, and ends the iteration.
+        """Stops reading, and leaves the generation of a kept session running.
 
-        What has not been read is still there for `AsyncClient.resume`, from
-        ``last_seq`` on.
+        `AsyncClient.resume` returns the unread events, from ``last_seq`` on.
         """
         await self._detach()
 
     async def text(self) -> str:
-        """All of the text, when it is there."""
+        """Waits for the end and returns the text of all unread events."""
         return "".join([event.text async for event in self])
 
 
 class Generation(Reading):
-    """The events of a running generation, once over.
+    """The events of a generation, for a single pass.
 
-    Iterating gives a `Token` for each token and ends with a `Finished`, so that
-    the ``text`` of all events joined is the answer. ``started`` is set from the
-    first event on, or ``resumed`` where it is read again. Leaving its ``with``
-    block, or dropping it, as a ``for`` over it does that is left early, cancels
-    what still runs; `detach` it first where it shall continue.
+    Iterating yields a `Token` for each token and a `Finished` at the end. The answer
+    is the ``text`` of all events, joined. The first event sets ``started``, or
+    ``resumed`` if the events are read again.
+
+    The generation is cancelled when its ``with`` block ends or Python deletes the
+    object, for example after a ``break`` out of a ``for`` over it. Call `detach`
+    before that to leave it running.
     """
 
     def __init__(self, stream: Stream, request: Request, thread: LoopThread) -> None:
@@ -168,16 +172,19 @@ class Generation(Reading):
         self._thread.run(self._leave(kind))
 
     def cancel(self) -> Finished | None:
-        """Ends it and returns its `Finished`; one that is over is left alone."""
+        """Cancels the generation if it still runs, and returns its `Finished`.
+
+        Unread events are discarded.
+        """
         return self._thread.run(self._cancel())
 
     def detach(self) -> None:
-        """Leaves it to continue by itself, if its session is kept, and ends the iteration.
+        """Stops reading, and leaves the generation of a kept session running.
 
-        What has not been read is still there for `Client.resume`, from ``last_seq`` on.
+        `Client.resume` returns the unread events, from ``last_seq`` on.
         """
         self._thread.run(self._detach())
 
     def text(self) -> str:
-        """All of the text, when it is there."""
+        """Waits for the end and returns the text of all unread events."""
         return "".join(event.text for event in self)

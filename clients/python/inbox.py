@@ -1,4 +1,4 @@
-"""What has arrived for one request and is not read yet, over all its connections: no I/O."""
+"""The unread events of one request, over all its connections. Without I/O."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .errors import (
 from .events import Detached, Event, Finished, Migrate, Refused, Reset, Resumed, Started, Token
 from .request import Cursor, EndMessage, Request
 
-#: What passes by itself. The server may not know yet that our last connection has ended: then
-#: that one is the other reader, or still holds the key.
+#: Transient errors. The server may not know yet that our last connection has ended: then that
+#: connection is the other reader, or still holds the idempotency key.
 PASSING = (CapacityExhausted, ConnectionLost, KeyInUse, SessionAttached, SessionMigrated)
-#: The server did nothing and is about to go: another one, or the next one, may do it.
+#: The server has not executed the request and is about to stop: retry on the next connection.
 DRAINING = "draining"
 LEAVING = (DRAINING, "store_taken")
 PASSING_STATUSES = (502, 504)
 
 
 def is_passing(error: EverstreamError) -> bool:
-    """Whether the same request may do better a little later."""
+    """Returns whether a retry of the same request may succeed."""
     return isinstance(error, (*PASSING, StoreFailed)) or error.status in PASSING_STATUSES
 
 
 class Inbox:
-    """``events`` are unread; ``wake`` is called when there are more, or when something else is new.
+    """The unread ``events`` of a request; ``wake`` is called after each change.
 
-    It is *lost* from the end of its connection, or its server's, until the first
-    answer to what `again` says. Then its events continue where they were: the reader
-    sees nothing of it.
+    The request is *lost* from the end of its connection or its server until the first
+    answer to the message of `again`. Then its events continue after the last one, and
+    the reader does not see the interruption.
     """
 
     def __init__(self, request: Request, wake: Callable[[], None]) -> None:
@@ -58,34 +58,37 @@ class Inbox:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server may have more for it."""
+        """Whether more events may arrive."""
         return self.error is None and not self.is_ended
 
     @property
     def can_be_recovered(self) -> bool:
-        """Whether `again` would bring it back."""
+        """Whether the message of `again` would recover the request."""
         if self.request.is_kept and self._cursor is not None:
             return True
         return self.request.is_repeatable and not self._has_begun
 
     def again(self) -> bytes:
-        """The message that brings it back on another connection."""
+        """Returns the message that recovers the request on another connection."""
         if self._cursor is None:
             return self.request.message
         return self.request.resumed_at(self._cursor)
 
     def fail(self, error: EverstreamError) -> None:
-        """It ends with ``error``, after what has arrived."""
+        """Ends the request with ``error``, after the events that have arrived."""
         if self.is_alive:
             self.error = error
             self.wake()
 
     def give_up(self, error: EverstreamError) -> None:
-        """Nothing brings it back after ``error``."""
+        """Ends a request that cannot be recovered after ``error``."""
         self.fail(self.request.lost(error, self._has_begun))
 
     def lose(self, error: EverstreamError, for_good: bool) -> bool:
-        """Its connection has ended. Whether it is worth bringing back; it has failed where not."""
+        """Notes the end of the connection. Returns whether to recover the request.
+
+        If not, the request has ended. ``for_good`` rules out another connection.
+        """
         if not self.is_alive:
             return False
         if self.end_message is not None and self.end_message.kind == "detach":
@@ -98,20 +101,21 @@ class Inbox:
         return True
 
     def migrates(self, event: Event) -> bool:
-        """Whether ``event`` asks us to read on elsewhere, and we can."""
+        """Returns whether ``event`` moves the session and the request can follow it."""
         return isinstance(event, Migrate) and self.can_be_recovered
 
     def is_turned_away(self, event: Event) -> bool:
-        """Whether ``event`` is the refusal of a server that is leaving: another may be asked.
+        """Returns whether a stopping server has refused the request, so that a retry is safe.
 
-        One that drains has done nothing: this is safe for a request without a key, too.
+        A draining server has not executed the request, so even a request without an
+        idempotency key can be sent again.
         """
         if not isinstance(event, Refused) or event.error.code not in LEAVING:
             return False
         return self.can_be_recovered or (event.error.code == DRAINING and not self._has_begun)
 
     def deliver(self, event: Event) -> bool:
-        """Takes an event. Whether a generation that is not wanted stays attached to the request."""
+        """Adds an event. Returns whether the caller must detach the request on the server."""
         if self.is_lost:
             self.is_lost = False
             if isinstance(event, Resumed) and self._cursor is not None:
@@ -145,7 +149,7 @@ class Inbox:
             self._cursor = self._cursor._replace(seq=event.seq)
 
     def _is_repeated(self, event: Event) -> bool:
-        """Whether ``event`` has been here before. One that leaves a gap is an error."""
+        """Returns whether to skip ``event``: it is a repeat, or it fails the request by a gap."""
         if not isinstance(event, Token | Finished) or self._cursor is None:
             return False
         if event.seq > self._cursor.seq + 1:
@@ -154,17 +158,17 @@ class Inbox:
         return isinstance(event, Token) and event.seq <= self._cursor.seq
 
     def _end_if_over(self, seq: int) -> None:
-        """Fails where the log ends with event ``seq``, nothing runs, and no end has come."""
+        """Fails if the log ends with event ``seq``, the session is idle and no end has arrived."""
         found = self._recovered
         if found is None or found.busy or seq < found.last_seq or self.is_ended:
             return
         self.fail(ConnectionLost("the session stopped while the connection was lost"))
 
     def _goes_on(self, event: Event) -> bool:
-        """Whether more events follow ``event``.
+        """Returns whether more events follow ``event``.
 
-        What is read again ends where the log ends, or with the running generation;
-        where only one generation is wanted, with the first end of one.
+        A resumed request ends with the log or with the running generation. If it is not
+        a `resume` of the caller, it ends with the first `Finished`.
         """
         if isinstance(event, Resumed):
             self._resumed = event
@@ -177,7 +181,7 @@ class Inbox:
         return self._resumed.busy or event.seq < self._resumed.last_seq
 
     def _runs_on(self, event: Event) -> bool:
-        """Whether ``event``, the last one that is wanted, leaves a generation attached to it."""
+        """Returns whether a generation is still attached after ``event``, the last one."""
         if isinstance(event, Reset):
             return event.busy
         found = self._recovered or self._resumed

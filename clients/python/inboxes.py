@@ -1,4 +1,4 @@
-"""The requests that are alive in a client, each with its unread events: no I/O."""
+"""The open requests of a client, each with its unread events. Without I/O."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from .events import Event, Refused
 from .inbox import Inbox, is_passing
 from .request import EndMessage, Request
 
-#: Events that may wait for one reader. Beyond that its request fails, and no other one waits.
+#: The bound on unread events of one request. Beyond it the request fails; others are unaffected.
 MAX_UNREAD = 65_536
 
 
 class Lost(NamedTuple):
-    """A request that is to be brought back, and what took it away."""
+    """A request to recover, and the error that interrupted it."""
 
     inbox: Inbox
     error: EverstreamError
 
 
 class Inboxes:
-    """The owner of the socket sends ``end_messages`` and brings back the requests in ``lost``."""
+    """The inboxes by request id.
+
+    The owner of the socket sends ``end_messages`` and recovers the requests in ``lost``.
+    """
 
     def __init__(self, max_unread: int = MAX_UNREAD) -> None:
         self.end_messages: deque[EndMessage] = deque()
@@ -33,25 +36,25 @@ class Inboxes:
         self._inboxes: dict[str, Inbox] = {}
 
     def open(self, request: Request, wake: Callable[[], None] = lambda: None) -> None:
-        """Begins to keep events of a request; ``wake`` is called when `take` has news."""
+        """Adds a request; ``wake`` is called when `take` has something to return or raise."""
         self._inboxes[request.request_id] = Inbox(request, wake)
 
     def is_open(self, request_id: str) -> bool:
-        """Whether `take` may still give something."""
+        """Returns whether `take` may still return something."""
         return request_id in self._inboxes
 
     def is_being_recovered(self, request_id: str) -> bool:
-        """Whether it is lost and not asked for again yet."""
+        """Returns whether a request is lost and its recovery has not been sent yet."""
         inbox = self._inboxes.get(request_id)
         return inbox is not None and inbox.is_being_recovered and inbox.is_alive
 
     def is_wanted(self, inbox: Inbox) -> bool:
-        """Whether somebody waits for a lost one."""
+        """Returns whether a lost request still has a reader."""
         is_open = self._inboxes.get(inbox.request.request_id) is inbox
         return is_open and inbox.is_alive and inbox.is_lost
 
     def deliver(self, event: Event) -> None:
-        """Puts an event where it belongs; one without a waiter is dropped."""
+        """Adds an event to its inbox. An event without an open request is dropped."""
         if event.request_id is None:
             assert isinstance(event, Refused), event
             self._fail_unnamed(event.error)
@@ -75,10 +78,10 @@ class Inboxes:
             self.end_messages.append(EndMessage("detach", event.request_id))
 
     def take(self, request_id: str) -> list[Event]:
-        """All events of an open request that have come; none where it has no news.
+        """Returns the unread events of an open request, possibly none.
 
-        Its last event closes it. Raises what ended it otherwise, once all that
-        came before has been taken.
+        The last event closes the request. If it ended with an error instead, this
+        raises the error after all events have been taken.
         """
         inbox = self._inboxes[request_id]
         if inbox.events:
@@ -94,39 +97,39 @@ class Inboxes:
         raise copy.copy(inbox.error)
 
     def request_end(self, end_message: EndMessage) -> None:
-        """A reader wants the end of a request, and waits for it."""
+        """Ends a request whose reader waits for the last events."""
         inbox = self._inboxes.get(end_message.request_id)
         if inbox is None or not inbox.is_alive:
             return
         inbox.end_message = end_message
-        if inbox.is_lost:  # a cancel is said again when it is back
+        if inbox.is_lost:  # a cancel is sent after the recovery
             if end_message.kind == "detach":
                 inbox.lose(ConnectionLost("detached"), for_good=False)
         else:
             self.end_messages.append(end_message)
 
     def abandon(self, request_id: str, kind: Literal["cancel", "detach"] = "cancel") -> None:
-        """Closes a request without a reader."""
+        """Closes a request that has no reader any more."""
         inbox = self._inboxes.pop(request_id, None)
         if inbox is not None and inbox.is_alive and not inbox.is_being_recovered:
             self.end_messages.append(EndMessage(kind, request_id))
 
     def lose(self, error: EverstreamError, for_good: bool) -> None:
-        """The connection is gone: what cannot be brought back ends."""
+        """Notes the end of the connection. Requests that cannot be recovered end."""
         self.end_messages.clear()
         for inbox in list(self._inboxes.values()):
             if inbox.lose(error, for_good):
                 self.lost.append(Lost(inbox, error))
 
     def fail(self, error: EverstreamError) -> None:
-        """The client was closed: every open request ends with ``error``."""
+        """Ends every open request with ``error``, because the client was closed."""
         self.end_messages.clear()
         self.lost.clear()
         for inbox in list(self._inboxes.values()):
             inbox.fail(error)
 
     def _fail_unnamed(self, error: EverstreamError) -> None:
-        """The server could not read a frame, so its request is unknown: none may hang."""
+        """Fails all requests: the server could not parse a frame, so its request is unknown."""
         for request_id, inbox in list(self._inboxes.items()):
             if inbox.is_alive:
                 inbox.fail(error)

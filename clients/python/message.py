@@ -1,4 +1,4 @@
-"""JSON of what a client says, with errors that name the field which no JSON can carry."""
+"""Encodes messages as JSON, with errors that name the field that JSON cannot represent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import InvalidRequest
 
 
 def encode(fields: Mapping[str, object]) -> bytes:
-    """Fields as JSON, without those that are None. Raises `InvalidRequest` that names a field."""
+    """Encodes the fields that are not None. Raises `InvalidRequest`, which names the field."""
     members = (_member(name, value) for name, value in fields.items() if value is not None)
     return b"{" + b",".join(members) + b"}"
 

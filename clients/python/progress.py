@@ -1,4 +1,4 @@
-"""How far a generation has come, as its reader sees it."""
+"""How far the reader of a generation has read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from .events import Event, Finished, Resumed, Started, Token
 
 
 class Progress:
-    """``session``, ``epoch`` and ``last_seq`` are what `resume` wants.
+    """The position of a reader.
 
-    With them another client continues after the last event that was read. They are
-    None until the generation has begun.
+    With ``session``, ``epoch`` and ``last_seq`` another client can `resume` after the
+    last event that was read. They are None until the generation has begun.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -22,7 +22,7 @@ class Progress:
         self.finished: Finished | None = None
 
     def _note(self, event: Event) -> Token | Finished | None:
-        """Remembers ``event`` and gives it back if it has text to show."""
+        """Notes ``event`` and returns it if it is a `Token` or `Finished`."""
         if isinstance(event, Started | Resumed):
             self.session, self.epoch = event.session, event.epoch
         if isinstance(event, Started):

@@ -1,4 +1,4 @@
-"""The WebSocket's protocol without any I/O: messages out, events in."""
+"""The WebSocket protocol, without I/O: builds messages and parses events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Answer = TypeVar("Answer", bound=Event)
 
 
 class Sampling(TypedDict, total=False):
-    """Options of a generation; the server's defaults hold for what is left out."""
+    """The options of a generation. The server has a default for each."""
 
     max_tokens: int
     temperature: float
@@ -59,10 +59,10 @@ class Sampling(TypedDict, total=False):
 
 
 class Protocol:
-    """Builds messages and reads what comes back.
+    """Builds messages and parses events.
 
     ``url`` is the server's HTTP address, such as ``http://127.0.0.1:8000``. Raises ValueError
-    for another kind of address, and for an ``api_key`` that no header can carry.
+    for any other address, and for an ``api_key`` that is not printable ASCII.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -77,12 +77,12 @@ class Protocol:
         self._numbers = itertools.count(1)
 
     def message(self, kind: str, **fields: object) -> tuple[str, bytes]:
-        """A new message's request id and JSON; fields that are None are left out."""
+        """Returns the request id and JSON of a new message, without fields that are None."""
         request_id = f"r{next(self._numbers)}"
         return request_id, encode({"type": kind, "request_id": request_id, **fields})
 
     def request(self, kind: str, **fields: object) -> Request:
-        """`message`, and what is to become of it where its connection is lost."""
+        """Builds a message and notes how it can be recovered if its connection is lost."""
         request_id, message = self.message(kind, **fields)
         is_kept = fields.get("session") is not None or bool(fields.get("keep"))
         is_repeatable = fields.get("idempotency_key") is not None or kind == "resume"
@@ -90,17 +90,20 @@ class Protocol:
 
     @staticmethod
     def ending(end_message: EndMessage) -> bytes:
-        """The message that ends a running request, or leaves it to continue by itself."""
+        """Encodes the message that cancels or detaches a running request."""
         return encode({"type": end_message.kind, "request_id": end_message.request_id})
 
     @staticmethod
     def fed(text: str | Sequence[int]) -> dict[str, object]:
-        """The field of what is appended: text, or token ids."""
+        """Returns the field of an ``append``: text or token ids."""
         return {"text" if isinstance(text, str) else "tokens": text}
 
     @staticmethod
     def event(frame: str | bytes) -> Event | None:
-        """The event in a frame, or None for one of an unknown type. Raises `ProtocolError`."""
+        """Parses a frame. Returns None for an unknown type of event.
+
+        Raises `ProtocolError` if the frame is not an event.
+        """
         try:
             return parse_event(json.loads(frame))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -108,7 +111,7 @@ class Protocol:
 
     @staticmethod
     def checked(event: Event) -> Event:
-        """``event`` itself; raises what it reports where it reports a failure."""
+        """Returns ``event``, or raises the failure that it reports."""
         if isinstance(event, Refused):
             raise event.error
         if isinstance(event, Finished) and event.finish_reason == "error":
@@ -121,7 +124,7 @@ class Protocol:
 
     @staticmethod
     def expected(event: Event, kind: type[Answer]) -> Answer:
-        """``event`` as the ``kind`` of answer that its request has."""
+        """Returns ``event`` if it is a ``kind``, else raises."""
         if isinstance(event, kind):
             return event
         if isinstance(event, Finished):
@@ -134,13 +137,13 @@ def _address(url: str) -> SplitResult:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
-    except ValueError:  # brackets without an end, a port out of range
+    except ValueError:  # an unclosed bracket, or a port out of range
         pass
     raise ValueError(f"url must be http://host[:port] or https://..., not {url!r}")
 
 
 def handshake_error(error: InvalidHandshake) -> EverstreamError:
-    """Why a WebSocket was refused: the server's own words where it said any."""
+    """Returns the error of a refused handshake, with the server's message if it has one."""
     if not isinstance(error, InvalidStatus):
         return ConnectionLost(f"the handshake failed: {error}")
     response = error.response

@@ -1,4 +1,4 @@
-"""A message to the server, and what may become of it when its connection is lost."""
+"""A message to the server, and how it can be recovered when its connection is lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .message import encode
 
 
 class EndMessage(NamedTuple):
-    """The message by which a reader ends its request (``cancel``) or leaves it (``detach``)."""
+    """The message that ends a request (``cancel``) or stops reading it (``detach``)."""
 
     kind: Literal["cancel", "detach"]
     request_id: str
 
 
 class Cursor(NamedTuple):
-    """What has arrived of a session's events: all up to ``seq`` of ``epoch``."""
+    """The last event of a session that has arrived: ``seq`` in ``epoch``."""
 
     session: str
     epoch: str
@@ -26,9 +26,10 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``is_kept``: its events are in a log, so that they can be read on.
+    """A message and how it can be recovered.
 
-    ``is_repeatable``: the server does it once, however often it is sent.
+    ``is_kept``: its events are in a log, so it can be resumed.
+    ``is_repeatable``: the server executes it once, however often it is sent.
     """
 
     request_id: str
@@ -39,11 +40,11 @@ class Request:
 
     @property
     def follows(self) -> bool:
-        """Whether events of more than one generation may come, and all are wanted."""
+        """Whether it reads the events of all generations, not only of one."""
         return self.kind == "resume"
 
     def resumed_at(self, cursor: Cursor) -> bytes:
-        """The message that continues after ``cursor``, under the same name."""
+        """Returns the message that continues after ``cursor``, with the same request id."""
         return encode(
             {
                 "type": "resume",
@@ -55,7 +56,7 @@ class Request:
         )
 
     def lost(self, error: EverstreamError, has_begun: bool) -> EverstreamError:
-        """What to say where ``error`` took the connection and nothing brings the request back."""
+        """Returns the error of a request that ``error`` interrupted and that is not recovered."""
         if not isinstance(error, ConnectionLost) or self.kind == "resume":
             return error
         if has_begun and self.kind == "generate":

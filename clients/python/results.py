@@ -1,4 +1,4 @@
-"""What the server answers over HTTP, as frozen data."""
+"""The answers of the server over HTTP, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A kept session as the server sees it.
+    """The state of a kept session on the server.
 
-    ``parked``: what it runs rests until somebody reads it.
+    ``parked``: its request is paused until a client reads it.
     """
 
     session: str
@@ -59,13 +59,13 @@ class SessionText:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The text of all parts, joined."""
         return "".join(part.text for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class ListedSession:
-    """A kept session in the list of them, in memory or hibernated."""
+    """A kept session in a list, in memory or in the store."""
 
     session: str
     epoch: str
@@ -76,7 +76,7 @@ class ListedSession:
 
 
 class SessionPage(NamedTuple):
-    """Some sessions; more come ``after`` the last of them, or none where it is None."""
+    """A page of sessions. The next page begins after the id ``after``; None on the last one."""
 
     sessions: list[ListedSession]
     after: str | None
@@ -84,11 +84,11 @@ class SessionPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How likely one continuation is: natural logarithms, of the whole and of each token.
+    """The natural logarithm of a continuation's probability, and of each of its tokens.
 
-    ``is_greedy``: each of its tokens is the most probable one where it stands.
-    ``top_logprobs`` has pairs of id and logarithm for each token, best first,
-    where ``top`` was given.
+    ``is_greedy``: each token is the most probable one at its position.
+    ``top_logprobs``: if the request has ``top``, pairs of token id and logarithm for
+    each position, best first.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""The requests of a client over one connection after another; each has one reader."""
+"""The requests of a client over its WebSocket, which is reconnected when it is lost."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CLOSED = "the client was closed"
 
 
 class Stream:
-    """Makes its connection when the first request is sent, and anew when it is lost.
+    """Connects when the first request is sent, and reconnects after a connection is lost.
 
-    What can be brought back then is, within ``reconnect_s``. All methods but
-    `abandon` belong to one event loop. A request that `start` has begun is over
-    when `is_open` says so.
+    Lost requests are recovered if possible, within ``reconnect_s``. All methods except
+    `abandon` must be called from one event loop. A request that `start` has sent is
+    over when `is_open` returns False.
     """
 
-    _loop: asyncio.AbstractEventLoop  # known from the first connection on
+    _loop: asyncio.AbstractEventLoop  # set by the first connection
 
     def __init__(
         self, protocol: Protocol, timeout_s: float, reconnect_s: float, backoff: Backoff
@@ -48,7 +48,7 @@ class Stream:
         self._closed = False
 
     async def close(self) -> None:
-        """Ends the connection and every request."""
+        """Closes the connection and ends every request."""
         self._closed = True
         if self._connection is not None:
             await self._connection.close()
@@ -59,14 +59,14 @@ class Stream:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def start(self, request: Request, arrived: asyncio.Event) -> None:
-        """Sends a request; ``arrived`` is set whenever `next` may have something."""
+        """Sends a request; ``arrived`` is set when `next` may have something to return."""
         connection = await self._connected()
         self._inboxes.open(request, arrived.set)
-        with contextlib.suppress(ConnectionClosed):  # the reader says so, to all alike
+        with contextlib.suppress(ConnectionClosed):  # `_read` handles the end for all requests
             await connection.send(request.message, text=True)
 
     async def ask(self, kind: str, answer: type[Answer], **fields: object) -> Answer:
-        """Sends a request that has one answer, and waits for it."""
+        """Sends a request that has one answer, and returns the answer."""
         request = self._protocol.request(kind, **fields)
         arrived = asyncio.Event()
         try:
@@ -77,11 +77,11 @@ class Stream:
             self._abandon(request.request_id)
 
     def is_open(self, request_id: str) -> bool:
-        """Whether `next` may still give something."""
+        """Returns whether `next` may still return something."""
         return self._inboxes.is_open(request_id)
 
     async def next(self, request_id: str, arrived: asyncio.Event) -> list[Event]:
-        """The next events of an open request, as many as have arrived."""
+        """Waits for events of an open request and returns all that have arrived."""
         while not (events := self._inboxes.take(request_id)):
             arrived.clear()
             try:
@@ -89,21 +89,21 @@ class Stream:
                     await arrived.wait()
             except TimeoutError as error:
                 if self._inboxes.is_being_recovered(request_id):
-                    continue  # what brings it back knows when to end
+                    continue  # the recovery has its own time limit
                 self._inboxes.abandon(request_id, "detach")
                 self._attend()
                 raise ConnectionLost(f"no event within {self._timeout_s:g} s") from error
         return events
 
     def request_end(self, end_message: EndMessage) -> None:
-        """Asks for the end of a request; its last events are still to be read."""
+        """Sends the message that ends a request; the caller still reads its last events."""
         self._inboxes.request_end(end_message)
         self._attend()
 
     def abandon(self, request_id: str) -> None:
-        """Cancels a request without a reader, if it still runs. From any thread."""
+        """Cancels a request without a reader if it still runs. Callable from any thread."""
         if self._inboxes.is_open(request_id):
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so the socket is too
+            with contextlib.suppress(RuntimeError):  # the loop, and so the socket, is closed
                 self._loop.call_soon_threadsafe(self._abandon, request_id)
 
     def _abandon(self, request_id: str) -> None:
@@ -113,10 +113,10 @@ class Stream:
     # The connection
 
     async def _connected(self) -> ClientConnection:
-        """An open connection: this one, or the next."""
+        """Returns an open connection, after a reconnect if necessary."""
         async with self._connecting:
             if self._reader is not None and not self._is_connected:
-                await asyncio.wait([self._reader])  # its requests come before others
+                await asyncio.wait([self._reader])  # it hands lost requests over to recovery first
             if self._connection is None:
                 self._connection = await self._connect()
                 self._reader = self._spawn(self._read(self._connection))
@@ -127,7 +127,7 @@ class Stream:
         return self._connection is not None and self._connection.state is State.OPEN
 
     async def _connect(self) -> ClientConnection:
-        """Tries again where there was a connection before: the address is right."""
+        """Opens a connection. Retries only after an earlier success: the address is right."""
         self._loop = asyncio.get_running_loop()
         attempts = self._backoff.attempts(self._reconnect_s)
         while True:
@@ -150,7 +150,7 @@ class Stream:
             raise ConnectionLost(CLOSED)
 
     async def _read(self, connection: ClientConnection) -> None:
-        """Delivers frames until the connection ends; it never waits for a reader of events."""
+        """Delivers frames until the connection ends, without waiting for slow readers."""
         ended: EverstreamError
         try:
             while True:
@@ -168,10 +168,10 @@ class Stream:
         self._attend()
         await connection.close()
 
-    # What is due
+    # Recovery and end messages
 
     def _attend(self) -> None:
-        """Begins what the inboxes want done."""
+        """Starts the recoveries and end messages that the inboxes have queued."""
         while self._inboxes.lost:
             inbox, error = self._inboxes.lost.popleft()
             if not inbox.is_being_recovered:
@@ -181,9 +181,9 @@ class Stream:
             self._spawn(self._send_end_messages())
 
     async def _recover(self, inbox: Inbox, error: EverstreamError) -> None:
-        """Asks for a lost request again, on the next connection if need be.
+        """Sends a lost request again, on a new connection if necessary.
 
-        From then on its answer, or the end of that connection, says how it continues.
+        The answer, or the end of that connection, then determines how it continues.
         """
         inbox.attempts = inbox.attempts or self._backoff.attempts(self._reconnect_s)
         try:
@@ -200,7 +200,7 @@ class Stream:
             await connection.send(inbox.again(), text=True)
             if inbox.end_message is not None:
                 await connection.send(self._protocol.ending(inbox.end_message), text=True)
-        inbox.wake()  # its reader waits for an event of this connection now
+        inbox.wake()  # restarts the reader's timeout for this connection
 
     async def _send_end_messages(self) -> None:
         while self._inboxes.end_messages and self._connection is not None:

@@ -1,4 +1,4 @@
-"""The client for plain code: calls onto the one for asyncio, which runs in a thread of its own."""
+"""The synchronous client: calls the asyncio client, which runs in a separate thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ from .thread import LoopThread
 
 
 class Client:
-    """Talks to the server at ``url``. Use it as a context manager, or call `close`.
+    """A client of the server at ``url``. Use it as a context manager, or call `close`.
 
-    ``timeout_s`` bounds the wait for each event and each HTTP answer. Where the
-    connection ends, a new one is made within ``reconnect_s``, and every generation
-    of a kept session continues where it was; 0 leaves that to the caller. Every
-    method raises `EverstreamError` where something goes wrong. Threads may share
-    a client, but not a generation.
+    Threads may share a client, but not a generation. Methods raise
+    `EverstreamError` if a request or the connection fails.
+
+    Args:
+        url: the HTTP address of the server, such as ``http://127.0.0.1:8000``.
+        api_key: the key that the server requires, if it has keys.
+        timeout_s: the longest wait for an event, and for each step of an HTTP call.
+        reconnect_s: how long to retry after the connection has ended. Generations on
+            kept sessions then continue after the last event. 0 disables recovery.
+        backoff: the delays between the retries.
+
+    Raises:
+        ValueError: ``url`` or ``api_key`` is not valid.
     """
 
     def __init__(
@@ -52,9 +60,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections. What runs in kept sessions continues for a while: see `resume`."""
+        """Closes the connections. Requests on kept sessions continue: see `resume`."""
         try:
-            with contextlib.suppress(ConnectionLost):  # closed before
+            with contextlib.suppress(ConnectionLost):  # it was closed before
                 self._run(self._client.close())
         finally:
             self._thread.stop()
@@ -72,8 +80,15 @@ class Client:
     ) -> Generation:
         """Starts a generation; iterate over it for its tokens and its end.
 
-        One whose ``idempotency_key`` the server has seen is read again instead. A new
-        session begins with the named state ``state``.
+        Args:
+            prompt: text or token ids.
+            session: the kept session to continue; by default a new session.
+            keep: whether to keep the new session.
+            state: the named state that a new session begins with.
+            idempotency_key: the caller's name for this work, for a kept session. If
+                the server knows it, the events of the first request are returned.
+            model: one of several models; by default the session's or the first.
+            sampling: the options of `Sampling`.
         """
         request = self._client._generate(
             prompt,
@@ -91,11 +106,20 @@ class Client:
     def resume(
         self, session: str, last_seq: int, epoch: str | None = None, take_over: bool = False
     ) -> Generation:
-        """The events of a session after ``last_seq``: those that were missed, then live ones.
+        """Returns the events of a session after ``last_seq``: missed events, then live ones.
 
-        They are of one generation or of several, and end with what runs. Raises
-        `SessionReset` where the events are gone or ``epoch`` is over, and
-        `SessionAttached` where somebody else reads them, unless you ``take_over``.
+        The events may belong to several generations. They end with the running
+        request, or with the last event if the session is idle.
+
+        Args:
+            session: the id of a kept session.
+            last_seq: the ``seq`` of the last event that was read; 0 for all events.
+            epoch: the epoch of ``last_seq``; by default the present one.
+            take_over: whether to replace another reader of the session.
+
+        Raises:
+            SessionReset: the events are not available, or ``epoch`` is an earlier one.
+            SessionAttached: another client reads the session.
         """
         request = self._client._resume(session, last_seq, epoch, take_over)
         generation = Generation(self._client._stream, request, self._thread)
@@ -103,19 +127,22 @@ class Client:
         return generation
 
     def create_session(self, model: str | None = None, state: str | None = None) -> Session:
-        """A kept session, empty or with the named state ``state``."""
+        """Creates a kept session, empty or with the named state ``state``."""
         return Session(self, self._run(self._client.create_session(model, state)).id)
 
     def session(self, session: str) -> Session:
-        """A session by its id; nothing is asked of the server yet."""
+        """Returns an existing session by its id, without a request to the server."""
         return Session(self, session)
 
     def sessions(self, page_size: int = 100) -> Iterator[ListedSession]:
-        """All of the caller's kept sessions by id, those that sleep too."""
+        """Iterates over the caller's kept sessions in the order of their ids.
+
+        Each request to the server returns at most ``page_size`` of them.
+        """
         return self._thread.iterate(self._client.sessions(page_size))
 
     def import_session(self, data: bytes) -> Session:
-        """A new session from what `Session.export` gave, here or on another server."""
+        """Creates a session from a file of `Session.export`, of this or another server."""
         return Session(self, self._run(self._client.import_session(data)).id)
 
     def complete(
@@ -129,7 +156,7 @@ class Client:
         model: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Completion:
-        """A whole answer at once, over HTTP."""
+        """Returns a whole answer over HTTP; the arguments are those of `generate`."""
         return self._run(
             self._client.complete(
                 prompt,
@@ -150,34 +177,38 @@ class Client:
         top: int | None = None,
         model: str | None = None,
     ) -> list[Score]:
-        """How likely each of ``continuations`` is after ``prompt``, which is read once."""
+        """Returns how likely each of ``continuations`` is after ``prompt``.
+
+        The server reads ``prompt`` once. With ``top`` the scores also contain the
+        ``top`` most probable tokens at each place.
+        """
         return self._run(self._client.score(prompt, continuations, top=top, model=model))
 
     def embed(
         self, texts: Text | Sequence[Text], *, model: str | None = None
     ) -> list[tuple[float, ...]]:
-        """A vector of length 1 for each text."""
+        """Returns a vector of length 1 for each text."""
         return self._run(self._client.embed(texts, model=model))
 
     def tokenize(self, text: str, *, model: str | None = None) -> list[int]:
-        """The token ids of ``text``, without the start token."""
+        """Returns the token ids of ``text``, without the start token."""
         return self._run(self._client.tokenize(text, model=model))
 
     def detokenize(self, tokens: Sequence[int], *, model: str | None = None) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         return self._run(self._client.detokenize(tokens, model=model))
 
     def models(self) -> list[dict[str, Any]]:
-        """The ``data`` of ``/v1/models``."""
+        """Returns the models that are served: ``data`` of ``GET /v1/models``."""
         return self._run(self._client.models())
 
     def health(self) -> bool:
-        """Whether the server is alive."""
+        """Returns whether the server is alive."""
         return self._run(self._client.health())
 
 
 class Session:
-    """A kept session: constant memory on the server until it is deleted or expires."""
+    """A kept session, which uses constant memory on the server until deleted or expired."""
 
     def __init__(self, client: Client, session: str) -> None:
         self.id = session
@@ -192,10 +223,13 @@ class Session:
         logprobs: bool = False,
         idempotency_key: str | None = None,
     ) -> Appended:
-        """Lets the session read ``text``, or token ids, without generating.
+        """Feeds text or token ids to the session without generating.
 
-        With ``logprobs`` the answer says how probable each token was. What comes
-        twice under one ``idempotency_key`` is read once, and answered twice.
+        Args:
+            text: text or token ids.
+            logprobs: whether to return the log-probability of each token.
+            idempotency_key: the caller's name for this work. The server reads the text
+                once and answers each request with the same key.
         """
         return self._run(
             self._session.append(text, logprobs=logprobs, idempotency_key=idempotency_key)
@@ -208,47 +242,48 @@ class Session:
         idempotency_key: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
-        """Continues with the session's text, after ``prompt`` if there is one."""
+        """Generates a continuation of the session's text followed by ``prompt``."""
         return self._client.generate(
             prompt, session=self.id, idempotency_key=idempotency_key, **sampling
         )
 
     def fork(self, n: int = 1, at: int | None = None) -> list[Session]:
-        """``n`` copies, as the session is, or as it was when it had ``at`` tokens."""
+        """Returns ``n`` copies of the session as it is, or as it was at ``at`` tokens."""
         return [Session(self._client, copy.id) for copy in self._run(self._session.fork(n, at))]
 
     @contextlib.contextmanager
     def branch(self, at: int | None = None) -> Iterator[Session]:
-        """A copy for the length of a ``with`` block; it is deleted at the end.
+        """Returns a copy of the session for a block and deletes it at the end.
 
-        It is as the session is, or as it was when it had ``at`` tokens.
+        The copy is the session as it is, or as it was at ``at`` tokens.
         """
         with self._client._thread.entered(self._session.branch(at)) as copy:
             yield Session(self._client, copy.id)
 
     def rewind(self, at: int) -> Rewound:
-        """Cuts the text back to ``at`` tokens; the session's epoch is a new one."""
+        """Cuts the text back to its first ``at`` tokens. The session gets a new epoch."""
         return self._run(self._session.rewind(at))
 
     def cancel(self) -> SessionInfo:
-        """Ends what the session runs, also where it has no reader."""
+        """Ends the session's running request, even if another client reads it."""
         return self._run(self._session.cancel())
 
     def info(self) -> SessionInfo:
-        """Position, epoch, idle seconds and bytes."""
+        """Returns the session's position, epoch, idle time and size."""
         return self._run(self._session.info())
 
     def text(self, start: int | None = None) -> SessionText:
-        """What it has read and generated, from token ``start`` or the oldest that is kept.
+        """Returns the text that the session has read and generated.
 
-        Raises `HistoryGone` for a ``start`` before that.
+        It begins at token ``start``, by default at the oldest token in the log.
+        Raises `HistoryGone` if the log begins after ``start``.
         """
         return self._run(self._session.text(start))
 
     def export(self) -> bytes:
-        """The session as it is now, as one signed file."""
+        """Returns the session as it is now, as a signed file."""
         return self._run(self._session.export())
 
     def delete(self) -> None:
-        """Forgets it."""
+        """Deletes the session on the server."""
         self._run(self._session.delete())

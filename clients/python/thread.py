@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop in a separate thread, for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for any thread but its own. `stop` it, or let it go."""
+    """Runs coroutines for other threads. It ends with `stop` or when it is garbage collected."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -24,7 +24,7 @@ class LoopThread:
         self._end = weakref.finalize(self, _end, self._loop, thread)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns or raises. It is cancelled where the caller is interrupted."""
+        """Runs ``work`` and returns its result. Cancels it if the caller is interrupted."""
         if not self._end.alive:
             work.close()
             raise ConnectionLost("the client was closed")
@@ -36,7 +36,7 @@ class LoopThread:
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items, one after another."""
+        """Iterates over ``items`` from the calling thread."""
 
         async def step() -> T:
             return await anext(items)
@@ -50,7 +50,7 @@ class LoopThread:
 
     @contextmanager
     def entered(self, block: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """An ``async with`` block."""
+        """Runs ``block`` as a ``with`` block of the calling thread."""
         entered = self.run(_coroutine(block.__aenter__()))
         try:
             yield entered
@@ -72,13 +72,13 @@ async def _coroutine(work: Any) -> Any:
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     asyncio.run_coroutine_threadsafe(_finish(loop), loop)
-    if thread is not threading.current_thread():  # else it is a finalizer that runs in there
+    if thread is not threading.current_thread():  # a finalizer may run in the thread itself
         thread.join()
         loop.close()
 
 
 async def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """What still runs is cancelled first, so that nothing is left half done."""
+    """Cancels the remaining tasks and waits for them before the loop stops."""
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     for task in rest:
         task.cancel()

@@ -11,10 +11,11 @@ from tests.docs.pages import DOCS
 
 ROOT = DOCS.parent
 MAX_CHARS = 120
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
+CLIENT_READMES = (ROOT / "clients").glob("*/README.md")
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *CLIENT_READMES])
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_has_lines_of_at_most_120_characters(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert [line for line in prose(text) if len(line) > MAX_CHARS] == []
