@@ -1,8 +1,8 @@
 """The group of all commands: each is imported when it is asked for.
 
 ``everstream serve`` must not wait for the imports of ``everstream train``, so heavy imports are
-inside the commands as well. What a user can put
-right is one line on standard error and exit status 2, for every command.
+inside the commands as well. For every command, an error that the user can fix is one line on
+standard error and exit status 2.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 GROUPS = {
-    "store": "Look after a folder of kept sessions.",
-    "state": "Make and inspect states that sessions begin with.",
+    "store": "Check, repair, compact and export a folder of kept sessions.",
+    "state": "Make and inspect initial states of sessions.",
 }
 
 
@@ -61,7 +61,7 @@ EXTRAS = {
 
 PROGRAM = "everstream"
 
-#: Exit statuses: what was asked for cannot be done; the user pressed Ctrl-C.
+#: Exit statuses: invalid usage or an error that the user can fix; the user pressed Ctrl-C.
 USAGE, INTERRUPTED = 2, 130
 
 #: The base of what typer raises for a bad command line, by whichever version.
@@ -111,7 +111,7 @@ class Commands(TyperGroup):
             raise
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs a command; what the user can put right becomes a line."""
+        """Runs a command; an error that the user can fix becomes one line."""
         extra |= {"standalone_mode": False, "prog_name": PROGRAM}
         try:
             status = super().main(*args, **extra) or 0

@@ -1,4 +1,4 @@
-"""What the user can put right: a line on standard error and exit code 2."""
+"""Errors that the user can fix: one line on standard error and exit code 2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
-    """A model that cannot be loaded, or a wrong request, is a message and exit code 2."""
+    """Turns a failed load of a model or a refused request into a message and exit code 2."""
     from model.checkpoint import CheckpointError
     from model.config import ConfigError
     from model.tokenizer import TokenizerError

@@ -17,27 +17,38 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="Text to continue; - or none reads standard input.", show_default=False
+            help="Text to continue; - or no argument reads standard input.", show_default=False
         ),
     ] = None,
     model: Model = None,
     tokenizer: TokenizerFile = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULTS.temperature,
-    top_k: Annotated[int, typer.Option(help="0 is off.")] = DEFAULTS.top_k,
-    top_p: Annotated[float, typer.Option(help="1 is off.")] = DEFAULTS.top_p,
-    min_p: Annotated[float, typer.Option(help="0 is off.")] = DEFAULTS.min_p,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 is greedy.")
+    ] = DEFAULTS.temperature,
+    top_k: Annotated[
+        int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")
+    ] = DEFAULTS.top_k,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from this probability mass; 1 is off.")
+    ] = DEFAULTS.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Minimum probability relative to the likeliest; 0 is off.")
+    ] = DEFAULTS.min_p,
     repetition_penalty: Annotated[
-        float, typer.Option(help="1 is off.")
+        float, typer.Option(help="Penalty of repeated tokens; 1 is off.")
     ] = DEFAULTS.repetition_penalty,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].", min=1)
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the sampling; the same seed gives the same text.")
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
+    backend: Annotated[BackendName, typer.Option(help="Runtime of the model.")] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Number of threads of the model [all cores, or 1 on torch].", min=1),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = "auto",
 ) -> None:
-    """Generate in the terminal, without a server."""
+    """Generate text in the terminal, without a server."""
     from server.cli.terminal import generate as run
     from server.engine.sampling_defaults import with_defaults
     from server.models.backend import open_backend
@@ -68,7 +79,7 @@ def generate(
 
 
 def _prompt(given: str | None) -> str:
-    """The argument, or standard input where it is not a terminal; a last line end is no part."""
+    """The argument, or standard input if it is not a terminal; a final line end is dropped."""
     try:
         if given == "-" or (given is None and not sys.stdin.isatty()):
             return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")

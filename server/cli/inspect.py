@@ -18,7 +18,7 @@ def inspect(
 ) -> None:
     """Show a model's parameters and the memory of a session.
 
-    Next to it stands what a KV cache of the same shape would need.
+    For comparison it also shows the memory of a KV cache of the same shape.
     """
     from rich.console import Console
 

@@ -18,17 +18,18 @@ DEFAULT_SCOPES = ("generate", "sessions", "read")
 
 
 def key_command(
-    name: Annotated[str, typer.Argument(help="The tenant that the key is for.")],
+    name: Annotated[str, typer.Argument(help="Tenant of the key.")],
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Of {', '.join(get_args(Scope))}; repeat for more ({', '.join(DEFAULT_SCOPES)})."
+            help=f"Scope: {', '.join(get_args(Scope))}; repeat for more"
+            f" [{', '.join(DEFAULT_SCOPES)}]."
         ),
     ] = None,
 ) -> None:
-    """Make a key. The table for the keys file goes to standard output, the key to standard error.
+    """Make a key. Prints its entry for the keys file on stdout and the key on stderr.
 
-    ``everstream key alice >> keys.toml`` adds the one and shows the other.
+    ``everstream key alice >> keys.toml`` adds the entry and shows the key.
     """
     scopes = tuple(dict.fromkeys(scope or DEFAULT_SCOPES))
     if name == ANYONE or not re.fullmatch(NAME_PATTERN, name):

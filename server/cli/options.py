@@ -19,7 +19,7 @@ Model = Annotated[
 ]
 TokenizerFile = Annotated[
     Path | None,
-    typer.Option("--tokenizer", help="Tokenizer's file, where the model's is elsewhere."),
+    typer.Option("--tokenizer", help="Tokenizer file, if it is not in the model's folder."),
 ]
 
 

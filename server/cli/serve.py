@@ -35,59 +35,75 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
             " [everstream-stories]."
         ),
     ),
-    ("config", Path, "TOML file of settings, named as variables are."),
-    ("served_model_name", str, "What clients call the model [its folder's name]."),
-    ("tokenizer", Path, "Tokenizer's file, where the model's is elsewhere."),
-    ("model_dir", Path, "Folder from which models may be loaded at run time."),
-    ("state", list[str], "State that sessions begin with, as NAME=FILE or MODEL/NAME=FILE."),
+    ("config", Path, "TOML file of settings, with the names of the variables."),
+    ("served_model_name", str, "Name of the model in the API [its folder's name]."),
+    ("tokenizer", Path, "Tokenizer file, if it is not in the model's folder."),
+    ("model_dir", Path, "Folder from which models can be loaded at run time."),
+    (
+        "state",
+        list[str],
+        "Initial state for sessions, as NAME=FILE or MODEL/NAME=FILE; repeat for more.",
+    ),
     ("host", str, "Address to listen on [127.0.0.1]."),
-    ("port", int, "Port; 0 takes a free one [8000]."),
-    ("backend", str, "auto, native or torch [auto]."),
-    ("threads", int, "Threads of the model [all cores, or 1 on torch]."),
-    ("dtype", str, "Of weights: auto, float32, bfloat16 or int8 [auto]."),
-    ("reasoning", str, "Thinking in chats: on, off, or its most tokens [as the template says]."),
-    ("max_sessions", int, "Sessions that fit the pool."),
-    ("state_memory", str, "Size of the pool instead, such as 2GiB [512MiB]."),
-    ("max_waiting", int, "Requests that may wait [256]."),
+    ("port", int, "Port to listen on; 0 selects a free one [8000]."),
+    ("backend", str, "Runtime of the model: auto, native or torch [auto]."),
+    ("threads", int, "Number of threads of the model [all cores, or 1 on torch]."),
+    ("dtype", str, "Type of the weights: auto, float32, bfloat16 or int8 [auto]."),
+    ("reasoning", str, "Thinking in chats: on, off, or its maximum tokens [set by the template]."),
+    ("max_sessions", int, "Number of session slots in the state pool."),
+    (
+        "state_memory",
+        str,
+        "Size of the state pool, such as 2GiB; excludes --max-sessions [512MiB].",
+    ),
+    ("max_waiting", int, "Maximum number of waiting requests [256]."),
     ("session_ttl_s", float, "Seconds until an idle session expires [900]."),
-    ("api_keys", list[str], "Key that clients must send; repeat for more."),
-    ("admin_keys", list[str], "Key that may also administer; repeat for more."),
+    ("api_keys", list[str], "API key that clients must send; repeat for more."),
+    ("admin_keys", list[str], "API key with the admin scope; repeat for more."),
     ("keys_file", Path, "TOML file of keys with names, scopes and limits."),
-    ("allowed_origins", list[str], "Foreign page that may call in; repeat for more."),
+    ("allowed_origins", list[str], "Origin whose pages may call the server; repeat for more."),
     (
         "allowed_hosts",
         list[str],
-        "Name by which clients reach it, where it has no keys; repeat for more.",
+        "Host name allowed for a server without keys; repeat for more.",
     ),
-    ("drain_timeout_s", float, "Seconds that running requests get at the end [10]."),
-    ("retire_timeout_s", float, "Seconds that streams of a replaced model get [3600]."),
+    ("drain_timeout_s", float, "Seconds that running requests have to end at shutdown [10]."),
+    ("retire_timeout_s", float, "Seconds that streams of a replaced model have to end [3600]."),
     (
         "store",
         str,
-        "Folder of the sessions, postgresql://URL, or memory [the user's state folder].",
+        "Store of sessions: a folder, postgresql://URL or memory [the user's state folder].",
     ),
-    ("durability", str, "full: survives a power cut; relaxed: a kill [full]."),
-    ("store_size", str, "Most that the store may hold."),
+    (
+        "durability",
+        str,
+        "A commit survives a power cut (full) or a kill of the process (relaxed) [full].",
+    ),
+    ("store_size", str, "Maximum size of the store, such as 20GiB."),
     ("retention_s", float, "Seconds until an unused session is deleted [30 days]."),
-    ("sleep_memory", str, "For sessions that have lost their slot [256MiB]."),
-    ("prefix_cache", str, "For the states of prompts, 0 for none [64MiB]."),
-    ("prefix_disk", str, "For those that memory does not hold, in the store [0]."),
-    ("max_detached_tokens", int, "Tokens that a session generates without its client [4096]."),
-    ("continue_on_start", bool, "Continue what ran when the server stopped."),
-    ("trust_unsigned_state", bool, "Import sessions without a signature."),
-    ("ray", bool, "Serve by replicas on Ray Serve [off]."),
-    ("ray_address", str, "A Ray cluster to join; else one is started here."),
-    ("replicas", str, "On Ray: how many, or MIN-MAX to follow the load [1]."),
-    ("log_format", str, "text or json [text]."),
-    ("log_level", str, "debug, info, warning or error [info]."),
-    ("access_log", bool, "Log a line for each request [off]."),
-    ("otel_endpoint", str, "Where OpenTelemetry traces go, such as http://host:4318."),
+    ("sleep_memory", str, "Memory for states of idle sessions without a slot [256MiB]."),
+    ("prefix_cache", str, "Memory for the prefix cache; 0 disables it [64MiB]."),
+    ("prefix_disk", str, "Disk space for prefix states evicted from memory; 0 disables it [0]."),
+    (
+        "max_detached_tokens",
+        int,
+        "Maximum tokens that a session generates without a client [4096].",
+    ),
+    ("continue_on_start", bool, "Continue requests that ran when the server stopped."),
+    ("trust_unsigned_state", bool, "Import sessions that this server has not signed."),
+    ("ray", bool, "Run replicas on Ray Serve [off]."),
+    ("ray_address", str, "Ray cluster to join; without it one is started on this machine."),
+    ("replicas", str, "Number of replicas on Ray, or MIN-MAX to scale with the load [1]."),
+    ("log_format", str, "Format of the log: text or json [text]."),
+    ("log_level", str, "Level of the log: debug, info, warning or error [info]."),
+    ("access_log", bool, "Log one line for each request [off]."),
+    ("otel_endpoint", str, "OpenTelemetry collector for traces, such as http://host:4318."),
 )
 
 
 def serve(**flags: Any) -> None:
     """Serve a model over HTTP and WebSockets. Each flag is also an EVERSTREAM_* variable."""
-    gc.disable()  # what imports and loading make stays
+    gc.disable()  # objects of imports and loading are never garbage
     from server.config.settings import ServerConfig
     from server.http.descriptors import with_fitting_connections
     from server.http.server import bind
@@ -129,12 +145,12 @@ def _parameter(name: str, kind: Any, help_text: str) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
 
-#: By which typer reads the command line.
+#: Typer reads the command line by this signature.
 serve.__signature__ = Signature(list(starmap(_parameter, FLAGS)))  # type: ignore[attr-defined]
 
 
 def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
-    """The application and its models; what cannot be served is a message and exit code 2."""
+    """The application and its models; an error that the user can fix is exit code 2."""
     from server.api.app import create_app
     from server.api.auth.keys_file import KeysFileError
     from server.errors import RequestError
@@ -153,7 +169,7 @@ def _build(config: ServerConfig, tracer: Tracer) -> tuple[FastAPI, Models]:
 
 
 def _shared(config: ServerConfig) -> Shared | None:
-    """What opens a store that others have as well. A missing package is a message."""
+    """Opens a store that replicas share. A missing package is one error line."""
     if not config.is_shared:
         return None
     try:

@@ -1,4 +1,4 @@
-"""``everstream state``: make a state that sessions begin with, and look at the file of one."""
+"""``everstream state``: make an initial state for sessions, and inspect the file of one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ MAX_SHOWN = 200
 
 
 def make_command(
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write.")],
     model: Model = None,
     tokenizer: TokenizerFile = None,
-    prompt: Annotated[str | None, typer.Option(help="The text that the state has read.")] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="A UTF-8 file with that text, which is read as it is.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text for the state to read.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with that text.")] = None,
     tuned: Annotated[
-        Path | None, typer.Option(help="A tuned state to begin with, alone or before the text.")
+        Path | None, typer.Option(help="Tuned state to start from; the text is optional then.")
     ] = None,
-    backend: Annotated[BackendName, typer.Option(help="What runs the model.")] = "auto",
+    backend: Annotated[BackendName, typer.Option(help="Runtime of the model.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the model [all cores, or 1 on torch].", min=1)
+        int | None,
+        typer.Option(help="Number of threads of the model [all cores, or 1 on torch].", min=1),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = "auto",
 ) -> None:
-    """Read a prompt once and write the state after it.
+    """Read a prompt and write the state after it to a file.
 
-    ``everstream serve --state`` takes it, on the same backend and with the same dtype.
+    ``everstream serve --state`` loads it, on the same backend and with the same dtype.
     """
     from server.cli.state_making import read_prompt, write_state
     from server.models.backend import open_backend
@@ -69,9 +68,11 @@ def make_command(
 
 
 def inspect_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A state, of ours or a tuned one.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="State file, made by state make or tuned.")
+    ],
 ) -> None:
-    """Say what a file of a state is: its model, its tokens, its text."""
+    """Show the model, tokens and text of a state file."""
     data = file.read_bytes()
     try:
         rows = describe_tuned_state(file) if about_of(data) is None else _rows(data)

@@ -26,13 +26,13 @@ from server.store.sqlite.store import SqliteStore, open_store
 if TYPE_CHECKING:
     from server.engine.value import SessionValue
 
-Store = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
+Store = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the store.")]
 
 _ANY = Identity("", "", "", "", 0, "")
 
 
 def check_command(path: Store) -> None:
-    """Say what is wrong with a store; it may be in use."""
+    """List the problems of a store; the server may run."""
     _must_exist(path)
     found = 0
     try:
@@ -50,11 +50,13 @@ def check_command(path: Store) -> None:
 
 def salvage_command(
     path: Store,
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="A folder that does not exist yet.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Folder to create; it must not exist.")
+    ],
 ) -> None:
-    """Copy what can be read of a damaged store to a new one.
+    """Copy what is readable in a damaged store to a new one.
 
-    It says what was lost. The damaged store does not change; its server must not run.
+    Prints what was lost. The damaged store does not change; the server must not run.
     """
     if not (path / FILE_NAME).is_file():
         raise fail(f"{path} has no {FILE_NAME}: without it nothing is known of any session")
@@ -81,13 +83,13 @@ def compact_command(
     path: Store,
     retention: Annotated[
         float | None,
-        typer.Option(help="Delete sessions unused for so many seconds of serving."),
+        typer.Option(help="Delete sessions that were unused for this many seconds of serving."),
     ] = None,
     max_log_tokens: Annotated[
-        int, typer.Option(help="Drop what is beyond this of each session's log.")
+        int, typer.Option(help="Maximum tokens of each session's log; older ones are dropped.")
     ] = StoreLimits.max_log_tokens,
 ) -> None:
-    """Drop what need not be kept; the server must not run."""
+    """Delete data that is no longer needed; the server must not run."""
     _must_exist(path)
     before = _num_bytes(path)
     limits = StoreLimits(retention_s=retention, max_log_tokens=max_log_tokens)
@@ -103,11 +105,13 @@ def compact_command(
 
 def export_command(
     path: Store,
-    session: Annotated[str, typer.Argument(help="Its id.")],
-    output: Annotated[Path, typer.Argument(help="The file to write.")],
+    session: Annotated[str, typer.Argument(help="Id of the session.")],
+    output: Annotated[Path, typer.Argument(help="File to write.")],
     model: Annotated[
         str | None,
-        typer.Option(help="Its checkpoint, needed where it was not saved when its server stopped."),
+        typer.Option(
+            help="Model of the session; needed if its state was not saved when the server stopped."
+        ),
     ] = None,
 ) -> None:
     """Write a session to a signed file; the server must not run."""
@@ -189,7 +193,7 @@ def _must_exist(path: Path) -> None:
     if str(path).startswith(("postgresql:", "postgres:")):
         raise fail("this command is for the store of one machine, a folder; see docs/scale.md")
     if path.is_file():
-        raise fail(f"{path} is a file: give the folder that it lies in")
+        raise fail(f"{path} is a file: give its folder")
     if not (path / FILE_NAME).is_file():
         raise fail(f"{path} has no store: there is no {FILE_NAME}")
 
