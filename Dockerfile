@@ -1,7 +1,7 @@
-# Two stages: `builder` makes a virtual environment, the image gets that environment and nothing else.
+# Two stages: `builder` makes a virtual environment, and the image contains only that environment.
 #
-# The native runtime serves, so torch is left out. For the models and dtypes that need it, TORCH is
-# any version or local build that the package index has (2.13.0, 2.13.0+cpu, ...);
+# The native runtime serves, so torch is not installed. For the models and dtypes that need it, TORCH is
+# any version or local build in the package index (2.13.0, 2.13.0+cpu, ...);
 # PIP_EXTRA_INDEX_URL names a second index, such as PyTorch's own for CPU-only builds.
 # EXTRAS are those of pyproject.toml: PostgreSQL and object storage for replicas that share a store.
 ARG PYTHON_VERSION=3.12
@@ -11,7 +11,7 @@ ARG BASE_DIGEST=
 
 FROM python:${PYTHON_VERSION}-slim-bookworm${BASE_DIGEST} AS builder
 
-# The newest compiler of this Debian release will do.
+# Any compiler version of this Debian release works.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
@@ -20,7 +20,7 @@ RUN apt-get update \
 ARG TORCH=none
 ARG EXTRAS=postgres,s3
 ARG PIP_EXTRA_INDEX_URL=
-# The constraints hold for the environment that the extension is built in, too.
+# The constraints apply to the build environment of the extension, too.
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_CONSTRAINT=/src/constraints.txt \

@@ -1,11 +1,11 @@
-# Everstream's tasks. `make` lists them. ARGS goes to the command: make serve ARGS="--port 9000"
+# Everstream's tasks. `make` lists them. ARGS is passed to the command: make serve ARGS="--port 9000"
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Both, because pip 25.3 took the first away from the environments that it builds in.
+# Both, because pip 25.3 and newer ignore the first in build environments.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
@@ -13,13 +13,13 @@ SOURCES := server model clients tests benchmarks docs
 CHECKED := $(wildcard $(SOURCES))
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 NATIVE  := $(wildcard model/ops/cpu/src/*) model/ops/cpu/cmake/CMakeLists.txt
-# There after an install that could not build the native runtime: what it found to build it with.
+# Written by an install that could not build the native runtime: the compilers and headers that it found.
 TOOLCHAIN := $(wildcard $(VENV)/.toolchain)
 define FIND_TOOLCHAIN
 { for name in $(CXX) c++ g++ clang++; do command -v $$name; done; \
 	$(BIN)/python -c 'import os, sysconfig; print(os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
 endef
-# On a terminal pip shows what it downloads.
+# On a terminal pip shows its downloads.
 INSTALL := $(BIN)/python -m pip install $(shell test -t 2 || echo --quiet)
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
@@ -31,13 +31,13 @@ WITHOUT_NATIVE := The native runtime was not built, so the server runs on torch,
 TORCH_SIZE := torch takes 200 MB to download as a CPU build; the one that the package index has for Linux comes \
 	with CUDA and takes 2.8 GB. PIP_EXTRA_INDEX_URL names an index of CPU builds (see docs/operations.md).
 
-# `make serve` has a model of each kind of state; `everstream serve` alone has the first of them.
+# `make serve` serves every bundled model; `everstream serve` alone serves the first of them.
 BUNDLED := everstream-stories $(filter-out everstream-stories,$(patsubst model/bundled/%/config.json,%,$(wildcard \
 	model/bundled/*/config.json)))
 OWN_MODEL = $(filter --model --model=% --config --config=% --served-model-name --served-model-name=%,$(ARGS)) \
 	$(EVERSTREAM_MODEL) $(EVERSTREAM_CONFIG) $(EVERSTREAM_SERVED_MODEL_NAME)
 
-# Each worker has the model's packages in memory, and starts servers of its own.
+# Each worker holds the model's packages in memory and starts its own servers.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
@@ -47,7 +47,7 @@ ARM_TESTS := tests/model/ops/cpu/arm
 POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres 2>/dev/null))
 POSTGRES_TESTS := tests/server/cluster tests/chaos
 
-# What needs no process, browser, database or other package: see tests/needs.py.
+# Tests that need no process, browser, database or other package: see tests/needs.py.
 QUICK := tests/model tests/server tests/docs
 
 .DEFAULT_GOAL := help
@@ -84,16 +84,16 @@ quick: $(VENV)/.installed-dev ## Runs the tests that start no process, browser o
 	@$(BIN)/python -m pytest $(WORKERS) -m "not (process or browser or database or package or slow)" \
 		--hypothesis-profile quick $(QUICK) $$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
 
-reliability: $(VENV)/.installed-dev ## Runs the long form of every proof in docs/reliability.md
+reliability: $(VENV)/.installed-dev ## Runs the long form of every test in docs/reliability.md
 	@$(BIN)/python -m pytest tests/reliability --long --timeout 7200 $(ARGS)
 
-processors: $(VENV)/.installed-dev ## Runs the numerical tests as other processors would
+processors: $(VENV)/.installed-dev ## Runs the numerical tests with the code for other processors
 	@$(BIN)/python -m tests.processors $(WORKERS) $(ARGS)
 
-chaos: $(VENV)/.installed-dev ## Breaks three replicas and their store at random for minutes
+chaos: $(VENV)/.installed-dev ## Injects random faults into three replicas and their store
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-compat: $(VENV)/.installed-dev ## Runs real clients, each in its own environment, against a server
+compat: $(VENV)/.installed-dev ## Runs third-party clients, each in its own environment, against a server
 	@$(BIN)/python -m pytest tests/compat --long $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Checks style, types, the Dockerfile, manifests and workflows
@@ -103,7 +103,7 @@ lint: $(VENV)/.installed-dev ## Checks style, types, the Dockerfile, manifests a
 	$(BIN)/yamllint --strict .github deploy
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 
-format: $(VENV)/.installed-dev ## Formats the code and mends what ruff can mend
+format: $(VENV)/.installed-dev ## Formats the code and applies the automatic fixes of ruff
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
@@ -114,23 +114,23 @@ bench: $(VENV)/.installed-bench ## Runs the benchmarks; each ends with a line of
 	$(BIN)/python -m benchmarks.server_cost $(ARGS)
 	$(BIN)/python -m benchmarks.capacity $(ARGS)
 
-soak: $(VENV)/.installed-bench ## Ten minutes of joins, cancels, disconnects and bad requests
+soak: $(VENV)/.installed-bench ## Runs ten minutes of joins, cancels, disconnects and bad requests
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 docker: ## Builds the image everstream:VERSION
 	docker build --tag everstream:$(VERSION) $(ARGS) .
 
-docker-check: $(VENV)/.installed-dev ## Does what the Dockerfile does, without an engine
+docker-check: $(VENV)/.installed-dev ## Runs the steps of the Dockerfile without a container engine
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 	deploy/check-install $(PYTHON)
 
-clean: ## Removes the environment, what was built and every cache
+clean: ## Removes the environment, build outputs and caches
 	rm -rf $(VENV) .compat build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis model/ops/cpu/_native.*.so
 	find model/ops/cpu/cmake -mindepth 1 ! -name CMakeLists.txt -delete
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An install is redone when one of the files before the bar changes. A stamp is written last, so that
-# an interrupted install is taken up again.
+# An install is redone when one of the files before the bar changes. The stamp is written last, so that
+# an interrupted install is repeated.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
 	@echo "Installing Everstream into $(VENV): 60 MB to download, 200 MB on disk, a minute or two to compile ..."
 	@$(INSTALL) --editable .
@@ -139,12 +139,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BI
 	@$(NOTE_TOOLCHAIN)
 	@touch $@
 
-# Changes when a compiler or Python's headers come or go; the install is redone then.
+# Changes when a compiler or Python's headers are added or removed; the install is redone then.
 $(VENV)/.toolchain: FORCE
 	@$(FIND_TOOLCHAIN) | cmp -s - $@ || touch $@
 
-# With the build's own tools installed first, what did not change is not compiled again.
-# What takes longest to unpack is installed while the first build compiles.
+# The build tools are installed first, so that unchanged files are not compiled again.
+# The packages that take longest to unpack are installed while the first build compiles.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
 	@echo "Installing Everstream and its test tools into $(VENV): minutes the first time ..."
 	@echo "$(TORCH_SIZE)"
