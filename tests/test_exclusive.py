@@ -36,7 +36,7 @@ def test_other_folders_do_not_wait(tmp_path: Path) -> None:
         assert not is_held(tmp_path.parent)
 
 
-def test_block_that_fails_lets_the_next_one_in(tmp_path: Path) -> None:
+def test_failing_block_releases_the_lock(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), exclusive(tmp_path):
         raise ZeroDivisionError
     assert not is_held(tmp_path)

@@ -115,7 +115,7 @@ def test_threads_may_wait_for_one_process() -> None:
         assert process.wait(60) == 3
 
 
-def test_whoever_forks_outlives_what_it_cannot_do() -> None:
+def test_forker_survives_a_failed_request() -> None:
     forker = Forker()
     try:
         for _ in range(2):
@@ -134,7 +134,7 @@ def test_counts_as_a_process_that_the_test_started() -> None:
         guard.check(item("a.py"))
 
 
-def test_whoever_forks_ends_with_whoever_asks() -> None:
+def test_forker_ends_with_its_parent() -> None:
     forker = Forker()
     forker.close()
     assert forker.process.returncode == 0

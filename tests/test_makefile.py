@@ -110,7 +110,7 @@ def test_with_a_compiler_torch_is_not_installed(tree: Tree) -> None:
     assert "torch" not in said
 
 
-def test_without_a_compiler_torch_is_installed_and_the_way_out_is_said(tree: Tree) -> None:
+def test_without_a_compiler_torch_is_installed_with_a_hint(tree: Tree) -> None:
     asked, said = tree.serve()
     assert [line.rpartition(" ")[2] for line in asked] == [".", ".[torch]"]
     assert "Install a C++ compiler and Python's headers" in said

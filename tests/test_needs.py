@@ -45,7 +45,7 @@ def test_process_with_a_marker_passes(marker: str) -> None:
     guard.check(item("a.py", marker))
 
 
-def test_process_of_an_earlier_test_is_not_held_against_the_next() -> None:
+def test_process_of_an_earlier_test_does_not_fail_the_next() -> None:
     guard = Guard()
     start_process()
     guard.begin()

@@ -11,5 +11,5 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_numbers_hold_on_other_processors(name: str) -> None:
+def test_numerical_tests_pass_on_other_processors(name: str) -> None:
     assert run(ENVIRONMENTS[name], SHORT, "-n", "0") == 0

@@ -99,7 +99,7 @@ def ask(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
-def test_worker_says_what_happened() -> None:
+def test_worker_reports_results_and_errors() -> None:
     one, two, three = (asdict(Point("S1", "float32", n, 0, 1)) for n in (1, 2, 3))
     answers = ask([{"open": one}, {"run": 0.5}, {"open": two}, {"open": three}])
     assert answers[0]["variant"] == "moody"

@@ -76,7 +76,7 @@ def test_reference_reads_alike_in_chunks_and_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "softmax"])
-def test_state_of_a_long_past_still_takes_in_tokens(name: str) -> None:
+def test_state_after_a_long_text_still_changes_with_each_token(name: str) -> None:
     layer = make_layer(name, generator())
     figures = simulate(layer, 100, seed=1, past_tokens=512)
     assert 0 < figures["output"]["chunks"] < 1e-4
@@ -84,7 +84,7 @@ def test_state_of_a_long_past_still_takes_in_tokens(name: str) -> None:
     assert bool(figures["state"]) == bool(sums(layer))
 
 
-def test_plain_float32_sum_stands_still_where_ours_moves() -> None:
+def test_plain_float32_sum_stagnates_where_ours_does_not() -> None:
     state = simulate(make_layer("elu", generator()), 100, seed=1, past_tokens=512)["state"]
     assert state["float32"] > 0.9
     assert state["steps"] < 1e-6

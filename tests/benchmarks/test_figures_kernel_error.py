@@ -100,7 +100,7 @@ def test_yardstick_is_the_plain_mean_of_values() -> None:
     assert result.without_features["output"] == round(expected, 4)
 
 
-def test_weights_are_normalised_whatever_their_sign() -> None:
+def test_weights_of_either_sign_are_normalised() -> None:
     weights = torch.tensor([[1.0, -3.0]], dtype=torch.float64)
     v = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
     assert weighted_mean(weights, v).item() == 2.5

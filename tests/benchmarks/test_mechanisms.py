@@ -70,7 +70,7 @@ def test_all_mechanisms_have_as_many_parameters_within_one_percent(size: str) ->
     assert all(abs(count / baseline - 1) <= 0.01 for count in counts), counts
 
 
-def test_recall_asks_for_values_that_stand_beside_their_keys() -> None:
+def test_recall_asks_for_values_that_follow_their_keys() -> None:
     positions, answers = recall.draw(8, 5, np.random.default_rng(3))
     assert positions.shape == (5, 16, 2)
     for row, wanted in zip(positions.tolist(), answers.tolist(), strict=True):
@@ -156,7 +156,7 @@ def test_run_leaves_a_file_and_is_not_repeated(tmp_path: Path, text: Path) -> No
     assert again["training"] == result["training"]
 
 
-def test_failure_is_told_and_tried_again(tmp_path: Path) -> None:
+def test_failure_is_reported_and_retried(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
 
     def fail() -> dict[str, Any]:

@@ -88,7 +88,7 @@ INPUTS = {
 }
 
 
-def test_what_machines_ask_for_grows_and_what_there_is_does_not() -> None:
+def test_demand_of_machines_grows_and_capacity_does_not() -> None:
     ten, thousand = scale.estimate(INPUTS, 10), scale.estimate(INPUTS, 1000)
     assert (ten["streams"], ten["commits/s"], ten["connections"]) == ("640", "450", "30")
     assert ten["sessions in memory"] == "10,240"

@@ -58,7 +58,7 @@ def server(
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 64, 100_000])
-def test_answer_is_understood_however_it_is_cut(pieces: int) -> None:
+def test_answer_is_parsed_at_any_chunk_boundary(pieces: int) -> None:
     with server(answer(), pieces, requests=3) as (url, bodies):
         figures = run(Load(url, num_streams=1, num_requests=3, max_tokens=TOKENS))
     assert figures["tokens"] == 3 * TOKENS

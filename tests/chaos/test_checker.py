@@ -61,7 +61,7 @@ def good_run() -> tuple[Run, Attachment, Attachment, Attachment]:
     return run, first, second, third
 
 
-def test_late_events_of_a_former_owner_are_no_fault_where_it_made_them() -> None:
+def test_late_events_of_a_former_owner_are_allowed_if_it_made_them() -> None:
     run, *_ = good_run()
     assert run.kinds() == set()
 
@@ -149,13 +149,13 @@ def begun_twice(run: Run, first: Attachment, second: Attachment, third: Attachme
         (begun_twice, "begun twice"),
     ],
 )
-def test_each_fault_is_named(fault: Fault, kind: str) -> None:
+def test_each_fault_is_reported(fault: Fault, kind: str) -> None:
     run, *attachments = good_run()
     fault(run, *attachments)
     assert kind in run.kinds()
 
 
-def test_what_nobody_saw_is_named() -> None:
+def test_missing_events_are_reported() -> None:
     run = new_run()
     run.see(run.attach("A", 0, 0), 1, 2, 3)
     run.see(run.attach("B", 5, 5), *range(6, 14))
@@ -169,7 +169,7 @@ def test_lost_store_may_have_had_more_than_its_client() -> None:
     assert run.kinds() == set()
 
 
-def test_lost_store_may_have_a_session_of_which_no_client_was_told() -> None:
+def test_lost_store_may_have_a_session_unknown_to_clients() -> None:
     run, *attachments = good_run()
     begun_twice(run, *attachments)
     run.lost = {("t", "e")}
@@ -197,7 +197,7 @@ def test_all_tokens_may_be_alike_over_replicas_and_unlike_the_run_without_faults
     assert run.kinds() == {"other tokens"}
 
 
-def test_what_a_client_found_wrong_at_once_is_told() -> None:
+def test_fault_found_by_a_client_is_reported() -> None:
     run, *_ = good_run()
     run.recording.note("silent epoch", "s", "e", 3, "c", "goes on in epoch f")
     assert run.kinds() == {"silent epoch"}

@@ -46,7 +46,7 @@ async def answer_to(network: Network, replica: int, timeout_s: int = 60) -> str:
     return done.stdout.strip()
 
 
-async def test_cut_is_of_one_replica_and_is_mended(network: Network) -> None:
+async def test_cut_affects_one_replica_and_can_be_undone(network: Network) -> None:
     assert [await answer_to(network, index) for index in range(2)] == ["7", "7"]
     network.cut(0, "store")
     assert await answer_to(network, 0, timeout_s=2) == "nothing"

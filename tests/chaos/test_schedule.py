@@ -14,18 +14,18 @@ def drawn(seed: int) -> list[Fault]:
     return [*islice(schedule(random.Random(seed), num_replicas=3, lease_s=3.0), NUM)]
 
 
-def test_a_seed_is_a_schedule() -> None:
+def test_seed_determines_the_schedule() -> None:
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
 
 
-def test_each_kind_comes_before_any_comes_again() -> None:
+def test_each_kind_occurs_before_any_repeats() -> None:
     kinds = [fault.kind for fault in drawn(1)]
     rounds = [sorted(kinds[start : start + len(KINDS)]) for start in range(0, NUM, len(KINDS))]
     assert rounds == [sorted(KINDS)] * 40
 
 
-def test_at_most_two_at_a_time_and_somebody_can_go_on() -> None:
+def test_at_most_two_faults_at_a_time_leave_a_replica_running() -> None:
     pairs = [(one, other) for one, other in pairwise(drawn(1)) if other.beside]
     assert len(pairs) > 40
     for one, other in pairs:

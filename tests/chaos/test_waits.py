@@ -13,7 +13,7 @@ def test_wait_ends_with_the_first_event_of_another_connection() -> None:
     assert waits.seconds == {"kill": [0.5]}
 
 
-def test_who_has_still_something_to_read_does_not_wait_yet() -> None:
+def test_wait_begins_after_the_last_buffered_event() -> None:
     waits = Waits()
     waits.struck("kill", "c", "first", 1.0)
     waits.event("c", "first", 3.0)
@@ -29,7 +29,7 @@ def test_two_faults_in_one_wait_are_counted_apart() -> None:
     assert waits.seconds == {"several": [3.0]}
 
 
-def test_fault_that_broke_nothing_is_no_wait() -> None:
+def test_fault_without_a_disconnect_is_no_wait() -> None:
     waits = Waits()
     waits.struck("stop briefly", "c", "first", 1.0)
     waits.over("stop briefly", 2.0, counts_from_now=False)
@@ -47,7 +47,7 @@ def test_wait_for_a_store_begins_when_it_is_back() -> None:
     assert waits.seconds == {"store away": [0.25]}
 
 
-def test_lost_session_waits_for_nothing() -> None:
+def test_lost_session_has_no_wait() -> None:
     waits = Waits()
     waits.struck("store empty", "c", "first", 1.0)
     waits.left("c")

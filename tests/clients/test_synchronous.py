@@ -119,7 +119,7 @@ def test_value_that_json_cannot_carry_is_refused_at_once(client: Client) -> None
     assert caught.value.param == "temperature"
 
 
-def test_closed_client_says_so(server_url: str) -> None:
+def test_closed_client_raises(server_url: str) -> None:
     with Client(server_url, timeout_s=30) as client:
         generation = client.generate("Once", max_tokens=1_000_000, ignore_eos=True)
         next(generation)
@@ -150,7 +150,7 @@ def test_busy_session_is_an_error(client: Client) -> None:
     session.delete()
 
 
-def test_full_server_says_when_to_try_again(client: Client) -> None:
+def test_full_server_gives_retry_after(client: Client) -> None:
     sessions = [client.create_session() for _ in range(16)]
     with pytest.raises(CapacityExhausted):
         client.create_session()

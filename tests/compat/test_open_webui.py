@@ -62,7 +62,7 @@ def test_models_are_listed_with_the_key(base: str) -> None:
     assert [model["id"] for model in answer.json()["data"]] == ["everstream-stories"]
 
 
-def test_wrong_key_is_told_where_the_connection_is_checked(base: str) -> None:
+def test_wrong_key_is_reported_by_the_connection_check(base: str) -> None:
     answer = httpx.get(f"{base}/models", headers={"Authorization": "Bearer wrong"}, timeout=60)
     assert answer.status_code == 401
     assert answer.json()["error"]["message"]

@@ -22,15 +22,11 @@ def client() -> Client:
     return python_client("openai")
 
 
-def test_the_python_package_finds_all_that_it_asks_for(
-    client: Client, environment: dict[str, str]
-) -> None:
+def test_the_python_package_passes_its_checks(client: Client, environment: dict[str, str]) -> None:
     client.check(timeout_s=300, **environment)
 
 
-def test_the_python_package_goes_on_by_itself_after_a_restart(
-    client: Client, tmp_path: Path
-) -> None:
+def test_the_python_package_reconnects_after_a_restart(client: Client, tmp_path: Path) -> None:
     with (
         serving(tmp_path) as server,
         client.running("over_a_restart.py", EVERSTREAM_URL=server.url) as lines,
@@ -41,7 +37,7 @@ def test_the_python_package_goes_on_by_itself_after_a_restart(
         assert list(lines) == ["closed 1012", "went on"]
 
 
-def test_the_python_package_gets_the_thinking_apart(client: Client, tmp_path: Path) -> None:
+def test_the_python_package_gets_separate_thinking(client: Client, tmp_path: Path) -> None:
     """RWKV-7 with the World vocabulary, whose turns and levels are its family's."""
     shape = replace(SHAPES["odd"], vocab_size=PADDED_SIZE)
     model = write_pth(tmp_path / "thinker.pth", published(shape))

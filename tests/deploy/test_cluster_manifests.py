@@ -110,7 +110,7 @@ def test_pods_of_the_single_replica_are_others(deployment: Manifest) -> None:
     assert not alone["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_a_successor_is_ready_before_a_replica_goes(deployment: Manifest) -> None:
+def test_new_replica_is_ready_before_an_old_one_stops(deployment: Manifest) -> None:
     assert deployment["spec"]["strategy"] == {
         "type": "RollingUpdate",
         "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
@@ -128,7 +128,7 @@ def test_a_pod_gets_longer_than_its_drain(pod: Manifest, container: Manifest) ->
     assert pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + 15
 
 
-def test_probes_ask_what_they_are_for(container: Manifest) -> None:
+def test_probes_use_their_endpoints(container: Manifest) -> None:
     probes = ("startupProbe", "livenessProbe", "readinessProbe")
     paths = [container[probe]["httpGet"]["path"] for probe in probes]
     assert paths == ["/health", "/health", "/ready"]
@@ -218,7 +218,9 @@ def test_the_adapter_gives_those_metrics_and_no_others() -> None:
         (REPLICA, STRANGER, 443, False),
     ],
 )
-def test_who_reaches_whom(source: Pod, target: Pod, port: int, expected: bool) -> None:
+def test_network_policies_allow_only_known_peers(
+    source: Pod, target: Pod, port: int, expected: bool
+) -> None:
     policies = [one for one in kustomized(CLUSTER) if one["kind"] == "NetworkPolicy"]
     assert reaches(policies, source, target, port) is expected
 

@@ -40,7 +40,7 @@ def test_haproxy_takes_its_configuration(file: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_balancers_differ_only_in_whom_they_ask() -> None:
+def test_balancers_differ_only_in_their_servers() -> None:
     local, compose = HAPROXY / "local.cfg", HAPROXY / "compose.cfg"
     for name in ("mode", "timeout", "retries", "option", "http-check", "balance"):
         assert settings(local, name) == settings(compose, name), name

@@ -116,7 +116,7 @@ def test_the_url_of_the_guide_connects_over_tls(postgres: Postgres, folder: Path
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_nobody_else_connects(
+def test_other_connections_are_refused(
     postgres: Postgres, folder: Path, what: dict[str, str], message: str
 ) -> None:
     with pytest.raises(psycopg.OperationalError, match=message):
@@ -144,7 +144,7 @@ def test_a_replica_uses_tls_for_all_its_connections(
         assert PASSWORD not in server.log()
 
 
-def test_a_wrong_password_ends_the_start_and_is_not_told(postgres: Postgres, folder: Path) -> None:
+def test_wrong_password_ends_the_start_and_is_not_printed(postgres: Postgres, folder: Path) -> None:
     wrong = "not the word"
     environment = {**os.environ, "EVERSTREAM_STORE": url_of(postgres, folder, wrong)}
     done = subprocess.run(

@@ -152,7 +152,9 @@ def test_replicas_fit_into_the_pods() -> None:
         (WORKER, NEIGHBOUR, 5432, False),
     ],
 )
-def test_who_reaches_whom(source: Pod, target: Pod, port: int, expected: bool) -> None:
+def test_network_policies_allow_only_known_peers(
+    source: Pod, target: Pod, port: int, expected: bool
+) -> None:
     policies = [one for one in MANIFESTS if one["kind"] == "NetworkPolicy"]
     assert reaches(policies, source, target, port) is expected
 

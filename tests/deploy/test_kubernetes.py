@@ -64,7 +64,7 @@ def test_services_select_the_pods() -> None:
     assert of_kind("StatefulSet")["spec"]["serviceName"] in names
 
 
-def test_probes_ask_what_they_are_for(container: dict[str, Any]) -> None:
+def test_probes_use_their_endpoints(container: dict[str, Any]) -> None:
     paths = {
         probe: container[probe]["httpGet"]["path"]
         for probe in ("startupProbe", "livenessProbe", "readinessProbe")

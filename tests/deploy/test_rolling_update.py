@@ -109,7 +109,9 @@ class Reader:
         self._session = generation.session
 
 
-async def test_streams_go_on_through_a_rolling_update(postgres: Postgres, tmp_path: Path) -> None:
+async def test_streams_continue_through_a_rolling_update(
+    postgres: Postgres, tmp_path: Path
+) -> None:
     model = write_tiny_model(tmp_path / "model")
     odometer = Odometer()
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ PAGES = sorted([*DOCS.glob("*.md"), *(ROOT / f"{n}.md" for n in ("README", "CHAN
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_resolve(path: Path) -> None:
     broken = []
     for target in links(path.read_text(encoding="utf-8")):
         name, _, anchor = target.partition("#")

@@ -27,7 +27,7 @@ def test_table_has_every_setting() -> None:
     assert list(SETTINGS) == [variable(field) for field in sorted(FIELDS, key=order)]
 
 
-def test_table_has_every_flag_beside_its_variable() -> None:
+def test_table_has_every_flag_with_its_variable() -> None:
     shown = {names(row[0])[0] for row in SETTINGS.values() if row[0]}
     assert shown == flags("serve")
     for field in FIELDS:

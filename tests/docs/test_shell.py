@@ -80,7 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("page", "block"), ASKING)
-def test_what_curl_asks_is_answered(page: str, block: str, server: str, tmp_path: Path) -> None:
+def test_curl_commands_are_answered(page: str, block: str, server: str, tmp_path: Path) -> None:
     assert ADDRESS in block, page
     done = subprocess.run(
         [

@@ -13,7 +13,7 @@ from tests.tiny import TEXT, tiny_tokenizer
 
 
 @given(st.text())
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_round_trips(text: str) -> None:
     tokenizer = tiny_tokenizer()
     assert tokenizer.decode(tokenizer.encode(text)) == text
 

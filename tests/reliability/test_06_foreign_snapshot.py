@@ -29,7 +29,7 @@ def another(name: str) -> Identity:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("state", [None, block(3)], ids=["empty", "forked"])
-def test_a_store_of_another_identity_says_which(
+def test_store_of_another_identity_is_refused_by_name(
     tmp_path: Path, name: str, state: StateBlock | None
 ) -> None:
     """Also where there is no state yet: its tokens were drawn by another model."""
@@ -60,7 +60,7 @@ def test_a_crash_does_not_make_a_session_ours(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_state_file_says_what_it_belongs_to(name: str) -> None:
+def test_state_file_names_its_identity(name: str) -> None:
     file = b"".join(encode_state(block(3), another(name), 3))
     with pytest.raises(SnapshotMismatch, match=name):
         decode_state(file, IDENTITY, 3)

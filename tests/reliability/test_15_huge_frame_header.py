@@ -29,7 +29,7 @@ async def test_frame_over_the_limit_is_refused_by_its_header(opcode: int, length
         assert (await server.stats()).held_slots == 0
 
 
-async def test_reason_reaches_a_client_that_goes_on_sending() -> None:
+async def test_reason_reaches_a_client_that_keeps_sending() -> None:
     async with running() as server, opened(server.port) as client:
         await client.send(frame(TEXT, bytes(8 * MIB), length=1 << 30))
         assert await client.close_code() == 1009

@@ -60,7 +60,7 @@ def test_only_its_session_ends_and_the_others_equal_solo_runs(model: Model) -> N
     check_baseline(engine)
 
 
-def test_store_has_the_last_sound_state_and_the_session_goes_on_from_it(model: Model) -> None:
+def test_session_continues_from_the_last_sound_state_in_the_store(model: Model) -> None:
     wanted = tokens_of(solo(model.engine(), request("w", PROMPT, max_tokens=40)))
     engine, ledger = model.engine(save_interval=1, can_evict=True), Ledger()
     session = kept(engine)

@@ -164,7 +164,7 @@ def test_checkpoint_that_needs_code_is_refused_and_none_runs(
 @pytest.mark.parametrize(
     "command", [("serve", "--port", "0", "--store", "memory", "--model"), ("inspect",)]
 )
-def test_command_says_why_it_does_not_take_such_a_checkpoint(
+def test_command_refuses_such_a_checkpoint_with_a_reason(
     folder: Path, trap: Trap, spoil: Spoil, command: tuple[str, ...]
 ) -> None:
     spoil(folder, trap)

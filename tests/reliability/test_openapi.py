@@ -162,7 +162,7 @@ async def test_no_answer_is_an_error_of_ours_or_undocumented(
 
 
 @pytest.mark.timeout(1800)
-async def test_every_route_but_the_open_ones_says_that_it_wants_a_key_and_does(
+async def test_every_route_but_the_open_ones_declares_and_requires_a_key(
     long: bool, tmp_path: Path
 ) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}

@@ -89,7 +89,7 @@ def test_every_string_is_a_name_a_pattern_or_known_to_be_free() -> None:
     assert unknown == set()
 
 
-def test_pattern_of_the_documents_says_what_is_checked() -> None:
+def test_documented_pattern_matches_the_check() -> None:
     import re
 
     for code in range(0x2100):
@@ -237,7 +237,7 @@ async def test_name_in_the_last_event_id(server: Running) -> None:
 # The shared store
 
 
-async def test_shared_store_goes_on_after_every_hostile_name(
+async def test_shared_store_works_after_every_hostile_name(
     tmp_path: Path, postgres: Postgres, database_url: str
 ) -> None:
     """Of each kind one, to a real server on a real PostgreSQL; then a session is kept."""

@@ -41,15 +41,13 @@ def test_name_of_a_host(host: str, name: str) -> None:
 
 @pytest.mark.parametrize("host", NAMES)
 @pytest.mark.parametrize("port", ["", ":8000"])
-async def test_names_that_nobody_else_has_are_answered(
-    server: Running, host: str, port: str
-) -> None:
+async def test_local_host_names_are_answered(server: Running, host: str, port: str) -> None:
     answer = await server.http.get("/v1/models", headers={"host": host + port})
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("host", FOREIGN + FOREIGN_BESIDE)
-async def test_other_names_are_refused_whatever_the_origin(server: Running, host: str) -> None:
+async def test_other_host_names_are_refused_with_any_origin(server: Running, host: str) -> None:
     """The page of a rebound name is its own origin."""
     headers = {"host": f"{host}:8000", "origin": f"http://{host}:8000"}
     for method, path in (
@@ -77,7 +75,7 @@ async def test_probes_answer_to_any_name(server: Running) -> None:
         assert answer.status_code == 200
 
 
-async def test_star_is_any_name() -> None:
+async def test_star_allows_any_host_name() -> None:
     async with running(allowed_hosts=("*",)) as server:
         answer = await server.http.get("/v1/models", headers={"host": "a.example"})
         assert answer.status_code == 200
@@ -143,7 +141,7 @@ def printed_until(process: subprocess.Popen[bytes], word: bytes) -> str:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_open_server_says_so_last_and_in_its_log(host: str) -> None:
+def test_open_server_prints_and_logs_a_warning(host: str) -> None:
     with serve("--host", host) as process:
         text = printed_until(process, b"and listening on")
     assert "WARNING: this server has no API key" in text
@@ -152,7 +150,7 @@ def test_open_server_says_so_last_and_in_its_log(host: str) -> None:
 
 
 @pytest.mark.parametrize("variable", ["EVERSTREAM_API_KEY", "EVERSTREAM_API_KEYS"])
-def test_variable_without_a_key_does_not_open_the_server(variable: str) -> None:
+def test_empty_key_variable_is_refused(variable: str) -> None:
     """It stands for a secret that was not there."""
     for empty in ("", " , "):
         with serve(**{variable: empty}) as process:

@@ -92,7 +92,7 @@ async def test_stream_of_a_revoked_key_ends_with_an_error(server: Running, keys:
 # The file
 
 
-def test_file_that_everybody_may_write_is_refused(keys: Path) -> None:
+def test_world_writable_file_is_refused(keys: Path) -> None:
     for mode in (0o602, 0o666):
         keys.chmod(mode)
         with pytest.raises(KeysFileError, match="everybody may write it"):
@@ -100,7 +100,7 @@ def test_file_that_everybody_may_write_is_refused(keys: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o604, 0o620])
-def test_file_that_others_may_read_is_a_warning(
+def test_world_readable_file_is_a_warning(
     keys: Path, mode: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys.chmod(mode)
@@ -110,7 +110,7 @@ def test_file_that_others_may_read_is_a_warning(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o440])
-def test_file_of_its_owner_or_read_by_its_group_is_none(
+def test_file_readable_by_owner_or_group_has_no_warning(
     keys: Path, mode: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys.chmod(mode)

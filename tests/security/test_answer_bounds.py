@@ -128,7 +128,7 @@ async def test_prompt_is_the_same_in_every_choice(server: Running, stream: bool)
 # The thread
 
 
-async def test_loop_goes_on_while_a_large_answer_is_written() -> None:
+async def test_event_loop_runs_while_a_large_answer_is_written() -> None:
     """Each part is waited for by the thread until the event loop has had a turn."""
     answers = LargeAnswers(1 << 30)
     loop, num_turns = asyncio.get_running_loop(), 0

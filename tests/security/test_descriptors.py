@@ -132,7 +132,7 @@ async def test_one_address_cannot_keep_more_silent_connections_than_its_bound(
             assert await status(server.port, "/v1/models", "127.0.0.3") == 200
 
 
-async def test_more_streams_than_descriptors_are_told_so_and_disturb_none(tmp_path: Path) -> None:
+async def test_excess_streams_are_refused_and_disturb_no_client(tmp_path: Path) -> None:
     odometer = Odometer()
     stream = KeptStream(
         "kept", History(), odometer, prompt="a", max_tokens=ENDLESS, ignore_eos=True

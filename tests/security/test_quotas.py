@@ -35,7 +35,7 @@ async def ways(server: Running, session: str, index: int) -> httpx.Response:
     return await post(server, "/v1/completions", prompt="hi", keep=True, max_tokens=1)
 
 
-async def test_sessions_that_are_made_at_once_keep_to_the_bound(tmp_path: Path) -> None:
+async def test_concurrently_created_sessions_stay_within_the_limit(tmp_path: Path) -> None:
     async with serving(tmp_path, max_sessions=5) as server:
         session = await create(server)
         answers = await asyncio.gather(*(ways(server, session, index) for index in range(NUM)))
@@ -44,7 +44,7 @@ async def test_sessions_that_are_made_at_once_keep_to_the_bound(tmp_path: Path) 
         assert await num_sessions(server) == 5
 
 
-async def test_clients_that_leave_do_not_get_over_the_bound(tmp_path: Path) -> None:
+async def test_disconnecting_clients_do_not_exceed_the_limit(tmp_path: Path) -> None:
     async with serving(tmp_path, max_sessions=5) as server:
         session = await create(server)
         asking = [asyncio.create_task(ways(server, session, index)) for index in range(NUM)]
@@ -86,7 +86,7 @@ async def info(server: Running, session: str) -> dict[str, Any]:
     return found
 
 
-async def test_parked_streams_do_not_all_go_on(tmp_path: Path) -> None:
+async def test_parked_streams_do_not_all_resume(tmp_path: Path) -> None:
     async with of_one_stream(tmp_path, max_detached_tokens=0) as server:
         sessions = [await parked_session(server) for _ in range(3)]
         url = "/v1/sessions/{}/events"
@@ -121,7 +121,7 @@ async def test_stream_whose_reader_is_slow_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-async def test_bound_is_exact_however_few(tmp_path: Path, limit: int) -> None:
+async def test_limit_is_exact_for_small_values(tmp_path: Path, limit: int) -> None:
     async with serving(tmp_path, max_sessions=limit) as server:
         answers = await asyncio.gather(*(post(server, "/v1/sessions") for _ in range(8)))
         assert [answer.status_code for answer in answers].count(200) == limit

@@ -95,7 +95,7 @@ async def test_bytes_wait_until_their_message_is_prepared(monkeypatch: pytest.Mo
     assert (error["error"]["code"], error["stream_id"]) == ("queue_full", "c")
 
 
-async def test_bytes_that_had_their_turn_make_room() -> None:
+async def test_bytes_of_finished_messages_are_freed() -> None:
     body = {"type": "response.create", **ASKED, "metadata": {"a": "b" * 500}}
     async with running(max_message_bytes=1024) as server, socket(server, "responses") as ours:
         for _ in range(4):
@@ -149,7 +149,7 @@ async def test_bad_messages_count_against_the_rate(
         assert (await hear(ours, type="error"))["error"]["code"] == "rate_limited"
 
 
-async def test_cancels_count_and_are_obeyed_all_the_same(tmp_path: Path) -> None:
+async def test_cancels_count_and_take_effect(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, requests_per_minute=2) as server,
         socket(server, "stream") as ours,

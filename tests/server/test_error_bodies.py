@@ -224,7 +224,7 @@ def errors(base: type[RequestError] = RequestError) -> Iterator[type[RequestErro
         yield from errors(kind)
 
 
-def test_error_that_says_the_same_each_time_needs_no_arguments() -> None:
+def test_error_with_a_fixed_message_needs_no_arguments() -> None:
     constant = [k for k in errors() if k.message and k.__init__ is RequestError.__init__]
     assert len(constant) > 15
     for kind in constant:

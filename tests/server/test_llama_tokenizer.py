@@ -113,7 +113,7 @@ async def test_tokens_of_a_text_and_back(server: Served) -> None:
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
 
 
-async def test_session_reads_on_without_a_space_that_nobody_wrote(server: Served) -> None:
+async def test_session_continues_without_an_inserted_space(server: Served) -> None:
     session = (await post(server, "/v1/sessions"))["session"]
     path = f"/v1/sessions/{session}"
     await post(server, f"{path}/append", text="Once")
@@ -168,7 +168,7 @@ def test_stream_is_the_rest_of_the_whole_decoding(tmp_path: Path, prompt: str) -
         assert whole == prompt + text_of(events)
 
 
-def test_session_that_was_saved_goes_on_with_the_same_text(tmp_path: Path) -> None:
+def test_saved_session_continues_with_the_same_text(tmp_path: Path) -> None:
     """Also where only the start token came before: the first space is still to be dropped."""
     engine = make_engine(write_checkpoint(tmp_path / "tiny"))
     session = engine.create_session("me", 0.0).session

@@ -61,7 +61,7 @@ REFUSED = RecordRefused(ValueError("no such text"))
 
 @pytest.mark.parametrize("error", [REFUSED, StoreLost("it is another replica's")])
 @pytest.mark.parametrize("bad", [{"a"}, {"c"}, {"b", "d"}, set("abcde")])
-def test_commit_apart_leaves_out_sessions_at_fault_alone(
+def test_commit_apart_leaves_out_only_refused_sessions(
     store: Choosy, error: RequestError, bad: set[str]
 ) -> None:
     store.commit(opened(*"abcde"))
@@ -104,7 +104,9 @@ def test_what_a_refused_session_did_before_it_was_forgotten_is_lost(
     assert (seqs(store, "a"), seqs(store, "b")) == ([1, 2, 3], [1])
 
 
-def test_outage_while_sessions_are_told_apart_is_one_of_all(desk: Desk, store: Choosy) -> None:
+def test_outage_while_sessions_are_retried_separately_affects_all(
+    desk: Desk, store: Choosy
+) -> None:
     desk.add(*opened(*"ab"))
     desk.done()
     outage = StoreFailed("it went away")

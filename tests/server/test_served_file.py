@@ -75,7 +75,7 @@ async def test_text_is_that_of_the_model(file: Path) -> None:
     assert names == ["S", "time_shift", "channel_shift"]
 
 
-async def test_session_goes_on_after_a_restart(file: Path, tmp_path: Path) -> None:
+async def test_session_continues_after_a_restart(file: Path, tmp_path: Path) -> None:
     settings = {"store": str(tmp_path / "store"), "dtype": "float32"}
     async with served(str(file), **settings) as server:
         whole = await server.text("Once", max_tokens=20)

@@ -50,7 +50,7 @@ def test_commands_take_it(attention: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("attention", MECHANISMS)
-async def test_session_goes_on_after_a_restart(
+async def test_session_continues_after_a_restart(
     attention: str, backend: str, tmp_path: Path
 ) -> None:
     folder, store = stored(tmp_path / "int8", attention), str(tmp_path / "store")

@@ -13,7 +13,7 @@ from tests.tiny import tiny_checkpoint
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_server_comes_to_rest_after_everything_that_clients_do(tmp_path: Path) -> None:
+def test_server_is_idle_after_every_kind_of_visit(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint()
     save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
     options = Options(

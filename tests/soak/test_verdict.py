@@ -22,7 +22,7 @@ def judge(
     return verdict(REST, REST, after, tally or Tally(), ending)
 
 
-def test_server_at_rest_passes() -> None:
+def test_idle_server_passes() -> None:
     refused = Tally(statuses=Counter({200: 90, 400: 5, 503: 7}))
     assert judge(replace(REST, resident_bytes=415 * MIB), refused) == []
 

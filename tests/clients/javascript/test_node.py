@@ -39,7 +39,7 @@ def test_scenarios_hold_in_node(node: Node, proxy_url: str) -> None:
     node.test("scenarios.test.mjs", EVERSTREAM_PROXY=proxy_url)
 
 
-def test_client_does_what_it_shall_whatever_the_server_says(node: Node) -> None:
+def test_client_handles_every_scripted_answer(node: Node) -> None:
     node.test("stubbed.test.mjs")
 
 

@@ -82,7 +82,7 @@ def test_chat_has_a_message_and_usage() -> None:
     assert answer.usage.completion_tokens == 24
 
 
-def test_stream_says_what_the_whole_answer_says() -> None:
+def test_stream_equals_the_whole_answer() -> None:
     asked: dict[str, Any] = {
         "model": MODEL,
         "messages": QUESTION,
@@ -117,7 +117,7 @@ def test_parse_gives_an_instance_of_the_class() -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_parse_says_that_the_tokens_were_too_few() -> None:
+def test_parse_reports_a_truncated_answer() -> None:
     with client() as api, pytest.raises(openai.LengthFinishReasonError):
         api.chat.completions.parse(
             model=MODEL, messages=QUESTION, response_format=Pet, max_tokens=3

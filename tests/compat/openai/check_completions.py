@@ -40,7 +40,7 @@ def test_seed_repeats_a_completion() -> None:
     assert len(texts) == 1
 
 
-def test_stream_says_what_the_whole_answer_says() -> None:
+def test_stream_equals_the_whole_answer() -> None:
     with client() as openai:
         whole = openai.completions.create(
             model=MODEL, prompt=PROMPT, max_tokens=16, seed=3, extra_body=ENDLESS

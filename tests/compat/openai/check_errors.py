@@ -72,7 +72,7 @@ def test_used_up_limit_is_a_rate_limit_error_and_a_retry_waits_for_it() -> None:
         assert api.with_options(max_retries=5).models.list().data
 
 
-def test_nobody_there_is_a_connection_error() -> None:
+def test_unreachable_server_is_a_connection_error() -> None:
     with (
         openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0) as api,
         pytest.raises(openai.APIConnectionError),

@@ -86,7 +86,7 @@ def test_parse_gives_an_instance_of_the_class() -> None:
     assert answer.status == "completed"
 
 
-def test_conversation_goes_on_from_a_response() -> None:
+def test_conversation_continues_from_a_response() -> None:
     with client() as api:
         first = api.responses.create(model=MODEL, input=PROMPT, max_output_tokens=8)
         second = api.responses.create(
@@ -118,7 +118,7 @@ def test_background_response_is_cancelled() -> None:
         assert api.responses.retrieve(begun.id).status == "cancelled"
 
 
-def test_lost_stream_is_taken_up_again() -> None:
+def test_lost_stream_is_resumed() -> None:
     with client() as api:
         seen = []
         with api.responses.create(

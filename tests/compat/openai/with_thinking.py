@@ -84,7 +84,7 @@ def test_response_stream_has_typed_events_of_reasoning() -> None:
     assert last < kinds.index("response.output_text.delta")
 
 
-def test_socket_sends_them_and_goes_on_without_the_thinking() -> None:
+def test_socket_sends_them_and_continues_without_the_thinking() -> None:
     last = ("response.completed", "response.incomplete", "response.failed", "error")
     ends = []
     with client() as api, api.responses.connect() as connection:

@@ -45,7 +45,7 @@ def test_weight_of_another_shape_is_left() -> None:
     assert "blocks.0.attention.out.weight" not in fresh
 
 
-def test_biases_of_the_source_come_along() -> None:
+def test_biases_of_the_source_are_copied() -> None:
     config = dataclasses.replace(LEARNED_POSITIONS, attention_bias=True, norm="layer", mlp="gelu")
     old, new = model(config), model(target_config(config, "performer", {}), seed=1)
     with torch.no_grad():

@@ -205,7 +205,7 @@ def test_world_vocabulary_is_that_of_the_converter(checkpoint: Checkpoint, tmp_p
 
 
 @pytest.mark.parametrize("form", ["gguf", "hf"])
-def test_template_goes_along(checkpoint: Checkpoint, tmp_path: Path, form: str) -> None:
+def test_template_is_exported(checkpoint: Checkpoint, tmp_path: Path, form: str) -> None:
     template = ChatTemplate("{{ messages[0].content }}", None, {"bos_token": "<|endoftext|>"})
     source = Checkpoint(
         checkpoint.config, checkpoint.weights, checkpoint.tokenizer, "digest", template

@@ -101,7 +101,7 @@ def test_file_without_a_tokenizer_takes_one_next_to_it_or_elsewhere(
     assert first.digest == second.digest
 
 
-def test_other_tokenizer_is_refused_with_the_way_out(path: Path) -> None:
+def test_other_tokenizer_is_refused_with_a_remedy(path: Path) -> None:
     def fill(writer: GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
 
@@ -232,7 +232,7 @@ def test_other_architectures_are_refused_by_name(
 
 
 @pytest.mark.parametrize("letter", ["q", "k", "v", "qkv"])
-def test_attention_is_refused_whatever_the_file_calls_itself(path: Path, letter: str) -> None:
+def test_attention_is_refused_under_any_name_of_the_architecture(path: Path, letter: str) -> None:
     minimal(path, "rwkv7", f"blk.1.attn_{letter}.weight")
     with pytest.raises(ConfigError, match=f"'rwkv7' {GROWS}"):
         load_checkpoint(path)

@@ -30,7 +30,7 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("dtype", "ratio"), [("int8", 0.45), ("bfloat16", 0.6)])
-def test_command_says_how_many_bytes_are_left(
+def test_command_prints_the_remaining_bytes(
     folder: Path, tmp_path: Path, dtype: str, ratio: float
 ) -> None:
     out = tmp_path / "out"
@@ -52,7 +52,7 @@ def test_evaluation_compares_the_precisions(folder: Path, text: Path, tmp_path: 
     assert 0 < abs(lines[2]["loss"]) < 0.1
 
 
-def test_model_is_not_written_over_itself(folder: Path) -> None:
+def test_output_equal_to_the_input_folder_is_refused(folder: Path) -> None:
     before = (folder / NAME).read_bytes()
     assert "is the model's own folder" in refused("quantize", folder, f"{folder}/../model")
     assert (folder / NAME).read_bytes() == before

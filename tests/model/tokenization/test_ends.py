@@ -52,13 +52,13 @@ def test_ordinary_text_that_ends_a_text_keeps_its_bytes(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(newline)
 
 
-def test_usual_name_counts_where_no_file_names_another(tmp_path: Path) -> None:
+def test_default_name_is_used_if_no_file_names_another(tmp_path: Path) -> None:
     assert load_folder(write(tmp_path, neox())).eos_token_ids == (0,)
     write(tmp_path, neox(), config={"eos_token_id": 1})
     assert load_folder(tmp_path).eos_token_ids == (1,)
 
 
-def test_missing_end_is_refused_and_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_missing_end_is_refused_with_the_files_searched(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"generation_config\.json.*tokenizer_config\.json"):
         load_folder(write(tmp_path, llama()))
 

@@ -135,7 +135,7 @@ def test_runs_of_spaces_are_single_tokens_of_neox() -> None:
     assert ours.eos_token_id == 0
 
 
-def test_names_of_ends_are_special_even_if_the_file_says_otherwise() -> None:
+def test_names_of_ends_are_special_regardless_of_the_file() -> None:
     values = json.loads(llama())
     for token in values["added_tokens"]:
         token["special"] = False

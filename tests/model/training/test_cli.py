@@ -67,7 +67,7 @@ def test_weight_that_is_not_above_zero_is_one_line(corpus: Path, tmp_path: Path)
     assert said.startswith(f"the weight of {corpus} must be above 0")
 
 
-def test_eval_says_the_same_on_either_backend(corpus: Path, tmp_path: Path) -> None:
+def test_eval_prints_the_same_on_either_backend(corpus: Path, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, tiny_checkpoint().model, tiny_checkpoint().tokenizer)
     found = {}
     for backend in ("auto", "native", "torch"):

@@ -48,7 +48,7 @@ def rwkv7(tokenizer: Tokenizer) -> Rwkv7Config:
 @pytest.mark.parametrize(
     ("optimizer", "precision"), [("muon", "float32"), ("adamw", "float32"), ("muon", "bfloat16")]
 )
-def test_stopped_run_goes_on_bit_for_bit(
+def test_stopped_run_resumes_bit_for_bit(
     optimizer: str, precision: str, config: TrainConfig, rwkv7: Rwkv7Config, tokenizer: Tokenizer
 ) -> None:
     config = dataclasses.replace(config, optimizer=optimizer, precision=precision)

@@ -71,7 +71,7 @@ def log(out: Path) -> list[dict[str, str]]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_killed_run_goes_on_bit_for_bit(
+def test_killed_run_resumes_bit_for_bit(
     precision: str, config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     config = dataclasses.replace(config, precision=precision)
@@ -101,7 +101,7 @@ def test_killed_run_goes_on_bit_for_bit(
 
 @pytest.mark.parametrize("attention", ["elu", "softmax"])
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_stopped_run_goes_on_bit_for_bit(
+def test_stopped_run_resumes_bit_for_bit(
     attention: str, optimizer: str, config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     model = dataclasses.replace(tiny, attention=attention)
@@ -114,7 +114,7 @@ def test_stopped_run_goes_on_bit_for_bit(
     assert_same_run(config.out, other.out)
 
 
-def test_other_options_do_not_go_on_with_a_run(
+def test_other_options_cannot_resume_a_run(
     config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     train(dataclasses.replace(config, stop_at_step=1), tiny, tokenizer)
@@ -122,7 +122,7 @@ def test_other_options_do_not_go_on_with_a_run(
         train(dataclasses.replace(config, learning_rate=1e-4), tiny, tokenizer)
 
 
-def test_run_without_a_rate_of_its_embedding_goes_on_with_that_of_its_matrices(
+def test_run_without_an_embedding_rate_resumes_with_that_of_its_matrices(
     config: TrainConfig, tiny: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     train(dataclasses.replace(config, stop_at_step=1), tiny, tokenizer)

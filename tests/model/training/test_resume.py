@@ -27,7 +27,7 @@ def test_nothing_saved_is_none(tmp_path: Path) -> None:
     assert load_progress(tmp_path / "progress") is None
 
 
-def test_last_save_wins_and_leaves_no_rest(tmp_path: Path) -> None:
+def test_last_save_wins_and_leaves_no_other_files(tmp_path: Path) -> None:
     folder = tmp_path / "progress"
     saved(folder, 1)
     model = saved(folder, 2)

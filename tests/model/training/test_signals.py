@@ -9,7 +9,7 @@ from model.training.signals import signals_remembered
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_is_remembered_and_handlers_come_back(number: signal.Signals) -> None:
+def test_signal_is_recorded_and_handlers_are_restored(number: signal.Signals) -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     with signals_remembered() as stop:
         assert not stop()

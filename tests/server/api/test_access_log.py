@@ -40,7 +40,7 @@ async def test_each_request_is_one_line_without_what_it_carried(
     assert SECRET not in repr(ours)  # the client, which is in this process, logs what it sends
 
 
-async def test_it_is_off_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_access_log_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "everstream.access")
     async with running() as server:
         await server.http.get("/v1/models")

@@ -27,7 +27,7 @@ async def test_page_and_probes_are_open(guarded: Running) -> None:
         assert (await guarded.http.get(path)).status_code in (200, 404)
 
 
-async def test_another_owner_s_session_looks_like_none(guarded: Running) -> None:
+async def test_session_of_another_owner_is_not_found(guarded: Running) -> None:
     created = await guarded.http.post("/v1/sessions", headers=bearer(ALICE))
     session = created.json()["session"]
     body = {"session": session, "prompt": "hi", "max_tokens": 1}
@@ -96,7 +96,7 @@ async def test_foreign_origin_is_refused_on_sockets_and_unsafe_methods(guarded: 
         assert refused.value.response.status_code == 403
 
 
-def test_without_keys_everybody_is_one_owner_with_every_scope() -> None:
+def test_without_keys_all_clients_are_one_owner_with_every_scope() -> None:
     keyring = Keyring()
     assert keyring.caller(None) is keyring.caller("any")
     caller = keyring.caller(None)
@@ -105,7 +105,7 @@ def test_without_keys_everybody_is_one_owner_with_every_scope() -> None:
     assert caller.scopes == ALL_SCOPES
 
 
-def test_key_of_a_flag_may_all_but_administer() -> None:
+def test_key_of_a_flag_has_every_scope_but_admin() -> None:
     keyring = Keyring((ALICE,), admin_keys=(BOB,))
     alice, bob = keyring.caller(ALICE), keyring.caller(BOB)
     assert alice is not None and bob is not None

@@ -58,7 +58,7 @@ async def test_unknown_path_is_a_404_to_any_key(serve: Serve) -> None:
         assert (await ask(server, "GET", "/nothing", ALICE)).status_code == 404
 
 
-async def test_to_use_a_session_wants_its_scope(serve: Serve) -> None:
+async def test_use_of_a_session_needs_the_sessions_scope(serve: Serve) -> None:
     both = entry("alice", BOB, "generate", "sessions")
     async with serve(entry("alice", ALICE, "generate"), both) as server:
         session = (await generate(server, BOB, keep=True)).json()["session"]
@@ -71,7 +71,7 @@ async def test_to_use_a_session_wants_its_scope(serve: Serve) -> None:
         assert (await server.stats()).num_sessions == 1
 
 
-async def test_messages_on_a_socket_want_their_scope(serve: Serve) -> None:
+async def test_messages_on_a_socket_need_their_scope(serve: Serve) -> None:
     async with (
         serve(entry("alice", ALICE, "generate")) as server,
         server.socket(additional_headers=bearer(ALICE)) as socket,
@@ -132,7 +132,7 @@ async def test_messages_of_a_socket_count_as_requests(serve: Serve) -> None:
         assert kinds[2]["error"]["retry_after_s"] > 0
 
 
-async def test_tokens_are_counted_when_the_work_ends_and_owed(serve: Serve) -> None:
+async def test_tokens_over_the_limit_delay_the_next_request(serve: Serve) -> None:
     limited = entry("alice", ALICE, "generate", "sessions", tokens_per_minute=10)
     async with serve(limited) as server:
         body = {"prompt": "four", "max_tokens": 60}
@@ -152,7 +152,7 @@ async def test_tokens_are_counted_when_the_work_ends_and_owed(serve: Serve) -> N
             assert (await receive(socket))["error"]["code"] == "rate_limited"
 
 
-async def test_tokens_of_a_client_that_leaves_are_counted(serve: Serve) -> None:
+async def test_tokens_of_a_disconnected_client_are_counted(serve: Serve) -> None:
     gate = Gate()
     limited = entry("alice", ALICE, "generate", tokens_per_minute=3)
     async with serve(limited, engine=FakeEngine(before_step=gate)) as server:
@@ -184,7 +184,7 @@ async def test_work_at_once_is_bounded_over_http_and_sockets_together(serve: Ser
         assert (await generate(server, ALICE)).status_code == 200
 
 
-async def test_work_that_goes_on_without_its_client_counts(serve: Serve) -> None:
+async def test_detached_requests_count(serve: Serve) -> None:
     limited = entry("alice", ALICE, "generate", "sessions", max_running=1)
     async with (
         serve(limited, engine=FakeEngine(max_detached_tokens=10**9)) as server,
@@ -200,7 +200,7 @@ async def test_work_that_goes_on_without_its_client_counts(serve: Serve) -> None
         assert (await generate(server, ALICE)).status_code == 200
 
 
-async def test_refused_and_failed_work_takes_no_place(serve: Serve) -> None:
+async def test_refused_and_failed_requests_do_not_count_as_running(serve: Serve) -> None:
     limited = entry("alice", ALICE, "generate", "sessions", max_running=1)
     async with serve(limited) as server:
         for body in ({"session": "none"}, {"prompt": "<fail>"}, {"n": 2}, {"prompt": "hi"}):

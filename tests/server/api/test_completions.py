@@ -90,7 +90,7 @@ async def test_stream_with_usage_ends_with_a_chunk_without_choices(server: Runni
     assert last["usage"] == usage_of(2, 2)
 
 
-async def test_kept_session_goes_on_where_it_was(server: Running) -> None:
+async def test_kept_session_continues_where_it_was(server: Running) -> None:
     first = (await server.generate(prompt="hi", max_tokens=10, seed=0, keep=True)).json()
     second = (await server.generate(session=first["session"], max_tokens=10, seed=0)).json()
     assert second["session"] == first["session"]
@@ -187,7 +187,7 @@ async def test_request_waits_for_a_slot_that_others_use() -> None:
         assert (full.status_code, full.json()["error"]["code"]) == (503, "capacity_exhausted")
 
 
-async def test_idle_sessions_make_room_where_a_store_takes_them() -> None:
+async def test_idle_sessions_are_evicted_to_the_store() -> None:
     engine = FakeEngine(max_sessions=1, can_evict=True)
     async with running(engine, store=FailingStore(durable=True)) as server:
         sessions = [await kept(server, 5, seed=n) for n in range(4)]
@@ -196,7 +196,7 @@ async def test_idle_sessions_make_room_where_a_store_takes_them() -> None:
             assert more.json()["choices"][0]["text"] == story(7, 5, n)
 
 
-async def test_full_server_says_503_with_retry_after() -> None:
+async def test_full_server_returns_503_with_retry_after() -> None:
     async with running(FakeEngine(max_sessions=1)) as server:
         await server.http.post("/v1/sessions")
         response = await server.generate(prompt="hi")
@@ -205,7 +205,7 @@ async def test_full_server_says_503_with_retry_after() -> None:
         assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_full_queue_says_429_with_retry_after() -> None:
+async def test_full_queue_returns_429_with_retry_after() -> None:
     gate = Gate()
     async with running(FakeEngine(max_waiting=1, before_step=gate)) as server:
         first = asyncio.create_task(server.generate(prompt="hi", max_tokens=10**6))
@@ -220,7 +220,7 @@ async def test_full_queue_says_429_with_retry_after() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_frees_its_slot_at_once(stream: bool) -> None:
+async def test_disconnect_frees_the_slot_at_once(stream: bool) -> None:
     gate = Gate()
     async with running(FakeEngine(before_step=gate)) as server:
         body = json.dumps({"prompt": "hi", "max_tokens": 1_000_000, "stream": stream})

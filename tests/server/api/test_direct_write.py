@@ -121,7 +121,7 @@ async def stream_frames(peer: Peer, scope: dict[str, Any], in_step: bool = False
 
 @pytest.mark.parametrize("stream", [stream_events, stream_frames])
 @pytest.mark.parametrize("refuse", ["0", "1", "01", "0010111"])
-async def test_order_holds_whichever_writes_are_refused(stream: Any, refuse: str) -> None:
+async def test_events_stay_in_order_if_writes_are_refused(stream: Any, refuse: str) -> None:
     peer = Peer([digit == "1" for digit in refuse])
     await stream(peer, {"extensions": {EXTENSION: peer.write}})
     assert peer.seqs()[:NUM_TOKENS] == list(range(1, NUM_TOKENS + 1))
@@ -142,7 +142,7 @@ async def test_writer_that_counts_makes_each_chunk_once(refuse: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [stream_events, stream_frames])
-async def test_tokens_wake_nobody_while_the_peer_reads(stream: Any) -> None:
+async def test_tokens_wake_no_task_while_the_peer_reads(stream: Any) -> None:
     peer = Peer([False])
     await stream(peer, {"extensions": {EXTENSION: peer.write}}, in_step=True)
     assert peer.num_long <= 4

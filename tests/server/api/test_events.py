@@ -77,7 +77,7 @@ async def test_events_begin_with_resumed_and_have_ids_of_epoch_and_seq(server: R
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last_seq", range(5))
-async def test_reader_goes_on_after_any_event_by_header_or_query(
+async def test_reader_continues_after_any_event_by_header_or_query(
     server: Running, last_seq: int
 ) -> None:
     session = await kept(server, 3)
@@ -88,12 +88,12 @@ async def test_reader_goes_on_after_any_event_by_header_or_query(
     assert seqs(await events(server, session, starting_after=last_seq)) == wanted
 
 
-async def test_header_goes_before_the_query(server: Running) -> None:
+async def test_header_takes_precedence_over_the_query(server: Running) -> None:
     session = await kept(server, 3)
     assert seqs(await events(server, session, "3", starting_after=1)) == [4]
 
 
-async def test_ids_of_a_stream_lead_on_from_where_it_broke(server: Running) -> None:
+async def test_event_ids_resume_a_broken_stream(server: Running) -> None:
     body = {"prompt": "hi", "max_tokens": 6, "seed": 0, "keep": True, "stream": True}
     (no_id, opening), *chunks = sse(await server.http.post("/v1/completions", json=body))
     assert no_id is None
@@ -110,14 +110,14 @@ async def test_ids_of_a_stream_lead_on_from_where_it_broke(server: Running) -> N
         assert "".join([*texts, *(event["text"] for _, event in rest)]) == story(2, 6)
 
 
-async def test_events_of_a_running_session_are_followed_to_its_end(server: Running) -> None:
+async def test_events_of_a_running_session_are_streamed_to_its_end(server: Running) -> None:
     session = await left(server, 2000)
     found = sse(await events(server, session))
     assert [event["seq"] for _, event in found[1:]] == list(range(1, 2002))
     assert found[-1][1]["finish_reason"] == "length"
 
 
-async def test_reader_that_leaves_detaches_and_the_session_goes_on(server: Running) -> None:
+async def test_disconnect_detaches_and_the_session_continues(server: Running) -> None:
     session = await left(server, 3000)
     url = f"/v1/sessions/{session}/events"
     async with server.http.stream("GET", url, params={"starting_after": "0"}) as response:
@@ -145,7 +145,7 @@ async def test_second_reader_is_a_409_unless_it_takes_over(server: Running) -> N
     await server.http.delete(f"/v1/sessions/{session}")
 
 
-async def test_reader_that_is_taken_over_from_is_told_so(server: Running) -> None:
+async def test_replaced_reader_is_notified(server: Running) -> None:
     session = await left(server)
 
     async def take_over() -> None:
@@ -184,7 +184,7 @@ async def test_deleted_session_ends_its_reader_with_cancelled(server: Running) -
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "session_not_found")
 
 
-async def test_cancel_ends_what_nobody_reads(server: Running) -> None:
+async def test_cancel_ends_a_detached_request(server: Running) -> None:
     session = await left(server)
     answer = await post(server, session, "cancel")
     assert answer.status_code == 200
@@ -221,7 +221,7 @@ async def test_failing_store_ends_a_reader_with_the_error(
         assert (await server.generate(prompt="hi", max_tokens=5)).status_code == 200
 
 
-async def test_full_store_still_gives_what_it_has() -> None:
+async def test_full_store_can_still_be_read() -> None:
     store = FailingStore()
     async with running(store=store) as server:
         session = await left(server)

@@ -66,7 +66,7 @@ async def test_as_many_requests_as_a_socket_may_have_are_parked_together() -> No
     assert all(found == list(range(1, num_tokens + 2)) for found in seqs.values())
 
 
-async def test_small_outbox_loses_nothing_either() -> None:
+async def test_small_event_queue_loses_nothing() -> None:
     async with running(max_queued_events=16) as server, lazy(server) as slow:
         await send(slow, type="generate", request_id="s", prompt="hi", max_tokens=NUM_TOKENS)
         await until(server, lambda stats: stats.num_parked == 1)
@@ -86,7 +86,7 @@ async def test_cancel_gets_through_to_a_parked_request() -> None:
         assert last["seq"] == stats.completion_tokens_total + 1
 
 
-async def test_unkept_request_of_a_client_that_never_read_is_freed_when_it_goes() -> None:
+async def test_unkept_request_of_a_never_reading_client_is_freed_on_disconnect() -> None:
     async with running() as server, lazy(server) as slow:
         await send(slow, type="generate", request_id="s", prompt="hi", max_tokens=10**6)
         await until(server, lambda stats: stats.num_parked == 1)
@@ -138,7 +138,7 @@ def _joined(data: bytes) -> bytes:
     return b"".join(parts)
 
 
-async def test_whole_answer_is_collected_however_long_it_is(server: Running) -> None:
+async def test_long_answer_is_collected_whole(server: Running) -> None:
     answer = await server.generate(prompt="hi", max_tokens=NUM_TOKENS, seed=0)
     assert answer.json()["choices"][0]["text"] == story(2, NUM_TOKENS)
     chunks = sse(await server.generate(prompt="hi", max_tokens=100, seed=0, stream=True))

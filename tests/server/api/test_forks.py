@@ -13,7 +13,7 @@ async def text(server: Running, session: str, max_tokens: int = 8, seed: int = 0
     return found
 
 
-async def test_forks_go_on_from_where_the_session_is_and_each_for_itself(server: Running) -> None:
+async def test_forks_continue_independently_from_the_present(server: Running) -> None:
     session = await kept(server, 4)
     answer = (await post(server, session, "fork", n=3)).json()
     forks = answer.pop("sessions")
@@ -60,7 +60,7 @@ async def test_fork_of_a_running_session_does_not_stop_it(server: Running) -> No
     await post(server, session, "cancel")
 
 
-async def test_more_forks_than_fit_are_none_at_all() -> None:
+async def test_too_many_forks_create_none() -> None:
     async with running(FakeEngine(max_sessions=4)) as server:
         session = await kept(server, 4)
         answer = await post(server, session, "fork", n=4)
@@ -124,7 +124,7 @@ async def test_socket_forks_and_rewinds(server: Running) -> None:
         assert (finished["seq"], finished["position"]) == (8, 4)
 
 
-async def test_verbs_on_what_is_not_there_are_404(server: Running) -> None:
+async def test_methods_on_an_unknown_session_are_404(server: Running) -> None:
     for verb, body in (("fork", {}), ("rewind", {"at": 0}), ("cancel", {})):
         answer = await post(server, "sess_none", verb, **body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")
@@ -180,7 +180,7 @@ async def test_sessions_of_others_are_not_in_the_list() -> None:
             assert len((await server.http.get("/v1/sessions")).json()["data"]) == num
 
 
-async def test_append_with_logprobs_says_how_probable_each_token_was(server: Running) -> None:
+async def test_append_with_logprobs_returns_the_logprob_of_each_token(server: Running) -> None:
     session = await create(server)
     first = (await post(server, session, "append", text="abc", logprobs=True)).json()
     assert first["logprobs"] == [score_of(ord(c)) for c in "bc"]  # the first has none

@@ -41,7 +41,7 @@ def test_what_is_taken(value: dict[str, Any]) -> None:
     assert FORMAT.validate_json(json.dumps(value)).type == value["type"]
 
 
-def test_schema_stays_as_it_came() -> None:
+def test_schema_is_not_changed() -> None:
     value = {"b": 1, "a": [1.5, None, "ü"]}
     found = FORMAT.validate_json(json.dumps(schema(value)))
     assert isinstance(found, JsonSchemaFormat)

@@ -45,12 +45,12 @@ async def test_body_over_the_limit_stops_the_reading() -> None:
         await read_through(4, 10, [part(b"ab", True), part(b"cde", True)])
 
 
-async def test_body_that_does_not_come_stops_the_reading() -> None:
+async def test_stalled_body_times_out() -> None:
     with pytest.raises(RequestTimeout):
         await read_through(4, 0.01, [part(b"ab", True)])
 
 
-async def test_connections_over_the_limit_are_told_so() -> None:
+async def test_connections_over_the_limit_are_refused() -> None:
     async with running(max_connections=1) as server, server.socket():
         response = await server.http.get("/v1/models")
         assert response.status_code == 503
@@ -107,7 +107,7 @@ async def test_docs_page_is_ours_and_under_the_policy(server: Running) -> None:
         assert "https://" not in response.text
 
 
-async def test_client_that_leaves_within_its_body_is_no_failure(
+async def test_disconnect_within_the_body_is_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running() as server:

@@ -41,7 +41,7 @@ async def test_stream_under_a_key_is_the_same_stream(server: Running) -> None:
     assert whole.json()["choices"][0]["text"] == "".join(texts)
 
 
-async def test_work_under_a_key_is_repeated_alone_whatever_came_after_it(server: Running) -> None:
+async def test_work_under_a_key_is_repeated_without_later_events(server: Running) -> None:
     first = await server.generate(**GENERATE)
     session = first.json()["session"]
     await server.generate(session=session, max_tokens=3)
@@ -70,7 +70,7 @@ async def test_appended_text_under_a_key_is_fed_once(server: Running) -> None:
     assert (await info(server, session))["position"] == 3
 
 
-async def test_two_at_once_under_a_key_are_one_and_the_other_is_told() -> None:
+async def test_second_concurrent_request_with_a_key_is_refused() -> None:
     store = FailingStore()
     async with running(store=store) as server:
         store.hold()
@@ -86,7 +86,7 @@ async def test_two_at_once_under_a_key_are_one_and_the_other_is_told() -> None:
         assert (await server.stats()).completion_tokens_total == 6
 
 
-async def test_many_at_once_under_a_key_feed_once(server: Running) -> None:
+async def test_concurrent_appends_with_a_key_feed_once(server: Running) -> None:
     session = await create(server)
     body = {"text": "abc", "idempotency_key": "k"}
     answers = await asyncio.gather(*(post(server, session, "append", **body) for _ in range(20)))
@@ -135,7 +135,7 @@ async def test_running_work_of_another_reader_is_not_taken_from_it(server: Runni
         assert done.json()["choices"][0]["finish_reason"] == "cancelled"
 
 
-async def test_left_work_is_followed_to_its_end_over_http(server: Running) -> None:
+async def test_detached_request_is_streamed_to_its_end_over_http(server: Running) -> None:
     session = await create(server)
     body = {"prompt": "hi", "session": session, "max_tokens": 5000, "seed": 0, "stream": True}
     body["idempotency_key"] = "k"
@@ -148,7 +148,7 @@ async def test_left_work_is_followed_to_its_end_over_http(server: Running) -> No
     assert len(chunks) == 5002
 
 
-async def test_keys_of_different_owners_have_nothing_to_do_with_each_other() -> None:
+async def test_keys_of_different_owners_are_independent() -> None:
     async with running(api_keys=("one", "two")) as server:
         sessions = set()
         for key in ("one", "two"):

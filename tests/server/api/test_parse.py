@@ -43,9 +43,7 @@ def refusal(body: str | bytes, max_ids: int = 1000) -> InvalidRequest:
         ("null", None, "the message is not a JSON object: must be an object"),
     ],
 )
-def test_what_is_wrong_is_told_in_the_words_of_json(
-    body: str, param: str | None, message: str
-) -> None:
+def test_errors_name_json_types(body: str, param: str | None, message: str) -> None:
     error = refusal(body)
     assert (error.param, error.message) == (param, message)
 
@@ -53,7 +51,7 @@ def test_what_is_wrong_is_told_in_the_words_of_json(
 @pytest.mark.parametrize(
     "text", ["", "{", "[" * 10**6, '{"prompt": "\\ud800"}', '{"n": 1} x', "{1}"]
 )
-def test_what_is_no_json_is_told_so(text: str) -> None:
+def test_invalid_json_is_reported(text: str) -> None:
     assert "invalid JSON" in refusal(text).message
 
 
@@ -104,7 +102,7 @@ def test_unknown_value_of_a_type_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     "prompt", [[1] * 1001, ["a"] * 1001, [[1]] * 1001, [[1] * 600, [1] * 600]], ids=str
 )
-def test_more_items_than_allowed_are_refused_before_a_look_at_them(prompt: list[object]) -> None:
+def test_too_many_items_are_refused_before_validation(prompt: list[object]) -> None:
     error = refusal(json.dumps({"prompt": prompt}))
     assert (error.param, error.message) == ("prompt", "prompt: must have at most 1000 tokens")
 
@@ -134,6 +132,6 @@ def test_only_what_a_body_declares_is_in_it() -> None:
         parse_body(ScoreBody, b'{"prompt": "a", "continuations": []}')
 
 
-def test_frame_of_a_wrong_type_is_told_the_right_ones() -> None:
+def test_frame_of_an_unknown_type_gets_the_known_types() -> None:
     with pytest.raises(InvalidRequest, match="must be one of create, generate"):
         parse_message('{"type": "other", "request_id": "a"}')

@@ -29,7 +29,7 @@ def text_of(events: list[dict[str, object]]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_read", range(NUM_EVENTS + 1))
 @pytest.mark.parametrize("live", [True, False])
-async def test_generation_cut_after_any_event_is_read_on_without_gap_or_repeat(
+async def test_disconnect_after_any_event_resumes_without_gap_or_repeat(
     num_read: int, live: bool
 ) -> None:
     gate = Gate()
@@ -63,7 +63,7 @@ async def test_generation_cut_after_any_event_is_read_on_without_gap_or_repeat(
         assert text_of(events) == story(2, 6)
 
 
-async def test_resumed_says_where_the_session_stands(server: Running) -> None:
+async def test_resumed_has_the_session_position(server: Running) -> None:
     session = await kept(server, 3)
     async with server.socket() as socket:
         answer, *events = await resume(socket, session, 1)
@@ -111,7 +111,7 @@ async def test_events_of_several_requests_are_one_history(server: Running) -> No
     assert [event["seq"] for event in events] == list(range(1, 8))
 
 
-async def test_second_reader_is_refused_and_the_first_one_reads_on(server: Running) -> None:
+async def test_second_reader_is_refused_and_the_first_one_continues(server: Running) -> None:
     session = await left(server)
     async with server.socket() as one, server.socket() as two:
         await send(one, type="resume", request_id="1", session=session, last_seq=0)
@@ -123,7 +123,7 @@ async def test_second_reader_is_refused_and_the_first_one_reads_on(server: Runni
         assert (await receive_until(one, "finished"))[-1]["finish_reason"] == "cancelled"
 
 
-async def test_taken_over_reader_is_told_and_misses_nothing_before_it(server: Running) -> None:
+async def test_replaced_reader_is_notified_and_has_all_earlier_events(server: Running) -> None:
     session = await left(server)
     async with server.socket() as one, server.socket() as two:
         await send(one, type="resume", request_id="1", session=session, last_seq=0)
@@ -174,7 +174,7 @@ async def test_cursor_of_another_store_is_a_reset_also_where_the_session_is_gone
         assert (missing["type"], missing["status"]) == ("error", 404)
 
 
-async def test_reset_of_a_running_session_goes_on_with_what_comes(server: Running) -> None:
+async def test_reset_of_a_running_session_continues_with_new_events(server: Running) -> None:
     session = await left(server)
     async with server.socket() as socket:
         await send(
@@ -185,7 +185,7 @@ async def test_reset_of_a_running_session_goes_on_with_what_comes(server: Runnin
         assert (token["type"], token["seq"]) == ("token", answer["seq"] + 1)
 
 
-async def test_disconnect_detaches_and_the_generation_goes_on_to_its_end(server: Running) -> None:
+async def test_disconnect_detaches_and_the_generation_completes(server: Running) -> None:
     session = await left(server, 300)
     await at_rest(server)
     found = await info(server, session)
@@ -202,7 +202,7 @@ async def test_disconnect_of_an_http_stream_detaches_too(server: Running) -> Non
     assert (await info(server, session))["seq"] == 3001
 
 
-async def test_generation_that_nobody_reads_parks_at_the_bound_and_goes_on_when_read() -> None:
+async def test_unread_generation_parks_at_the_limit_and_resumes_when_read() -> None:
     num_tokens = 5000
     async with running(FakeEngine(max_detached_tokens=20)) as server:
         session = await left(server)
@@ -249,7 +249,7 @@ async def test_detached_generation_can_be_resumed_under_its_old_name(server: Run
     assert [event["seq"] for event in events] == list(range(1, 3002))
 
 
-async def test_resume_that_is_detached_at_once_leaves_the_session_to_itself(
+async def test_immediate_detach_after_a_resume_leaves_the_session_running(
     server: Running,
 ) -> None:
     session = await left(server)

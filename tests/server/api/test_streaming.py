@@ -82,7 +82,7 @@ class Written:
         return self.is_open
 
 
-async def test_tokens_take_the_direct_write_and_wake_nobody() -> None:
+async def test_tokens_use_the_direct_write_and_wake_no_task() -> None:
     written = Written(is_open=True)
     queue: EventQueue[Event] = EventQueue(100)
     taking = asyncio.create_task(written.direct.take(queue))

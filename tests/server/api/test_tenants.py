@@ -45,7 +45,7 @@ def test_every_message_has_its_scope() -> None:
 # Rates
 
 
-def test_minute_s_worth_may_come_at_once_and_then_at_its_rate() -> None:
+def test_burst_of_a_minute_is_allowed_and_then_the_rate() -> None:
     clock = HandClock()
     alice = tenant(clock, requests_per_minute=3)
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_minute_s_worth_may_come_at_once_and_then_at_its_rate() -> None:
     assert (alice.requests_total, alice.refused_total) == (5, 2)
 
 
-def test_waiting_does_not_save_up_more_than_a_minute() -> None:
+def test_idle_time_saves_at_most_a_minute() -> None:
     clock = HandClock()
     alice = tenant(clock, requests_per_minute=2)
     clock.now += 3600
@@ -76,7 +76,7 @@ def test_waiting_does_not_save_up_more_than_a_minute() -> None:
     st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 10**6)), max_size=20),
     st.floats(0, 1e7),
 )
-def test_who_waits_as_told_is_let_in_and_not_much_earlier(
+def test_wait_s_is_long_enough_and_not_much_longer(
     per_minute: int, uses: list[tuple[float, int]], start_s: float
 ) -> None:
     bucket, now = Bucket(), start_s
@@ -110,7 +110,7 @@ def test_no_time_admits_more_than_the_bucket_and_its_filling(
     assert admitted <= per_minute * (1 + sum(pauses) / 60) + 1e-3
 
 
-def test_debt_of_tokens_makes_the_next_work_wait_for_all_of_it() -> None:
+def test_next_request_waits_for_all_unpaid_tokens() -> None:
     clock = HandClock()
     alice = tenant(clock, tokens_per_minute=600)  # ten a second
     alice.check_tokens()
@@ -124,7 +124,7 @@ def test_debt_of_tokens_makes_the_next_work_wait_for_all_of_it() -> None:
     assert alice.tokens_total == 1600
 
 
-def test_tokens_are_no_concern_of_requests_that_compute_nothing() -> None:
+def test_token_limit_does_not_apply_to_requests_without_tokens() -> None:
     alice = tenant(tokens_per_minute=1)
     alice.spend(100)
     alice.request()

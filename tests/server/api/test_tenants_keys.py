@@ -209,7 +209,7 @@ def test_key_that_is_taken_out_is_refused_on_open_sockets_too(
     caller(keyring, BOB).request("generate")
 
 
-def test_key_that_comes_back_opens_nothing_that_was_open(write: Callable[[str], Path]) -> None:
+def test_restored_key_does_not_reopen_sockets(write: Callable[[str], Path]) -> None:
     keyring = Keyring(keys_file=write(entry("alice", ALICE) + entry("bob", BOB)))
     alice = caller(keyring, ALICE)
     for text in (entry("bob", BOB), entry("alice", ALICE)):
@@ -219,7 +219,7 @@ def test_key_that_comes_back_opens_nothing_that_was_open(write: Callable[[str], 
     caller(keyring, ALICE).request("generate")
 
 
-def test_key_that_moves_to_another_tenant_takes_nothing_along(
+def test_key_moved_to_another_tenant_revokes_its_old_caller(
     write: Callable[[str], Path],
 ) -> None:
     keyring = Keyring(keys_file=write(entry("alice", ALICE)))

@@ -207,7 +207,7 @@ async def test_lifespan_passes(served: Served) -> None:
     assert seen == ["lifespan"]
 
 
-async def test_off_leaves_the_application_as_it_is(served: Served) -> None:
+async def test_disabled_tracing_does_not_wrap_the_application(served: Served) -> None:
     assert traced(served.app, OFF) is served.app
     assert isinstance(traced(served.app, served.tracer), Traced)
 

@@ -63,7 +63,7 @@ async def test_what_is_not_given_has_the_server_s_default() -> None:
     assert (request.tokens, request.session, request.keep) == ((104, 105), None, False)
 
 
-async def test_everything_given_arrives() -> None:
+async def test_all_given_values_are_used() -> None:
     request = await generated(
         '{"prompt": [1, 2], "session": "s", "keep": true, "max_tokens": 9, "temperature": 0,'
         '"top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,'
@@ -95,7 +95,7 @@ async def test_drawn_seeds_differ_and_survive_javascript() -> None:
     assert max(seeds) < 2**53
 
 
-async def test_long_text_is_encoded_all_the_same() -> None:
+async def test_long_text_is_encoded_the_same() -> None:
     translator = translator_of(RequestLimits(10**6, 10))
     text = '{"prompt": "' + "a" * 100_000 + '"}'
     assert len((await generated(text, translator=translator)).tokens) == 100_000

@@ -104,7 +104,7 @@ async def test_create_append_generate_delete(server: Running) -> None:
         }
 
 
-async def test_seq_goes_on_in_a_continued_session(server: Running) -> None:
+async def test_seq_continues_in_a_continued_session(server: Running) -> None:
     async with server.socket() as socket:
         await send(socket, type="generate", request_id="a", prompt="hi", max_tokens=2, keep=True)
         session = (await receive_until(socket, "finished"))[-1]["session"]
@@ -175,7 +175,7 @@ async def test_requests_of_a_socket_are_bounded() -> None:
         assert error["error"]["code"] == "queue_full"
 
 
-async def test_failed_request_finishes_with_error_and_others_go_on(server: Running) -> None:
+async def test_failed_request_finishes_with_error_and_others_continue(server: Running) -> None:
     async with server.socket() as socket:
         await send(socket, type="generate", request_id="good", prompt="hi", max_tokens=10**6)
         await receive_until(socket, "token")

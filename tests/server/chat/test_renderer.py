@@ -47,7 +47,7 @@ async def test_json_may_be_indented_and_plain_ascii(renderer: Renderer) -> None:
     assert text == '{\n "b": "é",\n "a": 1\n}{"a": 1, "b": "\\u00e9"}'
 
 
-async def test_what_a_template_says_is_the_error(renderer: Renderer) -> None:
+async def test_error_raised_by_a_template_is_returned(renderer: Renderer) -> None:
     assert await said(renderer, "{{ raise_exception('no é') }}") == "no é"
     assert (
         await said(renderer, "{% for %}")
@@ -69,11 +69,11 @@ async def test_what_a_template_says_is_the_error(renderer: Renderer) -> None:
         "{% import 'os' as os %}",
     ],
 )
-async def test_nothing_leads_out_of_the_sandbox(renderer: Renderer, source: str) -> None:
+async def test_sandbox_cannot_be_escaped(renderer: Renderer, source: str) -> None:
     assert await said(renderer, source, x=[1])
 
 
-async def test_endless_template_costs_its_process_and_nothing_else() -> None:
+async def test_endless_template_ends_only_its_process() -> None:
     renderer = Renderer(timeout_s=2)
     try:
         assert await said(renderer, ENDLESS) == "it takes longer than 2 seconds"

@@ -138,7 +138,7 @@ def test_export_into_the_models_own_folder_is_refused(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_unfinished_training_says_how_far_it_is_and_names_no_model(files: dict[str, Path]) -> None:
+def test_unfinished_training_reports_its_step_and_no_model(files: dict[str, Path]) -> None:
     out = files["NOWHERE"]
     words = ["train", "--data", files["TEXT"], "--out", out, *TINY]
     first = run(*words, "--stop-at-step", 1)

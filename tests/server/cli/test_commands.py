@@ -51,14 +51,14 @@ def test_help_is_plain_and_fits_eighty_columns(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", RUNNABLE)
-def test_every_option_says_what_it_is(command: str) -> None:
+def test_every_option_has_help(command: str) -> None:
     group: Any = GROUP
     for word in command.split():
         group = group.get_command(Context(group), word)
     assert [option.name for option in group.params if not option.help] == []
 
 
-def test_version_is_told() -> None:
+def test_version_is_printed() -> None:
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"everstream {version('everstream')}\n")
 

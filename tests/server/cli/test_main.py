@@ -49,7 +49,7 @@ def test_generate_with_the_bundled_model_writes_words() -> None:
     assert len(common.intersection(words)) >= 3
 
 
-def test_inspect_shows_state_beside_cache(folder: Path) -> None:
+def test_inspect_shows_state_and_cache(folder: Path) -> None:
     result = run("inspect", folder)
     assert result.exit_code == 0, result.output
     # 2 layers of S [2, 16, 16] and conv [3, 96] in float32; K and V in 16 bits

@@ -78,7 +78,7 @@ def test_state_of_a_prompt_has_the_bits_of_a_session(
     assert tokens_of(solo(engine, request("r", (), opened))) == wanted
 
 
-def test_file_has_the_rights_that_the_umask_gives(models: Path, tmp_path: Path) -> None:
+def test_file_mode_follows_the_umask(models: Path, tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     file = make(models, "one", tmp_path / "state", "--prompt", TEXT)
     assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
@@ -125,7 +125,7 @@ def test_tuned_state_is_what_a_prompt_comes_after(models: Path, tmp_path: Path) 
     assert np.array_equal(layers[1]["S"][0], wanted)
 
 
-def test_inspect_says_what_a_state_is(models: Path, tmp_path: Path) -> None:
+def test_inspect_describes_a_state(models: Path, tmp_path: Path) -> None:
     file = make(models, "one", tmp_path / "state", "--prompt", TEXT)
     lines = run("state", "inspect", file).stdout
     checkpoint = load_checkpoint(models / "one")

@@ -115,7 +115,7 @@ class TestCheck:
 
 
 class TestCompact:
-    def test_gives_room_back_and_keeps_the_sessions(self, path: Path) -> None:
+    def test_frees_disk_space_and_keeps_the_sessions(self, path: Path) -> None:
         store = open_store(path, IDENTITY)
         writers = [Writer(f"s{i}") for i in range(40)]
         for writer in writers:

@@ -82,7 +82,7 @@ def test_an_altered_row_costs_its_session_at_most(join: Join, database_url: str,
     assert refused(other, {"new": writer}) == set()
 
 
-def test_a_reader_elsewhere_is_not_told_what_was_altered(join: Join, database_url: str) -> None:
+def test_altered_events_are_not_sent_by_another_replica(join: Join, database_url: str) -> None:
     one, other = join(), join()
     writers = filled(one)
     run(database_url, ALTERED["a token in the journal"][0])

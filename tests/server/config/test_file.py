@@ -127,7 +127,7 @@ def test_served_name_must_be_a_name() -> None:
         ServerConfig.load({}, served_model_name="no/slash")
 
 
-def test_file_that_everybody_may_write_is_refused(file: Path) -> None:
+def test_world_writable_file_is_refused(file: Path) -> None:
     file.write_text("port = 9000\n")
     file.chmod(0o646)
     with pytest.raises(ConfigError, match="everybody may write it; chmod 600"):
@@ -135,7 +135,7 @@ def test_file_that_everybody_may_write_is_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o660, 1)])
-def test_keys_that_others_may_read_are_a_warning(
+def test_world_readable_keys_are_a_warning(
     file: Path, mode: int, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     for text, num_warnings in (('api_keys = ["one"]', warned), ("port = 9000", 0)):

@@ -65,7 +65,7 @@ def test_lists_come_from_the_environment_with_commas(monkeypatch: pytest.MonkeyP
     assert config.state_memory == 2 << 30
 
 
-def test_keys_do_not_show() -> None:
+def test_keys_are_not_in_repr() -> None:
     assert "hush" not in repr(ServerConfig(api_keys=("hush",)))
 
 
@@ -143,12 +143,12 @@ def test_model_is_a_path_or_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("models", [("a=x", "a=y"), ("x/a", "y/b"), ("x/a", "a=y"), ("",), ","])
-def test_models_that_cannot_be_told_apart_are_refused(models: object) -> None:
+def test_indistinguishable_models_are_refused(models: object) -> None:
     with pytest.raises(ConfigError, match="--model"):
         ServerConfig.load(model=models)
 
 
-def test_bundled_models_have_their_names_beside_others() -> None:
+def test_bundled_models_have_their_names_among_others() -> None:
     stories = "everstream-stories"
     assert ServerConfig.load(model=(stories,)).model == (ModelSource(stories, stories),)
     assert ServerConfig.load(model=(stories, "b=y")).model == (

@@ -237,7 +237,7 @@ async def test_loop_is_free_while_a_slow_format_is_tried(constraints: FormatComp
         await slow
 
 
-async def test_caller_that_gives_up_leaves_no_answer_behind(constraints: FormatCompiler) -> None:
+async def test_cancelled_caller_leaves_no_answer_behind(constraints: FormatCompiler) -> None:
     await constraints.grammar(format(CHOICE))
     asked = asyncio.create_task(constraints.grammar(format(SLOW)))
     await asyncio.sleep(0)
@@ -261,7 +261,7 @@ async def test_child_has_no_socket_of_the_server(constraints: FormatCompiler) ->
     assert len(links) == 3
 
 
-async def test_child_is_bounded_whoever_watches_it(constraints: FormatCompiler) -> None:
+async def test_child_has_its_own_resource_limits(constraints: FormatCompiler) -> None:
     await constraints.grammar(format(CHOICE))
     bounds = limits_of(pid_of(constraints))
     assert int(bounds["Max address space"]) <= 1 << 30
@@ -295,7 +295,7 @@ def test_child_ends_with_a_server_that_was_killed() -> None:
     assert int(ended.stdout) > 0
 
 
-async def test_formats_of_one_tenant_do_not_keep_out_those_of_another(
+async def test_formats_of_one_tenant_do_not_block_those_of_another(
     constraints: FormatCompiler,
 ) -> None:
     many = [format({"type": "regex", "regex": f"c{{{n}}}"}) for n in range(1, 2 * MAX_WAITING)]

@@ -151,7 +151,7 @@ def test_json_object_is_an_object() -> None:
         ("start: /(?=a)b/", "look-around"),
     ],
 )
-def test_grammar_that_cannot_be_kept_to_is_refused(lark: str, named: str) -> None:
+def test_unsupported_grammar_is_refused(lark: str, named: str) -> None:
     with pytest.raises(FormatRefused, match=re.escape(named)):
         compiled({"type": "grammar", "grammar": lark})
 
@@ -169,7 +169,7 @@ def test_grammar_that_cannot_be_kept_to_is_refused(lark: str, named: str) -> Non
         ("a{1000000}", "no end"),
     ],
 )
-def test_regular_expression_that_cannot_be_kept_to_is_refused(regex: str, named: str) -> None:
+def test_unsupported_regular_expression_is_refused(regex: str, named: str) -> None:
     with pytest.raises(FormatRefused, match=named) as refusal:
         compiled({"type": "regex", "regex": regex})
     assert "\n" not in str(refusal.value)
@@ -185,6 +185,6 @@ def test_regular_expression_that_cannot_be_kept_to_is_refused(regex: str, named:
         ({"type": "regex", "regex": "[^\\x00-\\x{10FFFF}]"}, "no text is allowed"),
     ],
 )
-def test_format_without_an_end_in_reach_is_refused(format: dict[str, str], text: str) -> None:
+def test_format_without_a_reachable_end_is_refused(format: dict[str, str], text: str) -> None:
     with pytest.raises(FormatRefused, match=text):
         compiled(format)

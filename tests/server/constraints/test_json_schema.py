@@ -121,14 +121,14 @@ def test_what_llguidance_does_not_support_is_refused(schema: dict[str, Any], nam
     assert len(str(refusal.value)) <= 300
 
 
-def test_refusal_says_where() -> None:
+def test_refusal_names_the_location() -> None:
     schema = {"properties": {"a": {"items": {"uniqueItems": True}}}}
     with pytest.raises(FormatRefused) as refusal:
         normal(schema)
     assert str(refusal.value).endswith("(at #/properties/a/items)")
 
 
-def test_old_drafts_mean_what_they_meant() -> None:
+def test_old_drafts_have_their_own_semantics() -> None:
     tuples = {"items": [{"const": 1}, {"const": 2}], "additionalItems": {"const": 3}}
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", **tuples}
     grammar = compiled(of_schema(schema))
@@ -154,7 +154,7 @@ def test_numbers_have_no_more_digits_than_every_parser_reads(schema: dict[str, A
     assert not accepts(grammar, "1e999")
 
 
-def test_no_blanks_between_what_belongs_together() -> None:
+def test_json_has_no_optional_white_space() -> None:
     grammar = compiled(of_schema({"type": "object", "additionalProperties": {"type": "null"}}))
     assert accepts(grammar, '{"a":null,"b":null}')
     for text in (' {"a":null}', '{ "a":null}', '{"a": null}', '{"a":null, "b":null}', "{}\n"):

@@ -53,7 +53,7 @@ def test_end_of_text_may_come_exactly_where_the_text_may_end() -> None:
     assert place.is_over()
 
 
-def test_token_without_a_place_raises() -> None:
+def test_token_that_is_not_allowed_raises() -> None:
     place = matcher(compiled(WORDS))
     with pytest.raises(NotAllowed):
         place.accept(*tokenizer().encode("7"))
@@ -61,7 +61,7 @@ def test_token_without_a_place_raises() -> None:
         matcher(compiled(WORDS)).accept(tokenizer().eos_token_id)
 
 
-def test_copy_goes_on_by_itself() -> None:
+def test_copy_is_independent() -> None:
     place = matcher(compiled({"type": "choice", "choices": ["xa", "xb"]}))
     place.accept(*tokenizer().encode("x"))
     other = place.copy()
@@ -74,7 +74,7 @@ def test_copy_goes_on_by_itself() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", [PERSON, TREE, {"type": "object"}])
-def test_one_made_anew_gives_the_same_masks(schema: dict[str, object]) -> None:
+def test_replayed_matcher_gives_the_same_masks(schema: dict[str, object]) -> None:
     """After a restart the session continues as it would have, in the closing too."""
     grammar, budget = compiled(of_schema(schema)), 120
     place, choose, tokens = matcher(grammar), random.Random(5), list[int]()

@@ -172,7 +172,7 @@ async def test_instead_of_text_there_may_be_json(constraints: FormatCompiler) ->
     assert not await accepts(constraints, calls(WEATHER, otherwise=named), '{"b": 1}')
 
 
-async def test_schema_that_cannot_be_kept_to_names_its_function(
+async def test_unsupported_schema_names_its_function(
     constraints: FormatCompiler,
 ) -> None:
     schema = {"type": "object", "dependentSchemas": {}}

@@ -45,7 +45,7 @@ async def test_one_owner_that_has_too_many_does_not_fill_the_others_place() -> N
 
 
 @pytest.mark.parametrize("leaving", range(4))
-async def test_one_that_leaves_gives_its_turn_to_the_next(leaving: int) -> None:
+async def test_cancelled_one_passes_its_turn_to_the_next(leaving: int) -> None:
     order: list[str] = []
     go, turns = asyncio.Event(), Turns(8)
     tasks = start(turns, "abcd", order, go)
@@ -59,7 +59,7 @@ async def test_one_that_leaves_gives_its_turn_to_the_next(leaving: int) -> None:
     assert order[-1] == "e"
 
 
-async def test_one_that_leaves_as_its_turn_comes_passes_it_on() -> None:
+async def test_cancel_as_the_turn_begins_passes_it_on() -> None:
     order: list[str] = []
     go, turns = asyncio.Event(), Turns(8)
     async with turns.turn("a"):

@@ -39,14 +39,14 @@ def opened(engine: Engine) -> str:
     return session
 
 
-def test_resumed_session_goes_on_as_if_never_interrupted(engine: Engine) -> None:
+def test_resumed_session_continues_as_if_never_interrupted(engine: Engine) -> None:
     whole = tokens_of(solo(engine, request(tokens=PROMPT, max_tokens=20, seed=5)))
     first = solo(engine, request(tokens=PROMPT, max_tokens=12, seed=5, keep=True))
     second = solo(engine, request("b", (), finished(first).session, max_tokens=8, seed=5))
     assert tokens_of(first) + tokens_of(second) == whole
 
 
-def test_fork_goes_on_like_the_session(engine: Engine) -> None:
+def test_fork_continues_like_the_session(engine: Engine) -> None:
     session = opened(engine)
     (copy,) = engine.fork(session, "me", 1, 0.0)
     both = [tokens_of(solo(engine, request("f", (), n))) for n in (session, copy.session)]

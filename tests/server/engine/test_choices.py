@@ -99,7 +99,7 @@ def test_every_choice_ends_where_the_prompt_is_cancelled(engine: Engine) -> None
     assert finished(events["r/2"]).usage == Usage(0, 0)
 
 
-def test_stop_string_ends_each_choice_for_itself(engine: Engine) -> None:
+def test_stop_string_ends_each_choice_separately(engine: Engine) -> None:
     engine.submit(choices(3, max_tokens=60), 0.0)
     whole = {name: text_of(events) for name, events in drain(engine).items()}
     stop = whole["r/1"][30:33]
@@ -155,7 +155,7 @@ def test_known_beginning_of_the_prompt_is_not_read_again(make_engine: MakeEngine
     assert engine.stats().prefix_hits_total == 1
 
 
-def test_company_does_not_change_the_scores_of_continuations(engine: Engine) -> None:
+def test_batch_does_not_change_the_scores_of_continuations(engine: Engine) -> None:
     engine.submit(compared(), 0.0)
     alone = [finished(events).logprobs for events in drain(engine).values()]
     for n in range(3):

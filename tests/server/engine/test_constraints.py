@@ -112,7 +112,7 @@ def test_kept_session_is_free_after_its_end(engine: Engine, whole: list[int]) ->
 
 
 @pytest.mark.parametrize("length", [1, 7, 29])
-def test_text_that_is_cut_short_goes_on_under_its_grammar(
+def test_truncated_text_continues_under_its_grammar(
     engine: Engine, whole: list[int], length: int
 ) -> None:
     last = finished(solo(engine, replace(constrained(max_tokens=length), keep=True)))
@@ -124,7 +124,7 @@ def test_text_that_is_cut_short_goes_on_under_its_grammar(
     assert finished(rest).finish_reason == "stop"
 
 
-def test_another_grammar_begins_anew(engine: Engine) -> None:
+def test_another_grammar_starts_from_its_beginning(engine: Engine) -> None:
     session = finished(solo(engine, replace(constrained(max_tokens=5), keep=True))).session
     found = tokens_of(solo(engine, constrained((), session, grammar="3", seed=2)))
     assert follow(found, "3").is_over() or found[-1] == EOS

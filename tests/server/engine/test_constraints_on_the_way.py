@@ -87,9 +87,7 @@ def test_rest_is_the_same_after_a_pause(
 
 
 @pytest.mark.parametrize("grammar", ["700", "400"])
-def test_long_texts_that_make_room_for_each_other_are_the_same(
-    make: MakeEngine, grammar: str
-) -> None:
+def test_long_texts_that_preempt_each_other_are_the_same(make: MakeEngine, grammar: str) -> None:
     """Each is preempted in its turn."""
     prompts = [(n, n + 1) for n in range(1, 4)]
     options = {"grammar": grammar, "max_tokens": 600, "seed": 1}
@@ -133,14 +131,16 @@ def test_whole_text_of_the_past_is_free(make: MakeEngine) -> None:
     assert constraint(engine, copy.session) is None
 
 
-def test_session_goes_on_elsewhere_under_its_grammar(make: MakeEngine, whole: list[int]) -> None:
+def test_session_continues_on_another_server_under_its_grammar(
+    make: MakeEngine, whole: list[int]
+) -> None:
     engine, other = make(), make()
     session = ended(engine, max_tokens=9)
     adopted = other.adopt(engine.value(session, "me"), "you", 0.0).session
     assert whole[:9] + rest_of(other, adopted, owner="you") == whole
 
 
-def test_session_under_a_grammar_that_nobody_here_reads_fails_alone(
+def test_session_with_an_unknown_grammar_fails_alone(
     make: MakeEngine, make_engine: MakeEngine
 ) -> None:
     engine, other = make(), make_engine()
@@ -153,7 +153,7 @@ def test_session_under_a_grammar_that_nobody_here_reads_fails_alone(
     assert finished(events["peer"]).finish_reason == "length"
 
 
-def test_present_of_a_rewound_session_is_that_of_its_rewinding(make: MakeEngine) -> None:
+def test_rewound_session_has_the_constraint_of_its_rewind_point(make: MakeEngine) -> None:
     """Also where a later request without text began at the same place, and was saved there."""
     ledger, engine = Ledger(), make(max_sessions=1, can_evict=True)
     session = ended(engine, max_tokens=9)

@@ -45,7 +45,7 @@ def rewind(engine: Engine, ledger: Ledger, session: str, at: int) -> None:
     ledger.take(engine.take_records())
 
 
-def test_forks_go_on_like_the_session_and_apart_from_it(engine: Engine, session: str) -> None:
+def test_forks_continue_like_the_session_and_independently(engine: Engine, session: str) -> None:
     copies = fork(engine, session, 3)
     for name, copy in zip("abc", copies, strict=True):
         engine.submit(request(name, (), copy, max_tokens=20, seed=4), 0.0)
@@ -111,7 +111,7 @@ def test_forks_that_do_not_all_fit_are_none(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("num_generated", [0, 7])
-def test_session_of_the_past_goes_on_from_there(
+def test_session_of_the_past_continues_from_there(
     engine: Engine, ledger: Ledger, session: str, num_generated: int
 ) -> None:
     before = state_of(engine, session)
@@ -144,7 +144,7 @@ def test_session_of_a_part_of_its_prompt_equals_a_fresh_one_with_that_text(
     assert len({state_of(engine, name) for name in names}) == 1
 
 
-def test_epoch_is_new_and_events_count_on(engine: Engine, ledger: Ledger, session: str) -> None:
+def test_epoch_is_new_and_seq_continues(engine: Engine, ledger: Ledger, session: str) -> None:
     rewind(engine, ledger, session, 100)
     info = engine.session_info(session, "me", 0.0)
     assert (info.epoch, info.seq, info.position) == (1, 21, 100)

@@ -55,7 +55,7 @@ def begun(engine: Engine, names: set[str]) -> None:
         seen |= tokens_of(engine).keys()
 
 
-def test_one_costly_row_goes_on_in_a_step_and_all_others_do(engine: Engine) -> None:
+def test_step_runs_one_costly_row_and_all_others(engine: Engine) -> None:
     names = {f"a{index}" for index in range(6)}
     for name in names:
         submit(engine, name, "a")
@@ -103,7 +103,7 @@ def drained(engine: Engine) -> dict[str, list[int]]:
     return found
 
 
-def test_cheap_grammars_all_go_on_in_each_step(
+def test_cheap_grammars_all_run_in_each_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeMatcher, "cost_s", 0.0)

@@ -36,7 +36,7 @@ def kept(engine: Engine, **options: object) -> str:
     return session
 
 
-def test_oldest_idle_session_makes_room_and_comes_back_with_its_bits(
+def test_oldest_idle_session_is_evicted_and_restored_with_its_bits(
     make_engine: MakeEngine, ledger: Ledger
 ) -> None:
     engine = make_engine(max_sessions=2, can_evict=True)
@@ -59,7 +59,7 @@ def test_oldest_idle_session_makes_room_and_comes_back_with_its_bits(
 
 
 @pytest.mark.parametrize("save_interval", [10**6, 40])
-def test_restored_session_goes_on_as_if_it_had_stayed(
+def test_restored_session_continues_as_if_never_evicted(
     make_engine: MakeEngine, ledger: Ledger, save_interval: int
 ) -> None:
     """From the log alone, and from a value and the end of the log."""
@@ -76,7 +76,9 @@ def test_restored_session_goes_on_as_if_it_had_stayed(
     assert state_of(heir, theirs) == state_of(stays, mine)
 
 
-def test_restoring_what_is_here_changes_nothing(make_engine: MakeEngine, ledger: Ledger) -> None:
+def test_restoring_a_resident_session_changes_nothing(
+    make_engine: MakeEngine, ledger: Ledger
+) -> None:
     engine = make_engine()
     session = kept(engine)
     ledger.take(engine.take_records())
@@ -173,7 +175,7 @@ def test_full_engine_without_a_store_refuses(make_engine: MakeEngine) -> None:
         engine.create_session("me", 0.0)
 
 
-def test_without_a_store_what_nobody_was_promised_makes_room(make_engine: MakeEngine) -> None:
+def test_without_a_store_unattended_sessions_are_evicted_first(make_engine: MakeEngine) -> None:
     engine = make_engine(max_sessions=3)
     promised = kept(engine)
     for name in "ab":
@@ -187,7 +189,7 @@ def test_without_a_store_what_nobody_was_promised_makes_room(make_engine: MakeEn
         engine.create_session("me", 0.0)
 
 
-def test_only_sessions_that_run_nothing_make_room(make_engine: MakeEngine) -> None:
+def test_only_idle_sessions_are_evicted(make_engine: MakeEngine) -> None:
     engine = make_engine(max_sessions=2, can_evict=True)
     for name in "ab":
         engine.submit(request(name, keep=True), 0.0)
@@ -224,7 +226,7 @@ def test_session_is_saved_after_so_many_tokens(make_engine: MakeEngine) -> None:
     assert [value.state is not None for value in saved] == [True, True]
 
 
-def test_retired_sessions_are_saved_and_their_readers_told(
+def test_retired_sessions_are_saved_and_their_readers_notified(
     make_engine: MakeEngine, ledger: Ledger
 ) -> None:
     engine, heir = make_engine(can_evict=True), make_engine()

@@ -114,7 +114,7 @@ def test_prefix_after_a_state_serves_another_prompt(make_engine: MakeEngine) -> 
     assert warm.stats().prefix_hits_total == 1
 
 
-def test_choices_go_on_from_a_state(make_engine: MakeEngine) -> None:
+def test_choices_continue_from_a_state(make_engine: MakeEngine) -> None:
     engine = make_engine()
     state = state_after(engine, SYSTEM)
     engine.submit(replace(request("c", ASKED, seed=1), num_choices=2), 0.0, state.value)
@@ -216,6 +216,6 @@ def test_backends_begin_with_the_same_tuned_state(backend: Runtime | None, atten
     assert found[0] == found[1]
 
 
-def test_value_without_an_origin_is_as_ever() -> None:
+def test_value_without_an_origin_has_a_state_after_position_0() -> None:
     assert not SessionValue("s", "me").has_state
     assert SessionValue("s", "me", position=1).has_state

@@ -36,7 +36,7 @@ def begun(engine: Engine, session: str | None = None) -> list[int]:
     return run(engine, 10)
 
 
-def test_parked_request_rests_until_it_is_wanted_again(engine: Engine, whole: list[int]) -> None:
+def test_parked_request_is_idle_until_unparked(engine: Engine, whole: list[int]) -> None:
     seen = begun(engine)
     engine.park("r")
     assert not engine.has_work()
@@ -72,7 +72,7 @@ def test_cancel_reaches_a_request_wherever_it_is(make_engine: MakeEngine, when: 
     assert (last.finish_reason, last.position) == ("cancelled", 0)
 
 
-def test_request_that_nobody_reads_goes_on_for_a_while_and_parks(
+def test_unread_request_parks_after_the_detached_limit(
     make_engine: MakeEngine, whole: list[int]
 ) -> None:
     engine = make_engine(max_detached_tokens=15)
@@ -151,7 +151,7 @@ def test_reader_of_an_idle_session_finds_its_place(engine: Engine) -> None:
     assert not engine.has_work()
 
 
-def test_name_of_a_live_request_is_no_name_for_a_reader(engine: Engine) -> None:
+def test_reader_cannot_use_the_id_of_a_live_request(engine: Engine) -> None:
     session = engine.create_session("me", 0.0).session
     begun(engine, session)
     engine.submit(request("other"), 0.0)
@@ -172,7 +172,7 @@ def test_cancel_holds_for_a_request_that_gets_another_reader(engine: Engine) -> 
     assert finished(events["r2"]).finish_reason == "cancelled"
 
 
-def test_restored_request_can_go_on_without_a_reader(make_engine: MakeEngine) -> None:
+def test_restored_request_can_continue_without_a_reader(make_engine: MakeEngine) -> None:
     engine = make_engine(max_detached_tokens=15)
     session = engine.create_session("me", 0.0).session
     begun(engine, session)
@@ -183,7 +183,7 @@ def test_restored_request_can_go_on_without_a_reader(make_engine: MakeEngine) ->
     engine.expire(1e9)
 
 
-def test_what_starts_parked_tells_its_reader_when_it_starts(engine: Engine) -> None:
+def test_request_parked_before_its_start_sends_started_once_unparked(engine: Engine) -> None:
     engine.submit(request("r", keep=True, max_tokens=3), 0.0)
     engine.park("r")
     assert engine.step(0.0) == []

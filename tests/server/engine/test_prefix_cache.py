@@ -90,7 +90,7 @@ def test_keys_stay_what_they_are() -> None:
     assert list(keys("me", (1, 2**31 - 1), (2,))) == [blake2b(data, digest_size=32).digest()]
 
 
-def test_evicted_entries_that_nobody_takes_are_bounded() -> None:
+def test_untaken_evicted_entries_are_bounded() -> None:
     cache = PrefixCache(1, max_evicted=2)
     for token in range(5):
         cache.insert("me", (token,), block(token))
@@ -127,7 +127,7 @@ def test_new_entries_are_offered_once_and_before_they_are_evicted() -> None:
     assert cache.take_evicted() == []
 
 
-def test_new_entries_that_nobody_takes_are_bounded() -> None:
+def test_untaken_new_entries_are_bounded() -> None:
     cache = PrefixCache(8, max_evicted=2)
     for token in range(5):
         cache.insert("me", (token,), block(token))

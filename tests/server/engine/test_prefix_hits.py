@@ -84,7 +84,7 @@ def test_only_the_beginning_of_a_text_is_looked_up(make_engine: MakeEngine) -> N
     assert (stats.prefix_hits_total, stats.prefix_misses_total) == (0, 1)
 
 
-def test_entry_lives_on_after_its_session(make_engine: MakeEngine) -> None:
+def test_entry_outlives_its_session(make_engine: MakeEngine) -> None:
     """And is not changed by the sessions that went on from it."""
     cold, warm = make_engine(), make_engine(max_prefixes=8, max_sessions=1)
     for _ in range(3):

@@ -134,7 +134,7 @@ def test_unfinished_character_and_withheld_text_come_back() -> None:
     assert withheld == ["", "", "“", "“W", None]
 
 
-def test_saved_value_stands_where_the_log_does() -> None:
+def test_saved_value_matches_the_log_position() -> None:
     """The ledger compares the counts; here is something for it to compare."""
     story = Story(save_interval=20)
     story.do(50, 30)

@@ -211,7 +211,7 @@ def test_id_that_cannot_be_read_changes_nothing(backend: str, tokens: tuple[int,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_the_last_run_said_stays_until_the_next(backend: str) -> None:
+def test_scores_of_the_last_run_are_kept_until_the_next(backend: str) -> None:
     """Neither an embedding nor a score draws anything."""
     runner = make_runner(backend, make_pool())
     draw = runner.prepare(SamplingParams(top_logprobs=2))

@@ -160,7 +160,7 @@ def test_each_row_gets_as_many_as_it_asks_for(backend: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_of_equal_ones_the_lower_id_comes_first(backend: str) -> None:
+def test_ties_are_ordered_by_id(backend: str) -> None:
     """Ids with the same embedding, which is the head's as well, have the same logit."""
     embedding = tiny_checkpoint().weights["embedding.weight"].copy()
     likely = shared(backend)[0].score(Feed(0, 0, TEXT[:1]), 5, 1)[0].top[0][0]

@@ -128,7 +128,7 @@ def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65])
-def test_token_that_alone_is_allowed_is_drawn(size: int, temperature: float) -> None:
+def test_only_allowed_token_is_drawn(size: int, temperature: float) -> None:
     """However unlikely; a bit beyond the last id counts for nothing."""
     logits = torch.linspace(40.0, -40.0, size)
     params = SamplingParams(temperature=temperature)

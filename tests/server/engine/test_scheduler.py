@@ -64,7 +64,7 @@ def test_chunks_lie_on_the_grid(position: int, num_unfed: int, size: int) -> Non
     assert scheduler(job).plan() == [(job, size)]
 
 
-def test_bounded_chunks_beside_all_steps() -> None:
+def test_bounded_chunks_along_with_all_decode_steps() -> None:
     decoding = [Job(i, 1) for i in range(10)]
     prompts = [Job(0, 1000) for _ in range(5)]
     short = [Job(0, 20) for _ in range(12)]
@@ -133,7 +133,7 @@ def test_first_come_first_served_up_to_the_bound() -> None:
     assert schedule.num_waiting == 0
 
 
-def test_owners_take_turns_however_many_requests_each_has() -> None:
+def test_owners_take_turns_regardless_of_their_number_of_requests() -> None:
     jobs = [Job(0, 1, f"{owner}{i}", owner) for owner in "ab" for i in range(3)]
     jobs.append(Job(0, 1, "c0", "c"))
     schedule = scheduler(*jobs, max_running=0)
@@ -141,14 +141,14 @@ def test_owners_take_turns_however_many_requests_each_has() -> None:
     assert [job.name for job in admit(schedule)] == ["a0", "b0", "c0", "a1", "b1", "a2", "b2"]
 
 
-def test_owner_that_comes_back_stands_behind_the_others() -> None:
+def test_returning_owner_is_queued_behind_the_others() -> None:
     schedule = scheduler(Job(0, 1, "a0", "a"), Job(0, 1, "b0", "b"), max_running=1)
     schedule.add(Job(0, 1, "a1", "a"))
     schedule.max_running = 3
     assert [job.name for job in admit(schedule)] == ["b0", "a1"]
 
 
-def test_room_is_for_those_that_run_and_those_that_wait() -> None:
+def test_capacity_counts_running_and_waiting_jobs() -> None:
     schedule: Scheduler[Job] = Scheduler((), max_running=1, max_waiting=2)
     for _ in range(3):
         assert schedule.has_room
@@ -156,7 +156,7 @@ def test_room_is_for_those_that_run_and_those_that_wait() -> None:
     assert not schedule.has_room
 
 
-def test_turn_is_over_only_where_another_waits() -> None:
+def test_preemption_needs_a_waiting_job() -> None:
     fresh, preemptible = Job(0, 1, "fresh"), Job(0, 1, "preemptible", num_in_turn=TURN_TOKENS)
     schedule = scheduler(fresh, preemptible)
     assert schedule.had_its_turn() is None
@@ -170,7 +170,7 @@ def test_turn_is_over_only_where_another_waits() -> None:
     st.sampled_from([(64, 16), (16,), ()]),
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=12),
 )
-def test_everybody_gets_through(grid: tuple[int, ...], prompts: list[tuple[int, int]]) -> None:
+def test_every_job_completes(grid: tuple[int, ...], prompts: list[tuple[int, int]]) -> None:
     """Each step serves every running job but those that wait for their turn with a chunk."""
     schedule = scheduler(*(Job(position, unfed) for position, unfed in prompts), grid=grid)
     bound = sum(unfed for _, unfed in prompts) + 1

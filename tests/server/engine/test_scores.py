@@ -84,7 +84,7 @@ def test_scoring_leaves_the_bits_that_reading_leaves(engine: Engine, session: st
     assert ends[0] == ends[1]
 
 
-def test_scores_do_not_depend_on_company(engine: Engine, session: str) -> None:
+def test_scores_do_not_depend_on_the_batch(engine: Engine, session: str) -> None:
     other = engine.create_session("me", 0.0).session
     alone = scores(engine, PROMPT, session)
     for i in range(3):
@@ -104,7 +104,7 @@ def test_cancelled_scoring_gives_the_scores_so_far(engine: Engine, session: str)
     assert last.logprobs == pytest.approx(by_the_model((0, *PROMPT))[: last.position - 1], abs=1e-4)
 
 
-def test_most_probable_tokens_stand_beside_the_scores(engine: Engine, session: str) -> None:
+def test_scores_come_with_the_most_probable_tokens(engine: Engine, session: str) -> None:
     last = finished(solo(engine, replace(score(PROMPT, session), num_top=3)))
     assert last.logprobs is not None
     assert last.tops is not None
@@ -206,7 +206,7 @@ def test_start_token_is_one_of_those_that_are_embedded(engine: Engine) -> None:
     assert finished(solo(engine, embed((7,)))).usage == Usage(2, 0)
 
 
-def test_company_does_not_change_a_bit_of_an_embedding(engine: Engine) -> None:
+def test_batch_does_not_change_a_bit_of_an_embedding(engine: Engine) -> None:
     """Which shares the tokens of a step, so that others cut the text."""
     alone = embedding(engine, PROMPT)
     for n in range(3):

@@ -103,7 +103,7 @@ def advance(session: Session, model: Model, count: int) -> None:
 
 
 @given(COMMANDS)
-def test_session_keeps_its_text_whatever_happens(commands: list[tuple[str, object]]) -> None:
+def test_session_keeps_its_text_after_any_operations(commands: list[tuple[str, object]]) -> None:
     session, model = empty(), Model()
     for command, argument in commands:
         session = do(session, model, command, argument)

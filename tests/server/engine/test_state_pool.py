@@ -25,7 +25,7 @@ def test_capacity_is_exact() -> None:
     assert pool.allocate() == 1
 
 
-def test_allocated_slot_is_zero_whatever_was_there() -> None:
+def test_allocated_slot_is_zeroed() -> None:
     pool = StatePool(LAYOUT, 1)
     pool.block(0).fill(255)
     slot = pool.allocate()

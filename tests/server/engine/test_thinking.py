@@ -76,7 +76,7 @@ def test_budget_forces_the_end_marker() -> None:
     assert last.usage.reasoning_tokens == len(">Let me\n</think>")
 
 
-def test_budget_of_none_at_all_thinks_nothing() -> None:
+def test_budget_of_zero_skips_thinking() -> None:
     events, _ = play(engine_of("x" * 10 + "Hello!"), replace(OPEN, budget=0, close=CLOSE))
     assert shown(events) == ("", "Hello!")
 
@@ -154,7 +154,7 @@ def digest(state: Any, tokens: Any) -> bytes:
     return state_after(tokens, start)
 
 
-def test_turn_goes_on_where_a_crash_has_cut_it() -> None:
+def test_turn_continues_after_a_crash() -> None:
     text = ">\nWell, let me see.\n</think>\nHello!\n\nUser: more"
     params = SamplingParams(turn=OPEN, stop=("\n\n",), max_tokens=200)
     for num_steps in range(1, len(text), 3):

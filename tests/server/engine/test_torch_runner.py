@@ -45,7 +45,7 @@ def test_row_without_a_draw_gets_no_token(runner: TorchRunner) -> None:
     assert runner.run(feeds[:1]) == [NO_TOKEN]
 
 
-def test_row_that_is_not_finite_is_told_alone(runner: TorchRunner, pool: StatePool) -> None:
+def test_non_finite_row_is_reported_alone(runner: TorchRunner, pool: StatePool) -> None:
     pool.block(1).view(np.float32).fill(float("nan"))
     feeds = [Feed(slot, 0, (5,), GREEDY) for slot in range(3)]
     assert runner.run(feeds) == [likeliest([5]), NOT_FINITE, likeliest([5])]

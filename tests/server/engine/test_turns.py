@@ -37,7 +37,7 @@ def test_owner_with_one_request_does_not_wait_for_all_of_another(make_engine: Ma
     assert order(engine) == ["a0", "b0", "c0", "a1", "a2", "a3", "a4"]
 
 
-def test_long_request_makes_room_after_its_turn(make_engine: MakeEngine) -> None:
+def test_long_request_is_preempted_after_its_turn(make_engine: MakeEngine) -> None:
     engine = make_engine(max_running=1)
     engine.submit(request("long", max_tokens=10 * TURN_TOKENS, owner="a"), 0.0)
     engine.step(0.0)
@@ -50,7 +50,7 @@ def test_long_request_makes_room_after_its_turn(make_engine: MakeEngine) -> None
     engine.cancel("long")
 
 
-def test_nobody_makes_room_where_nobody_waits(make_engine: MakeEngine) -> None:
+def test_no_preemption_without_waiting_requests(make_engine: MakeEngine) -> None:
     engine = make_engine(max_running=2)
     for name in "ab":
         engine.submit(request(name, max_tokens=2 * TURN_TOKENS), 0.0)
@@ -76,7 +76,7 @@ def test_turns_do_not_change_tokens(make_engine: MakeEngine, slots: int, asleep:
     check_books(engine)
 
 
-def test_all_who_are_interrupted_advance_alike(make_engine: MakeEngine) -> None:
+def test_preempted_requests_advance_equally(make_engine: MakeEngine) -> None:
     engine = make_engine(max_running=1)
     for name in "abc":
         engine.submit(request(name, max_tokens=10**5, owner=name), 0.0)

@@ -79,7 +79,7 @@ class Client:
         return reader
 
 
-async def test_accepts_go_on_after_descriptors_ran_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_accept_continues_after_descriptors_ran_out(caplog: pytest.LogCaptureFixture) -> None:
     with Listener(errno.EMFILE, errno.ENOBUFS) as listener, caplog.at_level(logging.WARNING):
         async with Client(listener, ConnectionTable(4)) as client:
             await client.connect()
@@ -96,7 +96,7 @@ async def test_idle_connection_is_closed_where_descriptors_ran_out() -> None:
             assert await first.read() == b""
 
 
-async def test_connection_that_was_given_up_stops_nothing() -> None:
+async def test_aborted_connection_does_not_stop_the_acceptor() -> None:
     with Listener(errno.ECONNABORTED, errno.EPROTO) as listener:
         async with Client(listener, ConnectionTable(4)) as client:
             await client.connect()

@@ -37,7 +37,7 @@ def until_closed(client: ClientConnection) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_lets_a_running_stream_end_then_1012_and_exit_0(number: signal.Signals) -> None:
+def test_signal_completes_a_running_stream_then_1012_and_exit_0(number: signal.Signals) -> None:
     with process() as server, connect(server.stream_url, open_timeout=STUCK_S) as client:
         message = {"type": "generate", "request_id": "a", "prompt": "hi", "max_tokens": 100}
         client.send(json.dumps(message))

@@ -32,7 +32,7 @@ def uncovered() -> Checkpoint:
 
 
 @needs_native
-def test_auto_takes_the_native_runtime_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_selects_the_native_runtime_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         backend = open_backend(tiny_checkpoint(), threads=2)
     assert (backend.name, backend.dtype) == ("native", "bfloat16")
@@ -41,7 +41,7 @@ def test_auto_takes_the_native_runtime_and_says_so(caplog: pytest.LogCaptureFixt
     assert line.endswith("bfloat16 weights, 2 threads")
 
 
-def test_auto_takes_torch_for_what_is_not_covered_and_says_why(
+def test_auto_selects_torch_for_unsupported_models_and_logs_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):

@@ -16,7 +16,7 @@ from tests.server.served import ENDLESS, write_model
 pytestmark = pytest.mark.slow
 
 
-async def test_loaded_model_is_served_beside_the_others(tmp_path: Path) -> None:
+async def test_loaded_model_is_served_along_with_the_others(tmp_path: Path) -> None:
     write_model(tmp_path / "b", seed=1)
     async with serving(tmp_path) as server:
         before = await server.text()
@@ -38,7 +38,7 @@ async def test_server_is_healthy_while_a_model_ends(tmp_path: Path) -> None:
             await asyncio.sleep(0)
 
 
-async def test_unloaded_model_ends_its_streams_and_gives_its_threads_and_memory_back(
+async def test_unloaded_model_ends_its_streams_and_frees_threads_and_memory(
     tmp_path: Path,
 ) -> None:
     write_model(tmp_path / "b", seed=1)

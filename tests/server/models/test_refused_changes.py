@@ -83,7 +83,7 @@ async def test_name_that_is_no_folder_or_is_served_is_refused(tmp_path: Path) ->
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_exists")
 
 
-async def test_admin_routes_want_an_admin_key(tmp_path: Path) -> None:
+async def test_admin_routes_need_an_admin_key(tmp_path: Path) -> None:
     keys = {"api_keys": ("user",), "admin_keys": ("boss",)}
     async with serving(tmp_path, **keys) as server:
         for key, status in (("user", 403), ("boss", 200)):

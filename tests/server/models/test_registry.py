@@ -52,7 +52,7 @@ async def test_list_has_all_models_and_each_has_a_route(server: Served) -> None:
 
 
 @pytest.mark.parametrize("model", ["plain", "second"])
-async def test_session_goes_on_in_its_model_without_being_told(server: Served, model: str) -> None:
+async def test_session_continues_in_its_model_without_naming_it(server: Served, model: str) -> None:
     session = await created(server, model=model)
     assert await server.text(session=session) == await server.text(model=model)
     appended = await server.http.post(f"/v1/sessions/{session}/append", json={"text": "and"})
@@ -78,7 +78,7 @@ async def test_session_never_reaches_another_model(server: Served) -> None:
         assert has == (version.name == "second")
 
 
-async def test_unknown_session_is_404_whatever_is_done_with_it(server: Served) -> None:
+async def test_unknown_session_is_404_for_every_method(server: Served) -> None:
     for verb, path in (("GET", ""), ("DELETE", ""), ("POST", "/fork"), ("GET", "/export")):
         answer = await server.http.request(verb, f"/v1/sessions/{NOBODY}{path}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")

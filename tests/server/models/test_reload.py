@@ -92,7 +92,7 @@ async def test_running_session_can_be_read_again_after_a_reload(tmp_path: Path) 
         await server.retired()
 
 
-async def test_session_of_other_weights_is_409_and_goes_on_when_they_come_back(
+async def test_session_of_other_weights_is_409_until_they_are_reloaded(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as server:
@@ -120,7 +120,7 @@ async def test_session_of_other_weights_is_409_and_goes_on_when_they_come_back(
         assert (await server.http.get(f"/v1/sessions/{new}")).status_code == 409
 
 
-async def test_session_of_an_old_version_answers_so_while_that_still_runs_others(
+async def test_session_of_an_old_version_is_refused_while_that_runs_others(
     tmp_path: Path,
 ) -> None:
     """Its owner hears that it rests, and anybody else that there is none."""
@@ -177,7 +177,7 @@ async def test_reload_to_a_version_that_still_ends_is_refused_for_now(tmp_path: 
         assert (await reload(server, path="before"))["changed"] is True
 
 
-async def test_counters_do_not_go_back_at_a_reload(tmp_path: Path) -> None:
+async def test_counters_do_not_decrease_at_a_reload(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         await server.text()
         write_model(tmp_path / "a", seed=1)

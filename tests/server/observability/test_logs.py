@@ -90,7 +90,7 @@ def test_json_line_has_the_exception() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": {1}}, b"\xff", "\ud800", 1e9])
-def test_json_line_can_be_read_whatever_the_fields_are(value: object) -> None:
+def test_json_line_is_valid_with_any_fields(value: object) -> None:
     line = JsonLines(Redaction(())).format(record("odd", value=value))
     json.loads(line, parse_constant=pytest.fail)
 
@@ -125,7 +125,7 @@ LEAKS = [
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_what_stands_where_a_key_does_is_redacted(leak: str) -> None:
+def test_values_in_place_of_a_key_are_redacted(leak: str) -> None:
     for made in (record(leak), record("head", header=leak), failed("it broke", ValueError(leak))):
         line = json.dumps(as_json(made))
         for shown in (line, as_text(made)):

@@ -117,7 +117,7 @@ def test_each_choice_has_a_span_under_its_own_id(
 
 
 @pytest.mark.parametrize("why", ["detached", "migrated"])
-def test_span_ends_when_the_request_goes_on_without_its_reader(
+def test_span_ends_when_the_reader_detaches(
     tracer: OtelTracer, exported: InMemorySpanExporter, why: Literal["detached", "migrated"]
 ) -> None:
     tracer.generation(GENERATE, "r1").left(why)
@@ -164,11 +164,11 @@ def test_close_leaves_a_collector_that_does_not_answer() -> None:
     assert ended.wait(60)
 
 
-def test_off_is_the_tracer_without_an_endpoint() -> None:
+def test_tracing_is_disabled_without_an_endpoint() -> None:
     assert open_tracer(None, "0.0.0") is OFF
 
 
-def test_off_takes_every_call() -> None:
+def test_disabled_tracer_accepts_every_call() -> None:
     with OFF.request({"type": "http"}) as span:
         span.responded(200)
     with pytest.raises(QueueFull), OFF.request({"type": "http"}):
@@ -181,7 +181,7 @@ def test_off_takes_every_call() -> None:
 
 
 @pytest.mark.process
-def test_off_imports_nothing_of_opentelemetry() -> None:
+def test_disabled_tracing_does_not_import_opentelemetry() -> None:
     code = (
         "import sys\nfrom server.observability.tracer import open_tracer\n"
         "open_tracer(None, '0').close()\n"

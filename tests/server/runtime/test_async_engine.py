@@ -136,7 +136,7 @@ async def test_reader_that_cannot_be_written_to_fails_alone(
     assert "not encoded" in caplog.text
 
 
-async def test_loop_wakes_once_per_step_whatever_the_number_of_requests() -> None:
+async def test_loop_wakes_once_per_step_for_any_number_of_requests() -> None:
     gate = Gate()
     async with driving(FakeEngine(max_sessions=64, before_step=gate), gate) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(10**4)

@@ -5,7 +5,7 @@ import threading
 from server.runtime.command_queue import CommandQueue
 
 
-def test_take_gives_all_items_in_order() -> None:
+def test_take_returns_all_items_in_order() -> None:
     box: CommandQueue[int] = CommandQueue(4)
     for item in (1, 2, 3):
         assert box.post(item)
@@ -13,7 +13,7 @@ def test_take_gives_all_items_in_order() -> None:
     assert box.take(0) == []
 
 
-def test_full_box_refuses_all_but_urgent_items() -> None:
+def test_full_queue_refuses_all_but_urgent_items() -> None:
     box: CommandQueue[str] = CommandQueue(1)
     assert box.post("first")
     assert not box.post("second")
@@ -21,7 +21,7 @@ def test_full_box_refuses_all_but_urgent_items() -> None:
     assert box.take(None) == ["first", "cancel"]
 
 
-def test_closed_box_gives_what_it_holds_and_then_none() -> None:
+def test_closed_queue_returns_remaining_items_and_then_none() -> None:
     box: CommandQueue[int] = CommandQueue(4)
     box.post(1)
     box.close()

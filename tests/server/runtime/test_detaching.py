@@ -29,7 +29,7 @@ from tests.server.running_engine import (
 )
 
 
-async def test_reader_that_does_not_keep_up_parks_alone_and_goes_on_where_it_was() -> None:
+async def test_slow_reader_parks_only_its_requests_and_they_resume_in_place() -> None:
     async with driving(FakeEngine()) as async_engine:
 
         def press(full: bool) -> None:
@@ -47,7 +47,7 @@ async def test_reader_that_does_not_keep_up_parks_alone_and_goes_on_where_it_was
     assert [e.seq for e in events if isinstance(e, TokenEvent)] == list(range(1, 501))
 
 
-async def test_parked_request_of_a_reader_that_leaves_is_cancelled() -> None:
+async def test_parked_request_is_cancelled_on_disconnect() -> None:
     async with driving(FakeEngine()) as async_engine:
         event_queue: EventQueue[Event] = EventQueue(
             200, lambda full: async_engine.requests.hold(event_queue)
@@ -59,7 +59,7 @@ async def test_parked_request_of_a_reader_that_leaves_is_cancelled() -> None:
         assert (stats.held_slots, stats.num_parked) == (0, 0)
 
 
-async def test_kept_session_goes_on_without_its_reader_up_to_the_bound() -> None:
+async def test_kept_session_continues_without_its_reader_up_to_the_limit() -> None:
     async with driving(FakeEngine(max_detached_tokens=30)) as async_engine:
         event_queue = await begun(async_engine, request(max_tokens=10**6, keep=True))
         (first, *_) = await event_queue.take()
@@ -121,7 +121,7 @@ async def left() -> AsyncIterator[tuple[AsyncEngine, Resuming]]:
         yield async_engine, resuming
 
 
-async def test_attached_session_rests_until_its_reader_has_caught_up() -> None:
+async def test_attached_session_is_paused_until_its_reader_has_caught_up() -> None:
     async with left() as (async_engine, resuming):
         attached = await resuming.attach()
         assert attached.busy
@@ -135,7 +135,7 @@ async def test_attached_session_rests_until_its_reader_has_caught_up() -> None:
         async_engine.requests.cancel("new")
 
 
-async def test_end_of_a_session_comes_after_what_its_reader_has_missed() -> None:
+async def test_finished_comes_after_missed_events() -> None:
     async with left() as (async_engine, resuming):
         attached = await resuming.attach()
         async_engine.requests.cancel("new")
@@ -148,7 +148,7 @@ async def test_end_of_a_session_comes_after_what_its_reader_has_missed() -> None
         assert (end.seq, end.finish_reason) == (attached.seq + 1, "cancelled")
 
 
-async def test_pressure_does_not_start_a_session_whose_reader_is_behind() -> None:
+async def test_end_of_backpressure_does_not_resume_a_reader_that_is_behind() -> None:
     async with left() as (async_engine, resuming):
         attached = await resuming.attach()
         async_engine.requests.hold(resuming.event_queue)
@@ -193,7 +193,7 @@ async def test_cancel_and_a_take_over_at_once_end_the_session_for_its_new_reader
         assert async_engine.healthy
 
 
-async def test_reader_that_leaves_before_it_is_attached_leaves_nothing_behind() -> None:
+async def test_disconnect_before_attach_leaks_nothing() -> None:
     gate = Gate()
     async with driving(FakeEngine(before_step=gate), gate) as async_engine:
         resuming = Resuming(async_engine)

@@ -18,7 +18,7 @@ async def waiting(
     return reader
 
 
-async def test_take_gives_everything_that_waits() -> None:
+async def test_take_returns_everything_queued() -> None:
     event_queue: EventQueue[int] = EventQueue(4)
     event_queue.put([1])
     event_queue.put([2])
@@ -84,7 +84,7 @@ async def test_direct_write_gets_what_comes_while_the_reader_waits() -> None:
     reader.cancel()
 
 
-async def test_nothing_overtakes_what_the_direct_write_refused() -> None:
+async def test_refused_direct_writes_stay_in_order() -> None:
     event_queue: EventQueue[int] = EventQueue(10)
     offered: list[Sequence[int]] = []
 
@@ -108,7 +108,7 @@ async def test_direct_write_ends_with_its_reader() -> None:
     assert await event_queue.take() == [1]
 
 
-async def test_half_full_queue_tells_of_each_item_and_once_that_it_was_read() -> None:
+async def test_half_full_queue_reports_each_item_and_once_that_it_was_read() -> None:
     told: list[bool] = []
     event_queue: EventQueue[int] = EventQueue(8, told.append)
     event_queue.put([1, 2, 3])
@@ -144,7 +144,7 @@ async def test_emptied_waits_until_all_is_taken() -> None:
         await emptied
 
 
-async def test_those_who_wait_for_an_empty_queue_take_turns() -> None:
+async def test_waiters_for_an_empty_queue_take_turns() -> None:
     event_queue: EventQueue[int] = EventQueue(8)
 
     async def add(item: int) -> None:
@@ -158,7 +158,7 @@ async def test_those_who_wait_for_an_empty_queue_take_turns() -> None:
     await asyncio.gather(*writers)
 
 
-async def test_broken_queue_will_not_be_emptied_and_nobody_waits_for_it() -> None:
+async def test_failed_queue_ends_a_wait_for_emptied() -> None:
     event_queue: EventQueue[int] = EventQueue(8)
     event_queue.put([1])
     emptied = asyncio.create_task(event_queue.emptied())
@@ -168,7 +168,7 @@ async def test_broken_queue_will_not_be_emptied_and_nobody_waits_for_it() -> Non
         await emptied
 
 
-async def test_what_is_on_its_way_has_room_beyond_the_backpressure() -> None:
+async def test_spare_capacity_holds_events_after_backpressure() -> None:
     told: list[bool] = []
     event_queue: EventQueue[int] = EventQueue(4, told.append, spare=3)
     assert event_queue.put([1, 2, 3, 4])

@@ -104,13 +104,13 @@ def seqs(desk: Desk) -> list[int]:
     return [event.seq for event in desk.store.read("s", "me", 0, 100)]
 
 
-def test_step_with_nothing_to_log_goes_on_at_once(desk: Desk) -> None:
+def test_step_without_records_is_published_at_once(desk: Desk) -> None:
     step = desk.add()
     assert desk.passed == [step]
     assert desk.threads == [threading.current_thread().name]
 
 
-def test_step_goes_on_only_when_its_records_are_safe(desk: Desk) -> None:
+def test_step_is_published_only_after_its_commit(desk: Desk) -> None:
     desk.store.hold()
     step = desk.add(OPENED)
     assert desk.store.held.wait(60)
@@ -145,7 +145,7 @@ def test_store_with_more_to_do_is_called_again_soon(desk: Desk) -> None:
     assert desk.store.num_maintained == 3
 
 
-def test_store_that_has_become_another_one_is_a_reason_to_forget(desk: Desk) -> None:
+def test_replaced_store_makes_the_engine_forget(desk: Desk) -> None:
     """Also where nothing was written since: what the engine has is no part of it."""
     desk.add(OPENED)
     desk.done()
@@ -172,7 +172,7 @@ def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:
     assert desk.store.num_committed == [1, 5]
 
 
-def test_question_sees_all_that_was_added_before_it_and_nothing_after(desk: Desk) -> None:
+def test_query_sees_all_earlier_records_and_no_later_ones(desk: Desk) -> None:
     desk.store.hold()
     desk.add(OPENED, token(1))
     assert desk.store.held.wait(60)
@@ -184,7 +184,7 @@ def test_question_sees_all_that_was_added_before_it_and_nothing_after(desk: Desk
     assert seqs(desk) == [1, 2]
 
 
-def test_error_of_a_question_is_its_answer_and_nobody_else_s(desk: Desk) -> None:
+def test_error_of_a_query_reaches_only_its_caller(desk: Desk) -> None:
     with pytest.raises(SessionNotFound):
         desk.queue.ask(lambda store: store.read("nothing", "me", 0, 1)).result(60)
     with pytest.raises(ZeroDivisionError):
@@ -193,7 +193,7 @@ def test_error_of_a_question_is_its_answer_and_nobody_else_s(desk: Desk) -> None
     assert desk.thread.error is None
 
 
-def test_question_that_nobody_waits_for_is_not_asked(desk: Desk) -> None:
+def test_cancelled_query_does_not_run(desk: Desk) -> None:
     asked: list[int] = []
     desk.store.hold()
     desk.add(OPENED)
@@ -204,7 +204,7 @@ def test_question_that_nobody_waits_for_is_not_asked(desk: Desk) -> None:
     assert asked == []
 
 
-def test_failed_commit_loses_its_steps_and_tells_the_engine_to_forget(desk: Desk) -> None:
+def test_failed_commit_drops_its_steps_and_makes_the_engine_forget(desk: Desk) -> None:
     desk.add(OPENED)
     desk.done()
     desk.store.error = StoreFull("no room")
@@ -265,7 +265,7 @@ def test_upkeep_comes_once_a_second_and_not_with_every_commit(desk: Desk) -> Non
     assert desk.store.num_maintained == 1
 
 
-def test_taken_store_is_the_end(desk: Desk) -> None:
+def test_fenced_store_ends_the_thread_at_a_commit(desk: Desk) -> None:
     desk.store.error = Fenced("another process has the store")
     lost = desk.add(OPENED)
     assert desk.died.wait(60)
@@ -274,7 +274,9 @@ def test_taken_store_is_the_end(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("before", [None, StoreFull("no room")])
-def test_taken_store_is_the_end_whoever_finds_out(desk: Desk, before: StoreError | None) -> None:
+def test_fenced_store_ends_the_thread_at_its_maintenance(
+    desk: Desk, before: StoreError | None
+) -> None:
     if before is not None:
         desk.store.error = before
         desk.maintained()
@@ -302,7 +304,7 @@ def test_time_of_a_commit_that_hangs_is_shown(desk: Desk) -> None:
     desk.done()
 
 
-def test_close_commits_what_waits_and_takes_no_more_questions() -> None:
+def test_close_commits_pending_steps_and_refuses_queries() -> None:
     desk = Desk(FailingStore())
     desk.add(OPENED, token(1))
     desk.thread.start()
@@ -313,7 +315,7 @@ def test_close_commits_what_waits_and_takes_no_more_questions() -> None:
         desk.queue.ask(lambda store: None).result(60)
 
 
-def test_close_says_if_a_commit_hangs() -> None:
+def test_close_reports_a_hanging_commit() -> None:
     desk = Desk(FailingStore())
     desk.store.hold()
     desk.add(OPENED)
@@ -324,7 +326,7 @@ def test_close_says_if_a_commit_hangs() -> None:
     assert desk.thread.close(60)
 
 
-def test_error_of_our_own_is_the_end() -> None:
+def test_unexpected_error_ends_the_thread() -> None:
     class Broken(FailingStore):
         def commit(self, records: Sequence[Any]) -> None:
             raise ZeroDivisionError
@@ -338,7 +340,7 @@ def test_error_of_our_own_is_the_end() -> None:
     assert desk.passed == []
 
 
-def test_questions_are_answered_where_the_thread_dies() -> None:
+def test_queries_are_answered_if_the_thread_dies() -> None:
     """With an error; a caller that waits for one of them would wait until the process ends."""
     reached, go_on = threading.Event(), threading.Event()
 

@@ -39,7 +39,7 @@ async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
         assert (await async_engine.stats()).num_sessions == 2
 
 
-async def test_work_under_a_key_is_read_again_alone_whatever_came_after_it() -> None:
+async def test_work_under_a_key_is_read_again_without_later_events() -> None:
     async with keeping() as (async_engine, sessions):
         keys = IdempotencyKeys(async_engine, sessions)
         end = (await run(sessions, request("a", 3, keep=True, key="k")))[-1]
@@ -69,7 +69,7 @@ async def test_work_under_a_key_that_has_another_reader_is_not_taken_from_it() -
         async_engine.requests.release(event_queue)
 
 
-async def test_work_under_a_key_whose_log_is_gone_says_so() -> None:
+async def test_work_under_a_key_without_a_log_is_an_error() -> None:
     async with keeping(store=FailingStore(limits=SHORT)) as (async_engine, sessions):
         keys = IdempotencyKeys(async_engine, sessions)
         await run(sessions, request("a", 200, keep=True, key="k"))

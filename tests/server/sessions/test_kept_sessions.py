@@ -90,7 +90,7 @@ async def missed(sessions: Sessions, resumed: Resumed) -> list[TokenEvent | Fini
     return [event for page in pages for event in page]
 
 
-async def test_session_that_sleeps_in_the_store_is_fetched_when_it_is_wanted() -> None:
+async def test_evicted_session_is_loaded_on_demand() -> None:
     store = FailingStore(durable=True)
     async with keeping(small(), store) as (async_engine, sessions):
         first = (await sessions.create("me")).session
@@ -123,7 +123,7 @@ async def test_command_comes_with_the_session_that_was_loaded_for_it(
         assert num_sent == 2
 
 
-async def test_session_that_comes_and_goes_is_an_error_that_says_try_again(
+async def test_session_evicted_before_each_try_is_an_error_with_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others bring it, and it has left again each time that this command is sent."""
@@ -192,7 +192,7 @@ async def test_resume_that_fails_because_of_another_session_leaves_no_reader() -
         assert found.info.busy
 
 
-async def test_store_that_was_replaced_while_nobody_wrote_is_an_explicit_reset() -> None:
+async def test_store_replaced_while_idle_is_an_explicit_reset() -> None:
     """The engine still has the session, and the store has never heard of it."""
     store = FailingStore(durable=True)
     async with keeping(store=store) as (async_engine, sessions):
@@ -208,7 +208,7 @@ async def test_store_that_was_replaced_while_nobody_wrote_is_an_explicit_reset()
             await async_engine.call(lambda e, now: e.session_info(end.session, "me", now))
 
 
-async def test_session_is_fetched_once_however_many_want_it() -> None:
+async def test_concurrent_commands_load_a_session_once() -> None:
     class Counting(FailingStore):
         num_loads = 0
 
@@ -225,7 +225,7 @@ async def test_session_is_fetched_once_however_many_want_it() -> None:
         assert store.num_loads == 1
 
 
-async def test_sleeping_session_is_nothing_to_another_owner() -> None:
+async def test_evicted_session_is_not_found_by_another_owner() -> None:
     async with keeping(small(), FailingStore(durable=True)) as (_, sessions):
         first = (await sessions.create("me")).session
         await sessions.create("me")
@@ -314,7 +314,7 @@ async def test_log_that_does_not_reach_back_is_a_reset() -> None:
         assert [event.seq for event in await missed(sessions, resumed)] == list(range(211, 223))
 
 
-async def test_what_ran_when_the_server_went_down_goes_on_and_a_broken_one_stops_nobody() -> None:
+async def test_unfinished_requests_continue_on_start_despite_a_broken_one() -> None:
     class PartlyBroken(FailingStore):
         broken = ""
 
@@ -388,7 +388,7 @@ async def test_command_whose_record_is_lost_gets_the_error() -> None:
         assert store.list("me", None, 9) == []
 
 
-async def test_sessions_go_on_from_what_the_store_has_when_it_works_again() -> None:
+async def test_sessions_continue_from_the_store_once_it_works_again() -> None:
     store = FailingStore()
     async with keeping(store=store) as (async_engine, sessions):
         kept = await begun(sessions, request("kept", 10**6, keep=True))
@@ -429,7 +429,7 @@ async def test_server_whose_store_was_taken_sends_nothing_more_and_dies() -> Non
         assert len(seqs) <= listed.seq
 
 
-async def test_retired_sessions_tell_where_they_stand_and_go_on_in_the_next_server() -> None:
+async def test_retired_sessions_send_their_position_and_continue_in_the_next_server() -> None:
     store = FailingStore(durable=True)
     async with keeping(store=store) as (async_engine, sessions):
         event_queue = await begun(sessions, request("kept", 10**6, keep=True))

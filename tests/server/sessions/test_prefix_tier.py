@@ -59,7 +59,7 @@ def entry(token: int, kept: bool = False) -> Evicted:
     return Evicted("me", key, 1, BLOCK, kept)
 
 
-async def test_what_is_there_is_brought_to_the_engine() -> None:
+async def test_found_state_is_loaded_into_the_engine() -> None:
     prefixes = FakePrefixes()
     prefixes.hits["me"] = Hit(128, BLOCK)
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
@@ -103,7 +103,7 @@ async def test_evicted_states_go_to_every_tier() -> None:
     assert [(e.num_tokens, e.kept) for e in prefixes.put_entries] == [(128, False)]
 
 
-async def test_tier_that_hangs_holds_up_one_request_and_only_for_its_time() -> None:
+async def test_hanging_tier_delays_one_request_for_its_timeout() -> None:
     prefixes = FakePrefixes()
     prefixes.hits["me"] = Hit(128, BLOCK)
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
@@ -136,7 +136,7 @@ async def test_prompt_does_not_wait_for_all_that_is_written() -> None:
     assert len(prefixes.put_entries) == 10
 
 
-async def test_what_waits_for_a_shared_tier_is_bounded() -> None:
+async def test_pending_writes_to_a_shared_tier_are_bounded() -> None:
     prefixes = FakePrefixes()
     async with driving(FakeEngine(**PREFIXES)) as async_engine:
         tier = PrefixTier(async_engine, prefixes, EOS, shared=True)

@@ -39,7 +39,7 @@ def refused(answer: httpx.Response, status: int, code: str) -> bool:
     return (answer.status_code, error["code"]) == (status, code)
 
 
-async def test_imported_session_goes_on_where_the_exported_one_was(server: Running) -> None:
+async def test_imported_session_continues_where_the_exported_one_was(server: Running) -> None:
     session = await kept(server, 5)
     data = await export(server, session)
     answer = (await take(server, data)).json()
@@ -59,7 +59,7 @@ async def test_file_is_good_on_another_server_of_the_same_key(server: Running) -
         assert more.json()["choices"][0]["text"] == story(7, 8)
 
 
-async def test_empty_session_can_leave_too(server: Running) -> None:
+async def test_empty_session_can_be_exported(server: Running) -> None:
     answer = await take(server, await export(server, await create(server)))
     assert answer.json()["position"] == 0
 
@@ -97,7 +97,7 @@ async def test_part_of_a_file_is_refused(server: Running, part: float) -> None:
     assert (await server.stats()).num_sessions == 1
 
 
-async def test_altered_byte_is_refused_wherever_it_is(server: Running) -> None:
+async def test_every_altered_byte_is_refused(server: Running) -> None:
     data = await export(server, await kept(server))
     for place in range(0, len(data), max(1, len(data) // 40)):
         altered = bytes([*data[:place], data[place] ^ 1, *data[place + 1 :]])
@@ -116,7 +116,7 @@ async def test_export_of_what_is_not_there_is_a_404(server: Running) -> None:
     assert refused(answer, 404, "session_not_found")
 
 
-async def test_import_belongs_to_who_sent_it() -> None:
+async def test_import_belongs_to_its_sender() -> None:
     async with running(api_keys=("one", "two")) as server:
         server.http.headers["authorization"] = "Bearer one"
         data = await export(server, await kept(server))

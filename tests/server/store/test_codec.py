@@ -112,12 +112,12 @@ entries = st.one_of(
 
 
 @given(values)
-def test_a_value_comes_back(value: SessionValue) -> None:
+def test_value_round_trips(value: SessionValue) -> None:
     assert decode_value(encode(value)) == value
 
 
 @given(st.lists(entries, max_size=8), st.none() | names)
-def test_entries_come_back(log: list[Entry], running: str | None) -> None:
+def test_entries_round_trip(log: list[Entry], running: str | None) -> None:
     back = unpack_entries(pack_entries(log, running), running)
     assert back == log
     assert [type(entry) for entry in back] == [type(entry) for entry in log]
@@ -130,7 +130,7 @@ def test_a_token_costs_few_bytes() -> None:
     assert len(pack_entries(log, "a-long-request-id")) < 256 * 25
 
 
-def test_tokens_with_probabilities_stand_beside_those_without() -> None:
+def test_tokens_with_and_without_logprobs_mix() -> None:
     plain = TokenEvent("r", 1, 5, 500, " tok")
     rich = TokenEvent("r", 2, 6, 501, "", -0.1, ((501, -0.1), (7, -2.30258509299404568)))
     thinking = TokenEvent("r", 3, 7, 502, "", thought="we")
@@ -140,7 +140,7 @@ def test_tokens_with_probabilities_stand_beside_those_without() -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"[[501]]", b'[[501,"x"]]', b"[501,-0.1]", b"null"])
-def test_probabilities_that_it_has_not_written_are_refused(wrong: bytes) -> None:
+def test_malformed_logprobs_are_refused(wrong: bytes) -> None:
     data = pack_entries([TokenEvent("r", 2, 6, 501, "", -0.1, ((501, -0.1),))], "r")
     assert b"[[501,-0.1]]" in data
     with pytest.raises(Malformed):
@@ -172,7 +172,7 @@ VALUE = replace(SessionValue("s", "ann"), debt=(UnfedSegment((1, 2), 3),), undec
         (b"}", b""),
     ],
 )
-def test_what_it_has_not_written_is_refused(right: bytes, wrong: bytes) -> None:
+def test_malformed_value_is_refused(right: bytes, wrong: bytes) -> None:
     data = encode(VALUE)
     assert right in data
     with pytest.raises(Malformed):

@@ -15,7 +15,7 @@ from tests.server.store.records import Writer, block, in_ticks, text_after
 
 
 class TestLoad:
-    def test_leads_to_the_present(self, store: Store) -> None:
+    def test_entries_lead_to_the_present(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened()])
         in_ticks(store, writer.turn(3))
@@ -23,7 +23,7 @@ class TestLoad:
         assert loaded.entries == writer.entries
         assert loaded.value.state is None
 
-    def test_begins_at_the_newest_value(self, store: Store) -> None:
+    def test_load_begins_at_the_newest_value(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(3), writer.saved()])
         value = writer.value
@@ -35,14 +35,14 @@ class TestLoad:
         assert loaded.value.state.data.tolist() == block(value.position).data.tolist()
         assert loaded.entries == writer.entries[-3:]
 
-    def test_a_value_counts_where_it_stands_within_a_tick(self, store: Store) -> None:
+    def test_value_has_its_position_within_a_commit(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), writer.accepted(), writer.token(), writer.saved()])
         store.commit([writer.token(), writer.saved(), writer.token()])
         store.maintain(0.0)
         assert store.load("s1", "ann").entries == writer.entries[-1:]
 
-    def test_keeps_the_progress_of_a_request(self, store: Store) -> None:
+    def test_load_returns_the_progress_of_a_request(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), writer.accepted(), *writer.tokens(2)])
         store.commit([writer.saved(evicted=True)])
@@ -50,7 +50,7 @@ class TestLoad:
         assert store.load("s1", "ann").value.progress == writer.value.progress
 
     @pytest.mark.parametrize("at", [0, 1, 7, 12, 13, 14, 29, 30])
-    def test_at_begins_before_and_leads_past(self, store: Store, at: int) -> None:
+    def test_load_at_begins_before_and_reaches_past_it(self, store: Store, at: int) -> None:
         writer = Writer()
         store.commit([writer.opened()])
         for _ in range(6):
@@ -62,7 +62,7 @@ class TestLoad:
         assert len(reached) >= min(at + 1, 30)
         assert all(a in (None, b) for a, b in zip(reached, writer.text, strict=False))
 
-    def test_at_holds_where_the_text_was_cut_later(self, store: Store) -> None:
+    def test_load_at_works_after_a_rewind(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(20)])
         store.commit([writer.rewound(10), *writer.turn(5)])
@@ -100,7 +100,7 @@ class TestRewind:
         assert earlier.value.length == 10
         assert text_after(10, earlier.entries)[10:12] == writer.text[10:12]
 
-    def test_is_among_the_entries_of_an_older_value(self, store: Store) -> None:
+    def test_rewind_is_an_entry_after_an_older_value(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(8)])
         store.commit([writer.rewound(4)])
@@ -119,7 +119,7 @@ class TestRewind:
 
 class TestRead:
     @pytest.mark.parametrize("after_seq", [0, 1, 6, 7, 8, 12, 14])
-    def test_goes_on_after_any_event(self, store: Store, after_seq: int) -> None:
+    def test_read_starts_after_any_event(self, store: Store, after_seq: int) -> None:
         writer = Writer()
         in_ticks(store, [writer.opened(), *writer.turn(6), *writer.turn(6)])
         events = store.read("s1", "ann", after_seq, 100)
@@ -128,7 +128,7 @@ class TestRead:
             e for e in writer.entries if isinstance(e, TokenEvent | Finished) and e.seq > after_seq
         ]
 
-    def test_gives_at_most_so_many(self, store: Store) -> None:
+    def test_read_returns_at_most_the_limit(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(6)])
         assert [event.seq for event in store.read("s1", "ann", 2, 3)] == [3, 4, 5]
@@ -142,7 +142,7 @@ class TestRead:
         store.commit(writer.turn(1))
         assert [event.seq for event in store.read("s1", "ann", 0, 100)] == [1, 2, 3, 4, 5]
 
-    def test_goes_on_under_another_request_id(self, store: Store) -> None:
+    def test_events_may_change_their_request_id(self, store: Store) -> None:
         """A resumed request has the name that its new reader gave it."""
         writer = Writer()
         store.commit([writer.opened(), writer.accepted(), writer.token()])
@@ -189,7 +189,7 @@ class TestFork:
             assert loaded.value.state.data.tolist() == state.data.tolist()
             assert loaded.entries == copy.entries
 
-    def test_one_that_was_given_up_at_once_is_not_there(self, store: Store) -> None:
+    def test_fork_deleted_in_its_first_commit_is_not_listed(self, store: Store) -> None:
         copy = Writer()
         store.commit([copy.opened(block(3), (1, 2, 3)), copy.deleted()])
         assert store.list(None, None, 10) == []

@@ -34,7 +34,7 @@ class TestKeys:
         keyed = key_of(store, "k")
         assert keyed.finished == writer.entries[-1]
 
-    def test_appending_is_told_from_generating(self, store: Store) -> None:
+    def test_keys_distinguish_append_from_generate(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), writer.accepted(key="k", feeds_only=True)])
         store.commit([writer.finished(None)])
@@ -42,13 +42,13 @@ class TestKeys:
         assert keyed.is_append
         assert keyed.finished is not None
 
-    def test_is_its_owners_alone(self, store: Store) -> None:
+    def test_key_belongs_to_its_owner(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(1, key="k")])
         assert store.find_key("bob", "k") is None
         assert store.find_key("ann", "l") is None
 
-    def test_outlives_its_session(self, store: Store) -> None:
+    def test_key_outlives_its_session(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(1, key="k"), writer.deleted()])
         keyed = key_of(store, "k")
@@ -64,7 +64,7 @@ class TestKeys:
 
 
 class TestList:
-    def test_is_ordered_by_id_and_goes_on(self, store: Store) -> None:
+    def test_list_is_ordered_by_id_and_paged(self, store: Store) -> None:
         for name in ("c", "a", "d", "b"):
             store.commit([Writer(name).opened()])
         store.commit([Writer("bb", "bob").opened()])
@@ -72,7 +72,7 @@ class TestList:
         assert [each.id for each in store.list("ann", "c", 3)] == ["d"]
         assert [each.id for each in store.list(None, "b", 2)] == ["bb", "c"]
 
-    def test_shows_where_a_session_is(self, store: Store) -> None:
+    def test_list_shows_position_and_unfinished(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), writer.accepted(), *writer.tokens(4)])
         (listed,) = store.list("ann", None, 10)
@@ -82,7 +82,7 @@ class TestList:
         (listed,) = store.list("ann", None, 10)
         assert (listed.seq, listed.unfinished) == (5, False)
 
-    def test_counts_bytes_of_each_owner(self, store: Store) -> None:
+    def test_stored_bytes_are_counted_by_owner(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(5), writer.saved()])
         store.maintain(0.0)
@@ -94,7 +94,7 @@ class TestList:
 
 
 class TestUnfinished:
-    def test_is_what_has_no_end(self, store: Store) -> None:
+    def test_unfinished_lists_requests_without_an_end(self, store: Store) -> None:
         running, ended, evicted = Writer("a"), Writer("b"), Writer("c", "bob")
         for writer in (running, ended, evicted):
             store.commit([writer.opened(), writer.accepted(), *writer.tokens(2)])
@@ -104,7 +104,7 @@ class TestUnfinished:
 
 
 class TestDelete:
-    def test_leaves_nothing(self, store: Store) -> None:
+    def test_deleted_session_leaves_nothing(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened(), *writer.turn(5), writer.saved()])
         store.commit([writer.deleted()])
@@ -114,7 +114,7 @@ class TestDelete:
         assert store.list(None, None, 10) == []
         assert store.unfinished() == []
 
-    def test_twice_is_as_once(self, store: Store) -> None:
+    def test_repeated_delete_is_accepted(self, store: Store) -> None:
         writer = Writer()
         store.commit([writer.opened()])
         store.commit([writer.deleted(), writer.deleted()])
@@ -134,7 +134,7 @@ class TestDelete:
 
 
 class TestLimits:
-    def test_an_old_log_is_cut_and_says_so(self, small: Store) -> None:
+    def test_truncated_log_is_reported(self, small: Store) -> None:
         writer = Writer()
         small.commit([writer.opened()])
         for tick in range(20):
@@ -161,7 +161,7 @@ class TestLimits:
         loaded = small.load("s1", "ann", at)
         assert text_after(loaded.value.length, loaded.entries)[at - 1] == writer.text[at - 1]
 
-    def test_what_nobody_uses_expires(self, small: Store) -> None:
+    def test_unused_session_expires(self, small: Store) -> None:
         used, unused = Writer("used"), Writer("unused")
         small.maintain(0.0)
         for writer in (used, unused):
@@ -174,7 +174,7 @@ class TestLimits:
         small.maintain(3701.0)
         assert [each.id for each in small.list(None, None, 10)] == ["used"]
 
-    def test_what_the_engine_holds_or_has_not_ended_does_not_expire(self, small: Store) -> None:
+    def test_loaded_or_unfinished_session_does_not_expire(self, small: Store) -> None:
         held, running = Writer("held"), Writer("running")
         small.maintain(0.0)
         small.commit([held.opened(), *held.turn(2)])
@@ -185,7 +185,7 @@ class TestLimits:
         assert isinstance(small.load("held", "ann").entries[0], Accepted)
 
 
-def test_old_states_of_memory_go_first() -> None:
+def test_memory_drops_old_states_first() -> None:
     """Those of evicted sessions stay, as does what is needed to compute the others again."""
     store = MemoryStore(replace(IDENTITY, state_bytes=1 << 20), max_state_bytes=STATE_BYTES * 6)
     evicted, *live = (Writer(name) for name in ("evicted", "a", "b", "c", "d"))
@@ -235,7 +235,7 @@ def test_memory_has_the_keys_that_were_used_last(monkeypatch: pytest.MonkeyPatch
 
 
 class TestNamedStates:
-    def test_are_kept_until_they_are_deleted(self, store: Store) -> None:
+    def test_named_states_are_kept_until_deleted(self, store: Store) -> None:
         assert store.named_states() == {}
         assert store.read_named("a") is None
         store.put_named("a", file_digest(1), named_file(1))
@@ -247,7 +247,7 @@ class TestNamedStates:
         assert store.read_named("a") is None
         assert store.named_states() == {"b.x-1": file_digest(2)}
 
-    def test_one_takes_the_place_of_another_of_its_name(self, store: Store) -> None:
+    def test_put_replaces_a_state_of_the_same_name(self, store: Store) -> None:
         for number in (1, 2):
             store.put_named("a", file_digest(number), named_file(number))
         assert store.named_states() == {"a": file_digest(2)}

@@ -90,7 +90,7 @@ def test_a_log_without_its_database_is_not_deleted(tmp_path: Path, lose: Loss) -
     assert log.read_bytes() == before
 
 
-def test_a_database_lost_while_the_store_is_open_is_not_begun_anew(path: Path) -> None:
+def test_database_lost_while_the_store_is_open_is_not_recreated(path: Path) -> None:
     store, writer = open_store(path, IDENTITY), Writer("s2")
     states = sorted(path.glob("snapshots/*/*"))
     away = [file.rename(path.parent / file.name) for file in path.glob(f"{FILE_NAME}*")]
@@ -105,7 +105,7 @@ def test_a_database_lost_while_the_store_is_open_is_not_begun_anew(path: Path) -
     store.close()
 
 
-def test_a_folder_without_states_begins_anew(path: Path) -> None:
+def test_folder_without_states_gets_a_new_database(path: Path) -> None:
     first = open_store(path, IDENTITY)
     first.close()
     missing(path)

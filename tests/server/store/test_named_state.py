@@ -29,7 +29,7 @@ def file_of(state: NamedState) -> bytes:
 
 
 @pytest.mark.parametrize("state", [named_state(VALUE, "Once"), tuned_state(block(0))])
-def test_comes_back_as_it_was(state: NamedState) -> None:
+def test_state_round_trips(state: NamedState) -> None:
     found = import_state(file_of(state), IDENTITY)
     assert replace(found.value, state=None) == replace(state.value, state=None)
     assert found.value.state is not None
@@ -38,7 +38,7 @@ def test_comes_back_as_it_was(state: NamedState) -> None:
     assert (found.digest, found.prompt) == (state.digest, state.prompt)
 
 
-def test_is_no_session_of_anybody() -> None:
+def test_state_has_no_owner_or_session() -> None:
     value = named_state(VALUE).value
     assert (value.id, value.owner, value.epoch, value.seq, value.log_index) == ("", "", 0, 0, 0)
     assert (value.length, value.origin and value.origin.length) == (4, 4)
@@ -106,7 +106,7 @@ def test_every_flipped_byte_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, file_of(named_state(VALUE))[:-1][:60]])
-def test_what_is_none_of_ours_says_nothing(data: bytes) -> None:
+def test_other_data_is_not_recognised(data: bytes) -> None:
     assert about_of(data) is None
     with pytest.raises(ImportRefused):
         import_state(data, IDENTITY)

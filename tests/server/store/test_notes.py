@@ -20,7 +20,7 @@ def note_of(store: Store, owner: str = "ann") -> str | None:
     return None if keyed is None else keyed.note
 
 
-def test_is_found_under_the_key_from_the_first_commit_on(store: Store) -> None:
+def test_note_is_found_under_its_key_after_the_first_commit(store: Store) -> None:
     writer = Writer()
     store.commit([writer.opened(), noted(writer.accepted(key="k"))])
     assert (note_of(store), note_of(store, "bob")) == (NOTE, None)
@@ -30,7 +30,7 @@ def test_is_found_under_the_key_from_the_first_commit_on(store: Store) -> None:
     assert keyed.finished == writer.entries[-1]
 
 
-def test_goes_with_its_session(store: Store) -> None:
+def test_note_is_deleted_with_its_session(store: Store) -> None:
     writer = Writer()
     store.commit([writer.opened(), noted(writer.accepted(key="k")), writer.finished()])
     store.commit([writer.deleted()])
@@ -38,7 +38,7 @@ def test_goes_with_its_session(store: Store) -> None:
     assert key_of(store, "k")
 
 
-def test_goes_with_a_session_that_nobody_has_used_for_long(small: Store) -> None:
+def test_note_expires_with_its_session(small: Store) -> None:
     writer = Writer()
     small.maintain(0.0)
     small.commit([writer.opened(), noted(writer.accepted(key="k")), writer.finished()])
@@ -49,7 +49,7 @@ def test_goes_with_a_session_that_nobody_has_used_for_long(small: Store) -> None
     assert note_of(small) is None
 
 
-def test_one_that_cannot_be_stored_is_refused_with_all_of_its_commit(store: Store) -> None:
+def test_note_that_cannot_be_stored_fails_its_commit(store: Store) -> None:
     writer, other = Writer(), Writer("s2")
     store.commit([writer.opened(), other.opened()])
     id, entry = noted(writer.accepted(key="k"))
@@ -61,7 +61,7 @@ def test_one_that_cannot_be_stored_is_refused_with_all_of_its_commit(store: Stor
     assert note_of(store) == NOTE
 
 
-def test_counts_for_its_owner(store: Store) -> None:
+def test_note_counts_toward_the_bytes_of_its_owner(store: Store) -> None:
     with_note, without = Writer("s1"), Writer("s2", "bob")
     store.commit([with_note.opened(), noted(with_note.accepted(key="k")), with_note.finished()])
     store.commit([without.opened(), without.accepted(key="k"), without.finished()])
@@ -70,7 +70,7 @@ def test_counts_for_its_owner(store: Store) -> None:
     assert store.stored_bytes("ann") == 0
 
 
-def test_is_there_after_a_crash_right_behind_the_commit(tmp_path: Path) -> None:
+def test_note_survives_a_crash_after_the_commit(tmp_path: Path) -> None:
     path, writer = tmp_path / "store", Writer()
     store = open_store(path, IDENTITY)
     store.commit([writer.opened(), noted(writer.accepted(key="k")), writer.token()])

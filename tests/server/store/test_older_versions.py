@@ -63,7 +63,7 @@ def test_sessions_are_as_they_were(store: SqliteStore, session: str, at: int | N
     assert loaded.value.constraint is None
 
 
-def test_what_ran_goes_on_as_it_was_asked_for(store: SqliteStore) -> None:
+def test_unfinished_request_keeps_its_parameters(store: SqliteStore) -> None:
     assert store.unfinished() == [("runs", "ann")]
     progress = store.load("runs", "ann").value.progress
     assert progress is not None
@@ -81,7 +81,7 @@ def test_work_under_a_key_is_known(store: SqliteStore) -> None:
     assert found.note is None
 
 
-def test_store_learns_to_keep_notes(store: SqliteStore) -> None:
+def test_migrated_store_keeps_notes(store: SqliteStore) -> None:
     writer = Writer("new")
     store.commit([writer.opened(), noted(writer.accepted(key="k"))])
     found = key_of(store, "k")

@@ -44,7 +44,7 @@ def same(one: SessionValue, other: SessionValue) -> bool:
     ) == (None if other.state is None else bytes(other.state.data))
 
 
-def test_comes_back_without_its_request() -> None:
+def test_session_round_trips_without_its_request() -> None:
     value, file = exported()
     assert value.progress is not None
     assert same(import_session(file, IDENTITY, KEY), replace(value, progress=None))
@@ -90,7 +90,7 @@ def test_another_key_must_be_trusted() -> None:
     assert trusted.position == value.position
 
 
-def test_a_grammar_that_nobody_has_tried_is_not_trusted() -> None:
+def test_unsigned_grammar_is_refused() -> None:
     value, file = exported()
     assert import_session(file, IDENTITY, KEY, trust_unsigned=True).constraint == value.constraint
     with pytest.raises(ImportRefused, match="under a grammar"):
@@ -126,7 +126,7 @@ def test_a_session_that_cannot_be_is_refused(changes: dict[str, object]) -> None
         import_session(file, IDENTITY, KEY)
 
 
-def test_names_of_the_request_do_not_leave() -> None:
+def test_request_ids_are_not_exported() -> None:
     _, file = exported()
     about, _ = unpack(file)
     assert '"progress":null' in about["value"]

@@ -45,7 +45,7 @@ def test_longest_beginning_is_found(tmp_path: Path) -> None:
     assert found(files(tmp_path), text=TEXT[:200]) == (128, 1)
 
 
-def test_it_outlives_the_process(tmp_path: Path) -> None:
+def test_entry_outlives_the_process(tmp_path: Path) -> None:
     files(tmp_path).put([evicted(128, 1)])
     assert found(files(tmp_path)) == (128, 1)
 
@@ -66,7 +66,7 @@ def test_what_was_given_out_is_in_memory_until_it_is_put_back(tmp_path: Path) ->
     assert found(tier) == (128, 1)
 
 
-def test_unused_for_longest_goes_first(tmp_path: Path) -> None:
+def test_least_recently_used_is_evicted_first(tmp_path: Path) -> None:
     tier = files(tmp_path, num=2)
     tier.put([evicted(128, 1), evicted(256, 2)])
     assert found(tier, text=TEXT[:200]) == (128, 1)

@@ -37,7 +37,7 @@ def test_deletions_alone_have_the_reserve_s_room(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_was_given_up_comes_back_when_there_is_room(tmp_path: Path) -> None:
+def test_reserve_is_restored_when_there_is_room(tmp_path: Path) -> None:
     files = FaultyFiles(Faults(code=errno.ENOSPC))
     reserve = Reserve(tmp_path, files)
     reserve.restore()
@@ -53,6 +53,6 @@ def test_what_was_given_up_comes_back_when_there_is_room(tmp_path: Path) -> None
     assert (tmp_path / FILE_NAME).stat().st_size == size
 
 
-def test_a_reserve_that_is_gone_cannot_be_given_up(tmp_path: Path) -> None:
+def test_missing_reserve_cannot_be_released(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path, FaultyFiles(Faults()))
     assert not reserve.give_up()

@@ -22,7 +22,7 @@ def shown(tmp_path: Path) -> Path:
     return path
 
 
-def test_files_are_their_owner_s_whatever_the_folder_allows(shown: Path) -> None:
+def test_files_are_private_in_any_folder(shown: Path) -> None:
     mask = os.umask(0)
     try:
         store = open_store(shown, IDENTITY)

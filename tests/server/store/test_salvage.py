@@ -155,7 +155,7 @@ def test_broken_states_are_named_and_older_ones_serve(
     store.close()
 
 
-def test_clients_of_the_old_store_are_told_to_reset(path: Path) -> None:
+def test_clients_of_the_old_store_get_a_reset(path: Path) -> None:
     old = open_store(path, IDENTITY)
     old.close()
     store, _ = salvaged(path, 0)
@@ -172,7 +172,7 @@ def test_what_is_no_database_is_an_error(path: Path, content: bytes) -> None:
     assert not path.with_name("new").exists()
 
 
-def test_a_store_in_use_is_left_alone(path: Path) -> None:
+def test_store_in_use_is_refused(path: Path) -> None:
     store = open_store(path, IDENTITY)
     result = run("salvage", path, path.with_name("new"))
     store.close()

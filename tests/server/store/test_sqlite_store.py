@@ -100,7 +100,7 @@ class TestReopening:
         writer.finished()
         again.close()
 
-    def test_numbers_go_on_after_a_death(self, store: SqliteStore, path: Path) -> None:
+    def test_row_numbers_continue_after_a_crash(self, store: SqliteStore, path: Path) -> None:
         """No row of the journal and no session's key is used twice."""
         first, second = Writer("s1"), Writer("s2")
         store.commit([first.opened(), *first.turn(2)])
@@ -131,7 +131,7 @@ class TestReopening:
 
 
 class TestJournal:
-    def test_a_quiet_session_does_not_hold_it_up(self, path: Path) -> None:
+    def test_idle_session_does_not_block_the_journal(self, path: Path) -> None:
         store = open_store(path, IDENTITY, "relaxed")
         quiet, busy = Writer("quiet"), Writer("busy")
         store.commit([quiet.opened(), quiet.accepted(), busy.opened(), busy.accepted()])
@@ -200,7 +200,7 @@ class TestFiles:
             store.maintain(float(turn))
         assert 4 <= len(state_files(path)) <= 12
 
-    def test_leftovers_go_at_the_start(self, path: Path) -> None:
+    def test_leftovers_are_deleted_at_start(self, path: Path) -> None:
         store = open_store(path, IDENTITY)
         store.commit([Writer().opened(block(3), (1, 2, 3))])
         store.close()
@@ -211,7 +211,7 @@ class TestFiles:
         open_store(path, IDENTITY).close()
         assert state_files(path) == [kept]
 
-    def test_states_that_do_not_fit_memory_go_with_the_commit(self, path: Path) -> None:
+    def test_states_that_do_not_fit_memory_are_written_at_the_commit(self, path: Path) -> None:
         store = open_store(path, IDENTITY, "relaxed")
         writer = Writer()
         store.commit([writer.opened()])
@@ -220,7 +220,7 @@ class TestFiles:
         assert len(state_files(path)) == 1
         store.close()
 
-    def test_states_go_to_the_disk_a_few_at_a_time(self, path: Path) -> None:
+    def test_states_are_written_a_few_at_a_time(self, path: Path) -> None:
         store = open_store(path, IDENTITY)
         writers = [Writer(f"s{i}") for i in range(12)]
         store.commit([writer.opened() for writer in writers])
@@ -250,7 +250,7 @@ class TestFailures:
         assert [event.seq for event in store.read("s1", "ann", 0, 9)] == [1]
         store.close()
 
-    def test_a_failed_sync_does_not_come_true_later(self, path: Path) -> None:
+    def test_commit_with_a_failed_sync_is_not_recovered_later(self, path: Path) -> None:
         """The bytes are in the file, and only the sync has failed: the commit is not there."""
         faults = Faults()
         vfs = FaultyVfs(faults)
@@ -287,7 +287,7 @@ class TestFailures:
         assert again.store_id == store.store_id
         again.close()
 
-    def test_a_directory_that_is_gone_is_not_made_anew(self, path: Path) -> None:
+    def test_deleted_directory_is_not_recreated(self, path: Path) -> None:
         store, writer = open_store(path, IDENTITY), Writer()
         store.commit([writer.opened(), *writer.turn(2)])
         away = path.with_name("away")
@@ -299,7 +299,7 @@ class TestFailures:
         assert store.load("s1", "ann").entries
         store.close()
 
-    def test_what_waited_for_the_disk_does_not_reach_another_store(self, path: Path) -> None:
+    def test_pending_states_are_not_written_to_another_store(self, path: Path) -> None:
         store, writer = open_store(path, IDENTITY), Writer()
         store.commit([writer.opened(), *writer.turn(2), writer.saved()])
         shutil.rmtree(path)
@@ -375,7 +375,7 @@ class TestMigrations:
         store.close()
 
 
-def test_sessions_that_have_left_are_written_without_a_pause_and_then_forgotten(
+def test_evicted_sessions_are_written_at_once_and_then_dropped(
     tmp_path: Path,
 ) -> None:
     """Thousands may leave at once; until they are written they are in memory."""

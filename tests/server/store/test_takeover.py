@@ -85,7 +85,7 @@ class Lease:
         self._meanwhile(self.now_s)
 
 
-def test_a_killed_owner_is_followed_at_once(tmp_path: Path, start: Start) -> None:
+def test_killed_owner_is_replaced_at_once(tmp_path: Path, start: Start) -> None:
     owner = start()
     assert [owner.commit() for _ in range(3)] == ["ok"] * 3
     owner.end()
@@ -94,7 +94,7 @@ def test_a_killed_owner_is_followed_at_once(tmp_path: Path, start: Start) -> Non
     store.close()
 
 
-def test_a_stopped_owner_is_followed_after_a_lease_and_fenced(tmp_path: Path, start: Start) -> None:
+def test_stopped_owner_is_replaced_after_a_lease_and_fenced(tmp_path: Path, start: Start) -> None:
     owner, lease = start(), Lease()
     assert owner.commit() == "ok"
     owner.stop()
@@ -170,7 +170,7 @@ def test_a_fenced_store_neither_writes_nor_reads(tmp_path: Path) -> None:
     heir.close()
 
 
-def test_an_heir_holds_the_lock_once_it_is_free(tmp_path: Path) -> None:
+def test_new_owner_takes_the_lock_once_it_is_free(tmp_path: Path) -> None:
     owner = open_store(tmp_path, IDENTITY)
     heir = open_store(tmp_path, IDENTITY, waiting=Lease().waiting())
     owner.close()

@@ -57,7 +57,7 @@ async def test_a_dead_worker_is_replaced(worker: WorkerProcess) -> None:
     assert (await worker.ask("more"))[0] == "more"
 
 
-async def test_a_late_answer_costs_the_process(worker: WorkerProcess) -> None:
+async def test_late_answer_ends_the_process(worker: WorkerProcess) -> None:
     await worker.ask("ready")
     pid = worker.pid
     with pytest.raises(TimeoutError):

@@ -88,7 +88,7 @@ def test_prompt_equals_definition_and_torch(name: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_state_goes_on_under_torch_and_back(name: str) -> None:
+def test_state_continues_on_torch_and_back(name: str) -> None:
     config, weights = small_weights(name)
     model, runtime, layout = model_of(config, weights), small_runtime(name), StateLayout.of(config)
     tokens = random_tokens(config, 120)

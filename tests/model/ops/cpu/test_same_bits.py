@@ -91,7 +91,9 @@ def assert_poisoned(pool: npt.NDArray[np.uint8], used: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), chosen(SERVED, KINDS))
-def test_company_pieces_slots_and_threads_do_not_matter(name: str, kind: tuple[str, int]) -> None:
+def test_batch_chunks_slots_and_threads_do_not_change_bits(
+    name: str, kind: tuple[str, int]
+) -> None:
     dtype, threads = kind
     texts = sequences(name, LENGTHS)
     found = together(small_runtime(name, dtype, threads), texts, random.Random(threads), 40)
@@ -135,7 +137,7 @@ def test_any_schedule_is_the_same(
     assert found == [alone(name, dtype, text) for text in texts]
 
 
-def test_sampled_tokens_do_not_depend_on_company() -> None:
+def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
     runtime, texts = small_runtime("elu"), sequences("elu", LENGTHS)
     draws = [runtime.draw(temperature=1.5, top_p=0.95, seed=i) for i in range(len(texts))]
     pool, slots = runtime.empty_pool(len(texts)), list(range(len(texts)))

@@ -110,7 +110,7 @@ def test_any_draw_equals_definition(
         (Params(), set(range(10))),
     ],
 )
-def test_of_equal_tokens_the_lowest_ids_are_kept(params: Params, kept: set[int]) -> None:
+def test_ties_keep_the_lowest_ids(params: Params, kept: set[int]) -> None:
     logits = np.zeros(10, np.float32)
     drawn = {native(logits, replace(params, seed=seed)) for seed in range(300)}
     assert drawn == kept
@@ -124,7 +124,7 @@ def test_typical_keeps_what_is_nearest_to_the_entropy(params: Params, kept: set[
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 300])
-def test_token_that_alone_is_allowed_is_drawn(size: int, temperature: float) -> None:
+def test_only_allowed_token_is_drawn(size: int, temperature: float) -> None:
     """However unlikely; a bit beyond the last id counts for nothing."""
     logits = np.linspace(40.0, -40.0, size, dtype=np.float32)
     for token in {0, size // 2, size - 1}:

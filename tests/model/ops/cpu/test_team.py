@@ -66,7 +66,7 @@ def test_other_python_threads_run_during_a_run() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_runtimes_of_two_python_threads_do_not_meet(threads: int) -> None:
+def test_runtimes_of_two_python_threads_are_independent(threads: int) -> None:
     names, results = ("gated", "elu"), {}
 
     def work(name: str) -> None:

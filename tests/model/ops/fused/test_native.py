@@ -24,7 +24,7 @@ def test_kernels_are_used_where_a_gradient_is_wanted() -> None:
         assert kernels_for(torch.float32, x) is None
 
 
-def test_kernels_can_be_set_aside() -> None:
+def test_kernels_can_be_disabled() -> None:
     x = torch.ones(2, 4, requires_grad=True)
     with without_kernels():
         assert kernels_for(torch.float32, x) is None

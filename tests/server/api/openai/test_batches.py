@@ -105,7 +105,7 @@ async def test_prompt_that_fails_fails_the_batch(server: Running, stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_takes_its_whole_batch_with_it(stream: bool) -> None:
+async def test_disconnect_cancels_the_whole_batch(stream: bool) -> None:
     gate = Gate()
     async with running(FakeEngine(before_step=gate, max_running=2, max_waiting=4)) as server:
         body = json.dumps({"prompt": ["hi"] * 100, "max_tokens": 10**4, "stream": stream})

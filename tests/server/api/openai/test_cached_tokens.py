@@ -67,7 +67,7 @@ async def test_prompts_of_a_list_are_counted_together(server: Running) -> None:
     assert cached(again) == 199 + 200
 
 
-async def test_another_prompt_has_what_begins_alike(server: Running) -> None:
+async def test_prompt_with_a_common_prefix_is_partly_cached(server: Running) -> None:
     await usage(server, "/v1/completions")
     other = await usage(server, "/v1/completions", prompt=PROMPT[:150] + "b" * 50)
     assert cached(other) == 128

@@ -152,7 +152,7 @@ async def test_messages_are_read_by_the_template() -> None:
         assert bare["usage"]["prompt_tokens"] == len("user: hi\n")
 
 
-async def test_what_the_template_says_is_a_400() -> None:
+async def test_error_raised_by_the_template_is_a_400() -> None:
     source = "{{ raise_exception('roles must alternate') }}"
     async with running(chat_template=ChatTemplate(source)) as server:
         response = await ask(server)
@@ -178,7 +178,7 @@ async def test_failure_before_the_first_token_is_a_plain_500(server: Running, st
     assert response.json()["error"]["code"] == "internal_error"
 
 
-async def test_null_and_defaults_ask_for_nothing(server: Running) -> None:
+async def test_null_and_defaults_are_accepted(server: Running) -> None:
     names = ("temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "tools")
     names += ("tool_choice", "parallel_tool_calls", "response_format", "logprobs", "max_tokens")
     names += ("top_logprobs", "user", "logit_bias", "audio", "modalities", "store", "metadata")

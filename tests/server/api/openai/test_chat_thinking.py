@@ -49,7 +49,7 @@ def error_of(response: httpx.Response) -> tuple[int, str, str]:
     return response.status_code, error["param"], error["message"]
 
 
-async def test_message_has_the_thinking_apart() -> None:
+async def test_message_has_separate_thinking() -> None:
     async with thinking_server(reasoning="on") as server:
         found = await answer(server)
     (choice,) = found["choices"]
@@ -92,7 +92,7 @@ async def test_model_that_is_not_to_think_answers_at_once(setting: str | None) -
     assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-async def test_model_may_begin_to_think_by_itself() -> None:
+async def test_model_may_open_the_thinking() -> None:
     said = " <think" + SAID
     async with thinking_server(said, ASKED) as server:
         message = (await answer(server))["choices"][0]["message"]
@@ -112,7 +112,7 @@ async def test_model_may_begin_to_think_by_itself() -> None:
         ({}, "7", ASKED + ON),
     ],
 )
-async def test_request_chooses_over_the_server(
+async def test_request_overrides_the_server_setting(
     body: dict[str, Any], setting: str | None, prompt: str
 ) -> None:
     async with thinking_server(reasoning=setting) as server:
@@ -209,7 +209,7 @@ async def test_logprobs_are_those_of_the_answer() -> None:
     assert streamed == tokens
 
 
-async def test_each_choice_thinks_for_itself() -> None:
+async def test_each_choice_has_its_own_thinking() -> None:
     said = ">\n" + "so so so so so\n</think>\n" + ANSWER + "\n\n"
     async with thinking_server(said, reasoning="on") as server:
         found = await answer(server, n=2)

@@ -107,14 +107,14 @@ async def test_parallel_calls_are_several(server: Running) -> None:
     assert max(map(len, answers)) > 1
 
 
-async def test_stream_tells_the_name_first_and_then_the_arguments(server: Running) -> None:
+async def test_stream_has_the_name_first_and_then_the_arguments(server: Running) -> None:
     options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
     options |= {"parallel_tool_calls": True, "seed": 3}
     whole = calls_of(await ask(server, **options))
     assert [streamed(await ask(server, **options, stream=True))] == whole
 
 
-async def test_model_that_does_not_call_answers_in_words(server: Running) -> None:
+async def test_model_that_does_not_call_answers_in_text(server: Running) -> None:
     body = {"tools": TOOLS[1:], "max_tokens": 5, "seed": 0}
     answer = (await ask(server, **body)).json()
     (choice,) = answer["choices"]
@@ -130,7 +130,7 @@ async def test_model_that_does_not_call_answers_in_words(server: Running) -> Non
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 40])
-async def test_words_beside_tools_are_cut_like_words_without_them(
+async def test_text_with_tools_is_truncated_like_text_without(
     server: Running, max_tokens: int
 ) -> None:
     for seed in range(5):
@@ -181,7 +181,7 @@ async def test_model_chooses_between_calls_and_the_format_of_an_answer(server: R
     assert reasons == {"tool_calls", "stop"}
 
 
-async def test_none_keeps_the_tools_from_the_model(server: Running) -> None:
+async def test_tool_choice_none_hides_the_tools_from_the_model(server: Running) -> None:
     answer = (await ask(server, tools=TOOLS, tool_choice="none", max_tokens=5, seed=0)).json()
     assert answer["usage"]["prompt_tokens"] == NUM_HI
     assert answer["choices"][0]["message"]["content"] == story(NUM_HI, 5)
@@ -196,7 +196,7 @@ async def test_call_and_its_result_can_be_sent_back(server: Running) -> None:
     assert again.status_code == 200, again.text
 
 
-async def test_call_that_is_cut_short_says_so(server: Running) -> None:
+async def test_truncated_call_has_finish_reason_length(server: Running) -> None:
     options = {"tools": TOOLS, "tool_choice": NAMED, "seed": 0}
     response = await ask(server, **options, stop='"place')
     (choice,) = response.json()["choices"]
@@ -223,7 +223,7 @@ async def test_call_that_is_cut_short_says_so(server: Running) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_kept_to_is_refused(
+async def test_unsupported_tools_are_refused(
     server: Running, param: str, body: dict[str, Any]
 ) -> None:
     response = await ask(server, **body)
@@ -231,7 +231,7 @@ async def test_what_cannot_be_kept_to_is_refused(
     assert response.json()["error"]["param"] == param, response.text
 
 
-async def test_template_that_knows_no_tools_leaves_forced_calls() -> None:
+async def test_template_without_tools_allows_forced_calls_only() -> None:
     constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
     engine, template = FakeEngine(matchers=constraints.matcher), ChatTemplate("hi")
     async with running(engine, constraints=constraints, chat_template=template) as server:

@@ -99,7 +99,7 @@ async def test_top_logprobs_is_another_name(server: Running) -> None:
     assert one.json()["choices"] == other.json()["choices"]
 
 
-async def test_text_that_is_only_scored_is_not_gone_on_with(server: Running) -> None:
+async def test_max_tokens_zero_with_echo_only_scores_the_prompt(server: Running) -> None:
     answer = (await server.generate(prompt="hi", max_tokens=0, echo=True, logprobs=1)).json()
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"], answer["seed"]) == ("hi", "length", None)
@@ -123,7 +123,7 @@ async def test_prompt_logprobs_are_by_id(server: Running) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_stream_says_what_the_whole_answer_says(server: Running, n: int) -> None:
+async def test_stream_equals_the_whole_answer(server: Running, n: int) -> None:
     body = {"prompt": "hey", "max_tokens": 6, "seed": 0, "echo": True, "logprobs": 2, "n": n}
     body |= {"prompt_logprobs": 1}
     whole = (await server.generate(**body)).json()["choices"]
@@ -158,7 +158,7 @@ async def test_benchmark_reads_a_chunk_for_each_token_and_usage_at_the_end(serve
     assert last["usage"] == usage_of(2, 8)
 
 
-async def test_session_that_goes_on_has_no_token_without_a_logprob(server: Running) -> None:
+async def test_continued_session_has_a_logprob_for_every_token(server: Running) -> None:
     session = await kept(server)
     answer = await server.generate(
         session=session, prompt="hi", max_tokens=1, echo=True, logprobs=0, seed=0

@@ -157,7 +157,7 @@ def test_prompt_that_is_only_fed_has_its_logprobs() -> None:
     assert chunk["choices"] == [choice]
 
 
-def test_usage_so_far_is_in_each_chunk_and_ends_at_the_whole() -> None:
+def test_each_chunk_has_running_usage_and_the_last_the_total() -> None:
     made = writer(request(), options=ALL_ALONG)
     found = [chunk["usage"]["total_tokens"] for chunk in streamed(made, events())]
     assert found == [3, 4, 4, 4]

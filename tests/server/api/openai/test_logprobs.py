@@ -35,7 +35,7 @@ def test_offsets_are_places_in_the_text_that_is_shown(data: bytes) -> None:
     assert found["text_offset"][-1] == len(text)
 
 
-def test_most_probable_are_named_and_the_token_itself_with_one_and_the_same_number() -> None:
+def test_most_probable_tokens_and_the_token_itself_have_equal_logprobs() -> None:
     tops = ((ord("x"), -0.25), (ord("y"), -1.5), (ord("z"), -2.0))
     writer = LegacyLogprobs(NAMES, 2)
     found = writer.of([(ord("x"), -0.25, tops), (ord("q"), -7.125, tops)])

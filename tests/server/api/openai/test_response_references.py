@@ -33,7 +33,7 @@ async def test_items_of_input_and_output_are_read_by_their_names(server: Running
     assert listed[:2] == [question, said]
 
 
-async def test_reference_can_be_followed_further(server: Running) -> None:
+async def test_reference_to_a_reference_is_resolved(server: Running) -> None:
     first = await asked(server)
     named = reference(first["output"][0]["id"])
     second = await asked(server, input=[HI, named, HI])
@@ -42,13 +42,13 @@ async def test_reference_can_be_followed_further(server: Running) -> None:
 
 
 @pytest.mark.parametrize("id", ["msg_1", f"msg_{'0' * 48}_0", f"fc_{'0' * 48}_in_3"])
-async def test_item_that_is_nowhere_is_a_400_with_its_place(server: Running, id: str) -> None:
+async def test_unknown_item_is_a_400_with_its_index(server: Running, id: str) -> None:
     answer = await ask(server, input=[HI, reference(id)])
     assert await error_of(answer) == (400, "invalid_value", "input[1].id")
     assert id in answer.json()["error"]["message"]
 
 
-async def test_item_of_what_is_not_stored_or_is_deleted_is_nowhere(server: Running) -> None:
+async def test_item_of_an_unstored_or_deleted_response_is_unknown(server: Running) -> None:
     loose, gone = await asked(server, store=False), await asked(server)
     await server.http.delete(f"/v1/responses/{gone['id']}")
     for response in (loose, gone):
@@ -56,7 +56,7 @@ async def test_item_of_what_is_not_stored_or_is_deleted_is_nowhere(server: Runni
         assert await error_of(answer) == (400, "invalid_value", "input[0].id")
 
 
-async def test_item_of_another_tenant_is_nowhere() -> None:
+async def test_item_of_another_tenant_is_unknown() -> None:
     async with running(api_keys=["a" * 32, "b" * 32]) as server:
         server.http.headers["authorization"] = f"Bearer {'a' * 32}"
         (said,) = (await asked(server))["output"]

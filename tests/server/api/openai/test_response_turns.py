@@ -137,7 +137,7 @@ async def test_template_that_refuses_a_stand_in_must_read_it_all(
         (" Hello.<end>", "Hello.", None),
     ],
 )
-async def test_session_goes_on_where_its_text_is_that_of_the_template(
+async def test_session_continues_if_its_text_is_that_of_the_template(
     services: dict[str, Service], written: str, text: str, new: str | None
 ) -> None:
     begun, end, _ = written.partition("<end>")

@@ -119,7 +119,7 @@ async def test_logprobs_come_where_they_are_included(server: Running) -> None:
     assert kept["output"][0]["content"][0] == part
 
 
-async def test_what_asks_for_nothing_is_accepted(server: Running) -> None:
+async def test_fields_without_effect_are_accepted(server: Running) -> None:
     await asked(
         server,
         conversation=None,
@@ -139,7 +139,7 @@ async def test_what_asks_for_nothing_is_accepted(server: Running) -> None:
     )
 
 
-async def test_response_that_is_not_stored_is_nowhere(server: Running) -> None:
+async def test_response_that_is_not_stored_is_not_found(server: Running) -> None:
     response = await asked(server, store=False)
     assert (response["store"], response["session"]) == (False, None)
     assert await error_of(await get(server, response["id"])) == (404, "response_not_found", None)
@@ -190,7 +190,7 @@ async def test_input_items_come_in_pages(server: Running) -> None:
     assert await error_of(answer) == (400, "invalid_value", "after")
 
 
-async def test_client_that_leaves_ends_its_response(server: Running) -> None:
+async def test_disconnect_ends_the_response(server: Running) -> None:
     body = {**ASKED, "max_output_tokens": 10**6, "stream": True}
     async with server.http.stream("POST", "/v1/responses", json=body) as answer:
         async for line in answer.aiter_lines():
@@ -214,7 +214,7 @@ async def test_response_in_the_background_is_polled_and_cancelled(server: Runnin
     assert again == cancelled == (await get(server, queued["id"])).json()
 
 
-async def test_background_goes_on_beyond_what_a_left_session_may_have() -> None:
+async def test_background_response_exceeds_the_detached_limit() -> None:
     async with running(FakeEngine(max_detached_tokens=10)) as server:
         id = (await asked(server, background=True, max_output_tokens=100))["id"]
         await at_rest(server)
@@ -233,7 +233,7 @@ async def test_stream_that_is_read_again_is_the_same(server: Running) -> None:
     assert await error_of(answer) == (400, "invalid_value", "starting_after")
 
 
-async def test_running_response_is_followed_from_where_the_reader_was(server: Running) -> None:
+async def test_running_response_is_resumed_from_the_cursor(server: Running) -> None:
     body = {**ASKED, "max_output_tokens": 3000, "stream": True, "background": True}
     async with server.http.stream("POST", "/v1/responses", json=body) as answer:
         async for line in answer.aiter_lines():

@@ -44,7 +44,7 @@ async def test_copy_reads_what_the_whole_conversation_would(server: Running) -> 
     assert whole["usage"]["total_tokens"] == followed["usage"]["total_tokens"]
 
 
-async def test_one_response_has_several_followers(server: Running) -> None:
+async def test_several_responses_can_follow_one(server: Running) -> None:
     first = await asked(server)
     body = {"previous_response_id": first["id"]}
     answers = await asyncio.gather(
@@ -56,7 +56,7 @@ async def test_one_response_has_several_followers(server: Running) -> None:
     assert (await get(server, first["id"])).json() == first
 
 
-async def test_chain_of_responses_goes_on_after_its_middle_is_deleted(server: Running) -> None:
+async def test_chain_of_responses_continues_after_its_middle_is_deleted(server: Running) -> None:
     first = await asked(server)
     second = await asked(server, input="more", previous_response_id=first["id"])
     await server.http.delete(f"/v1/responses/{first['id']}")
@@ -67,7 +67,7 @@ async def test_chain_of_responses_goes_on_after_its_middle_is_deleted(server: Ru
     assert await error_of(answer) == code
 
 
-async def test_session_that_has_gone_on_by_itself_is_followed_where_the_response_ended(
+async def test_response_is_followed_where_it_ended_after_an_append(
     server: Running,
 ) -> None:
     first = await asked(server)
@@ -117,7 +117,7 @@ async def test_response_that_has_not_ended_cannot_be_followed(server: Running) -
     assert (await ask(server, previous_response_id=first["id"])).status_code == 200
 
 
-async def test_follower_that_is_not_stored_leaves_nothing(server: Running) -> None:
+async def test_follower_that_is_not_stored_leaks_nothing(server: Running) -> None:
     first = await asked(server)
     body = {"input": "more", "previous_response_id": first["id"], "store": False}
     second = await asked(server, **body)

@@ -62,7 +62,7 @@ async def test_turn_that_is_not_stored_can_be_followed_on_its_socket_alone(
     assert (await server.stats()).num_sessions == 0
 
 
-async def test_what_has_one_stream_is_done_in_order_and_others_beside_it(server: Running) -> None:
+async def test_one_stream_runs_in_order_and_streams_run_concurrently(server: Running) -> None:
     async with socket_of(server) as socket:
         await create(socket, stream_id="long", max_output_tokens=10**6)
         assert json.loads(await socket.recv())["stream_id"] == "long"

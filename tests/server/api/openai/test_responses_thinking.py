@@ -130,7 +130,7 @@ async def test_what_is_not_supported_is_refused(reasoning: dict[str, Any], param
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_conversation_goes_on_from_the_state_where_nothing_was_thought() -> None:
+async def test_conversation_continues_from_the_state_without_thinking() -> None:
     said = " Hello!\n\nUser: what"
     async with thinking_server(said, ASKED) as server:
         first = await asked(server, **LONG)

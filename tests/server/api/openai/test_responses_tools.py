@@ -34,7 +34,7 @@ async def server() -> AsyncIterator[Running]:
         yield started
 
 
-async def test_call_that_must_be_is_an_item(server: Running) -> None:
+async def test_required_call_is_an_item(server: Running) -> None:
     response = await asked(server, tool_choice="required", **ROOMY)
     assert response["status"] == "completed"
     call = response["output"][0]
@@ -68,7 +68,7 @@ async def test_result_of_a_call_follows_it_in_its_session(server: Running) -> No
 
 @pytest.mark.parametrize("max_output_tokens", [1, 5, 60])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_words_beside_tools_that_are_cut_are_incomplete(
+async def test_truncated_text_with_tools_is_incomplete(
     server: Running, max_output_tokens: int, stream: bool
 ) -> None:
     body = {"tools": [TOOL], "max_output_tokens": max_output_tokens, "stream": stream}
@@ -98,7 +98,7 @@ async def test_call_that_is_cut_is_incomplete(server: Running) -> None:
         assert (response["status"], call["status"]) == (status, "incomplete")
 
 
-async def test_text_keeps_to_a_schema(server: Running) -> None:
+async def test_text_matches_a_schema(server: Running) -> None:
     format = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
     response = await asked(server, text={"format": format}, max_output_tokens=100)
     assert json.loads(text_of(response))["city"] in ("Oslo", "Rome")
@@ -113,7 +113,7 @@ async def test_text_keeps_to_a_schema(server: Running) -> None:
         ({"type": "grammar", "grammar": 'start: "x" "y"'}, ("xy",)),
     ],
 )
-async def test_text_keeps_to_our_own_formats(
+async def test_text_matches_our_own_formats(
     server: Running, format: dict[str, object], text: tuple[str, ...]
 ) -> None:
     response = await asked(server, text={"format": format}, max_output_tokens=20)

@@ -98,7 +98,7 @@ def test_text_that_only_looked_like_a_call_is_text() -> None:
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "<tool_box>"
 
 
-def test_what_was_held_back_comes_before_the_end() -> None:
+def test_withheld_text_comes_before_the_end() -> None:
     events = written(events_of("ab", held="c"))
     assert [e["delta"] for e in events if "delta" in e] == ["a", "b", "c"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "abc"
@@ -113,7 +113,7 @@ def test_what_was_held_back_comes_before_the_end() -> None:
         ("error", "failed", "failed"),
     ],
 )
-def test_end_says_why(reason: FinishReason, kind: str, status: str) -> None:
+def test_end_has_its_reason(reason: FinishReason, kind: str, status: str) -> None:
     last = written(events_of("a", reason))[-1]
     assert last["type"] == f"response.{kind}"
     assert last["response"]["status"] == status
@@ -122,7 +122,7 @@ def test_end_says_why(reason: FinishReason, kind: str, status: str) -> None:
     assert last["response"]["incomplete_details"] == expected
 
 
-def test_reader_that_loses_its_response_is_told_without_a_number_of_its_own() -> None:
+def test_lost_reader_gets_an_error_outside_the_sequence() -> None:
     writer = ResponseWriter(note(), ByteTokenizer())
     begun = writer.write(events_of("a")[0])
     for event in (Failed("r", SessionAttached()), Migrated("r", "sess_1", 0, 1, 4)):

@@ -57,7 +57,7 @@ async def drawn_by(path: str, body: dict[str, Any], **settings: Any) -> Sampling
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_what_is_given_arrives(path: str) -> None:
+async def test_given_values_are_used(path: str) -> None:
     given = dict(GIVEN)
     if path == RESPONSES:
         given["max_output_tokens"] = given.pop("max_tokens")
@@ -73,13 +73,13 @@ def test_every_field_is_tried() -> None:
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("given", [{"temperature": None}, OFF])
-async def test_what_is_not_given_is_the_default(path: str, given: dict[str, Any]) -> None:
+async def test_missing_values_are_defaults(path: str, given: dict[str, Any]) -> None:
     params = await drawn_by(path, given)
     found = {name: getattr(params, name) for name in FIELDS}
     assert found == published() | {n: v for n, v in given.items() if v is not None}
 
 
-async def test_defaults_are_told_by_responses_and_by_the_model() -> None:
+async def test_defaults_are_in_responses_and_in_the_model_description() -> None:
     async with running(Recorder()) as server:
         answer = (await server.http.post(RESPONSES, json=ROUTES[RESPONSES])).json()
         (model,) = (await server.http.get("/v1/models")).json()["data"]

@@ -86,7 +86,7 @@ def test_result_of_a_call_may_have_more(more: Json) -> None:
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
     ],
 )
-def test_user_may_say_what_asks_for_nothing(message: Json) -> None:
+def test_user_message_may_have_fields_without_effect(message: Json) -> None:
     assert chat(message).messages[0].role == "user"
 
 

@@ -48,13 +48,13 @@ def format_of(use: ToolUse) -> ToolCallsFormat:
 NAMED = {"type": "function", "function": {"name": "go"}}
 
 
-def test_none_shows_the_model_nothing_to_call() -> None:
+def test_none_hides_the_tools_from_the_model() -> None:
     wanted = TextFormat(type="text")
     assert used("none", response_format=wanted) == ToolUse((), wanted, may_call=False)
     assert used("auto", tools=[]) == ToolUse((), None, may_call=False)
 
 
-def test_auto_leaves_it_to_the_model() -> None:
+def test_auto_lets_the_model_choose() -> None:
     use = used()
     assert [shown.function.name for shown in use.shown] == ["look", "go"]
     assert format_of(use).max_calls == 16
@@ -140,7 +140,7 @@ LOOKED: list[Piece] = [CallBegins(0, "look"), Arguments(0, '{"a": "}\\n</tool_ca
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(LOOK) + len(GO) + 1), max_size=12))
-def test_calls_are_read_however_they_come(cuts: list[int]) -> None:
+def test_calls_are_parsed_at_any_chunk_boundary(cuts: list[int]) -> None:
     text = f"{LOOK}\n{GO}"
     places = [0, *sorted(cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
@@ -167,7 +167,7 @@ def test_call_that_is_cut_short_is_not_complete(size: int) -> None:
         assert all(LOOKED[1].text.startswith(piece.text) for piece in pieces[1:])  # type: ignore[union-attr]
 
 
-def test_arguments_are_told_as_they_come() -> None:
+def test_arguments_are_streamed() -> None:
     reader = CallReader()
     assert reader.push('<tool_call>\n{"name": "look", "arguments": {"a"') == [
         CallBegins(0, "look"),

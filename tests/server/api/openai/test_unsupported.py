@@ -24,7 +24,7 @@ def test_field_is_refused_with_its_name_and_a_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPLETIONS)
-def test_null_and_the_default_ask_for_nothing(name: str) -> None:
+def test_null_and_the_default_are_accepted(name: str) -> None:
     for value in (None, *COMPLETIONS[name].accepted):
         body = json.dumps({"prompt": "hi", name: value})
         assert parse_body(CompletionBody, body.encode()) == CompletionBody(prompt="hi")
@@ -47,7 +47,7 @@ def test_default_is_of_the_same_kind(default: object, value: object, accepted: b
     assert Refusal("no", (default,)).accepts(value) is accepted
 
 
-def test_reason_is_told_after_what_it_is_a_reason_for() -> None:
+def test_reason_follows_the_field_name() -> None:
     assert COMPLETIONS["suffix"].message.startswith("is not supported: the model cannot")
     assert COMPLETIONS["max_completion_tokens"].message == "is called max_tokens here"
 
