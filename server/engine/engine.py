@@ -228,7 +228,7 @@ class Engine(Host):
         """Starts those that wait, as far as slots reach; long runners make room for them."""
         while (live := self._scheduler.next_waiting()) is not None:
             if not self._can_run(live):
-                preemptible = self._scheduler.had_its_turn()
+                preemptible = self._scheduler.find_preemptible()
                 if preemptible is None:
                     return
                 self._preempt(preemptible)

@@ -54,7 +54,7 @@ class Prompts:
         live.num_cached = hit.num_tokens
         while live.boundaries and live.boundaries[0] <= session.position:
             live.boundaries.popleft()
-        self._let_go(live)
+        self._drop_read_prompt(live)
 
     def reach_boundary(self, live: Live) -> None:
         """The prompt has been fed up to one of its boundaries, or beyond."""
@@ -66,9 +66,9 @@ class Prompts:
             if self._sessions.is_finite(state):
                 read = live.prompt[: place - live.prompt_at]
                 self._prefixes.insert(live.owner, read, state, session.origin_digest)
-        self._let_go(live)
+        self._drop_read_prompt(live)
 
-    def _let_go(self, live: Live) -> None:
+    def _drop_read_prompt(self, live: Live) -> None:
         if not live.boundaries:
             live.prompt = ()
 

@@ -104,8 +104,8 @@ class Scheduler(Generic[R]):
             self._waiting[request.owner] = queue
         self.running[request] = None
 
-    def had_its_turn(self) -> R | None:
-        """A running request that may be asked to wait again."""
+    def find_preemptible(self) -> R | None:
+        """A running request that others may preempt, if one waits and one has had `TURN_TOKENS`."""
         if not self._waiting:
             return None
         return next((r for r in self.running if r.num_in_turn >= TURN_TOKENS), None)

@@ -1,4 +1,4 @@
-"""What is done to a cluster. Each fault is drawn from a seed, happens, and is mended."""
+"""Faults that are injected into a cluster: each is drawn from a seed, injected and repaired."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ BESIDE = 0.4
 
 @dataclass(frozen=True)
 class Fault:
-    """It begins ``after_s`` the one before it is over, or ``beside`` it, and lasts ``lasts_s``."""
+    """Begins ``after_s`` the end of the previous fault, or ``overlaps`` it; lasts ``lasts_s``."""
 
     kind: Kind
     after_s: float
     lasts_s: float
     replica: int
-    beside: bool = False
+    overlaps: bool = False
 
     def __str__(self) -> str:
         whom = f" of replica {self.replica + 1}" if self.is_of_one else ""
-        return f"{'+ ' if self.beside else ''}{self.kind}{whom} for {self.lasts_s:.1f} s"
+        return f"{'+ ' if self.overlaps else ''}{self.kind}{whom} for {self.lasts_s:.1f} s"
 
     @property
     def is_of_one(self) -> bool:
         """Whether it strikes a single replica."""
         return not self.kind.startswith("store") and self.kind != "kill all"
 
-    def may_be_beside(self, other: Fault) -> bool:
+    def may_overlap(self, other: Fault) -> bool:
         """Whether both leave somebody who can continue, now or when they are over."""
         if self.is_of_one and other.is_of_one:
             return self.replica != other.replica
@@ -86,8 +86,8 @@ def schedule(
             after_s, lasts_s = chance.uniform(0.5, 3.0), _duration(chance, kind, lease_s)
             fault = Fault(kind, after_s, lasts_s, chance.randrange(num_replicas))
             is_wanted = chance.random() < BESIDE
-            if alone is not None and is_wanted and fault.may_be_beside(alone):
-                yield replace(fault, after_s=chance.uniform(0.0, 1.0), beside=True)
+            if alone is not None and is_wanted and fault.may_overlap(alone):
+                yield replace(fault, after_s=chance.uniform(0.0, 1.0), overlaps=True)
                 alone = None
             else:
                 yield fault
@@ -126,7 +126,7 @@ class Injector:
         }
 
     async def inject(self, fault: Fault) -> None:
-        """Returns when it is mended; what it broke may still be broken."""
+        """Returns when it is repaired; what it broke may still be broken."""
         await self._work[fault.kind](fault)
 
     def _of(self, fault: Fault) -> Replica:
@@ -178,7 +178,7 @@ class Injector:
             await asyncio.sleep(fault.lasts_s)
         finally:
             for wire in wires:
-                network.mend(fault.replica, wire)
+                network.repair(fault.replica, wire)
             self._cluster.over(fault.kind, False)
 
     async def _kill_store(self, fault: Fault) -> None:

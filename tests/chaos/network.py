@@ -46,7 +46,7 @@ class Network(Protocol):
         """``host:port`` at which clients reach the replica that listens on ``port``."""
 
     def cut(self, replica: int, wire: Wire) -> None: ...
-    def mend(self, replica: int, wire: Wire) -> None: ...
+    def repair(self, replica: int, wire: Wire) -> None: ...
 
 
 class ReachablePostgres(Postgres):
@@ -134,7 +134,7 @@ class Namespaces:
         """From the far side: on the near one packets still have a way, and get lost on it."""
         self._set(replica, wire, "down")
 
-    def mend(self, replica: int, wire: Wire) -> None:
+    def repair(self, replica: int, wire: Wire) -> None:
         self._set(replica, wire, "up")
 
     def _set(self, replica: int, wire: Wire, state: str) -> None:
@@ -219,7 +219,7 @@ class Proxies:
         for link in proxy.links:
             link.swallow()
 
-    def mend(self, replica: int, wire: Wire) -> None:
+    def repair(self, replica: int, wire: Wire) -> None:
         """What was swallowed is lost, so that the connections that were cut end now."""
         proxy = self._proxy(replica, wire)
         for way in (proxy.to_server, proxy.to_client):
@@ -256,7 +256,7 @@ class Direct:
     def cut(self, replica: int, wire: Wire) -> None:
         raise NotImplementedError
 
-    def mend(self, replica: int, wire: Wire) -> None:
+    def repair(self, replica: int, wire: Wire) -> None:
         raise NotImplementedError
 
 

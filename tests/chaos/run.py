@@ -125,7 +125,7 @@ class _Run:
         running: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
             for fault in schedule(chance, len(self._cluster.replicas), LEASE_S, plan.kinds):
-                if running and not fault.beside:
+                if running and not fault.overlaps:
                     await asyncio.wait(running)
                     running.clear()
                     await self._some_are_up()

@@ -1,4 +1,4 @@
-"""A wire that is cut carries nothing, and is whole again when it is mended."""
+"""A cut wire carries nothing until it is repaired."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ async def test_cut_affects_one_replica_and_can_be_undone(network: Network) -> No
     network.cut(0, "store")
     assert await answer_to(network, 0, timeout_s=2) == "nothing"
     assert await answer_to(network, 1) == "7"
-    network.mend(0, "store")
+    network.repair(0, "store")
     assert [await answer_to(network, index) for index in range(2)] == ["7", "7"]

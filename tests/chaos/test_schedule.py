@@ -26,10 +26,10 @@ def test_each_kind_occurs_before_any_repeats() -> None:
 
 
 def test_at_most_two_faults_at_a_time_leave_a_replica_running() -> None:
-    pairs = [(one, other) for one, other in pairwise(drawn(1)) if other.beside]
+    pairs = [(one, other) for one, other in pairwise(drawn(1)) if other.overlaps]
     assert len(pairs) > 40
     for one, other in pairs:
-        assert not one.beside
+        assert not one.overlaps
         assert {one.kind, other.kind}.isdisjoint({"kill all", "store empty"})
         if one.is_of_one and other.is_of_one:
             assert one.replica != other.replica

@@ -16,7 +16,7 @@ class FailingStore(MemoryStore):
 
     Its `maintain` returns ``has_more``.
 
-    After `hold` a commit waits for `let_go`; `held` tells whether one does.
+    After `hold` a commit waits for `unblock`; `held` tells whether one does.
     """
 
     def __init__(self, **more: Any) -> None:
@@ -38,7 +38,7 @@ class FailingStore(MemoryStore):
         """Puts an empty one in its place."""
         vars(self).update(vars(MemoryStore()))
 
-    def let_go(self) -> None:
+    def unblock(self) -> None:
         self._free.set()
 
     def commit(self, records: Sequence[Record]) -> None:

@@ -40,7 +40,7 @@ def desk(store: Choosy) -> Iterator[Desk]:
     desk = Desk(store)
     desk.thread.start()
     yield desk
-    store.let_go()
+    store.unblock()
     assert desk.thread.close(60)
 
 

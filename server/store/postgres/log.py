@@ -70,8 +70,8 @@ class SharedLog(Log):
             return head
         return None
 
-    def let_go(self, heads: Iterable[Head]) -> None:
-        """Anybody may take these from now on, which are whole in the tables."""
+    def disown(self, heads: Iterable[Head]) -> None:
+        """Gives up the ownership of ``heads``, whose entries must all be in the tables."""
         gone = list(heads)
         assert not any(head.tail for head in gone), gone
         keys = [head.key for head in gone]

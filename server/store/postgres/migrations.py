@@ -2,13 +2,13 @@
 
 Each version of a model has a schema of its own in the database, so that the tables
 are those of the embedded store (`server.store.sqlite.migrations` explains their columns)
-and what is beside them says who has what:
+and the columns and tables next to them say which replica owns what:
 
 - `replica` has a row for each process that serves. Its key is a number that no other
   process ever gets, and so the fence of all that the process holds. ``link`` counts
   its connections: what an older one still sends is refused.
-- ``session.holder`` is the replica that alone may append to a session. NULL: nobody
-  has it, and whoever wants it may take it.
+- ``session.holder`` is the only replica that may append to a session. NULL: the session has
+  no owner, and any replica may acquire it.
 - ``append_journal`` compares both in the transaction that appends.
 """
 

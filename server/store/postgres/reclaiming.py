@@ -50,7 +50,7 @@ def _reclaim(connection: SharedConnection, key: int, now_s: float, sifts: bool) 
             return False
         log = _recovered(connection, key, now_s, sifts)
         heads = [*log.heads.values()]
-        log.let_go(heads)
+        log.disown(heads)
         database.execute("DELETE FROM journal WHERE replica = ?", (key,))
     logger.warning("reclaimed replica %d with %d sessions", key, len(heads))
     return True

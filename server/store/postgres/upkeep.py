@@ -72,7 +72,7 @@ class SharedUpkeep(Saving):
             self._add_rows(saves, files)
             saved = {save.key for save in saves}
             self._shorten([h for h in heads if h in log.changed or h.key in saved])
-            log.let_go(heads)
+            log.disown(heads)
         self._saved(saves, files)
 
     def take_out_garbage(self) -> bool:

@@ -80,7 +80,7 @@ async def test_second_concurrent_request_with_a_key_is_refused() -> None:
         assert (second.status_code, second.json()["error"]["code"]) == (409, "key_in_use")
         assert second.json()["error"]["param"] == "idempotency_key"
         assert second.headers["retry-after"] == "1"
-        store.let_go()
+        store.unblock()
         assert (await first).status_code == 200
         assert same(await first, await server.generate(**GENERATE), "id", "created")
         assert (await server.stats()).completion_tokens_total == 6

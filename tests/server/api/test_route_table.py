@@ -94,5 +94,5 @@ def test_where_two_routes_have_a_path_both_count() -> None:
 
 def test_no_row_is_for_a_route_that_is_gone() -> None:
     known = {getattr(route, "path", None) for router in ROUTERS for route in router.routes}
-    beside = {"/v1/stream", "/v1/responses", "/static", "/openapi.json"}
-    assert ROUTES.keys() - known - beside == set()
+    others = {"/v1/stream", "/v1/responses", "/static", "/openapi.json"}
+    assert ROUTES.keys() - known - others == set()

@@ -159,11 +159,11 @@ def test_capacity_counts_running_and_waiting_jobs() -> None:
 def test_preemption_needs_a_waiting_job() -> None:
     fresh, preemptible = Job(0, 1, "fresh"), Job(0, 1, "preemptible", num_in_turn=TURN_TOKENS)
     schedule = scheduler(fresh, preemptible)
-    assert schedule.had_its_turn() is None
+    assert schedule.find_preemptible() is None
     schedule.add(Job(0, 1, "new"))
-    assert schedule.had_its_turn() is preemptible
+    assert schedule.find_preemptible() is preemptible
     preemptible.num_in_turn -= 1
-    assert schedule.had_its_turn() is None
+    assert schedule.find_preemptible() is None
 
 
 @given(

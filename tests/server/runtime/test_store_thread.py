@@ -95,7 +95,7 @@ def desk() -> Iterator[Desk]:
     desk = Desk(FailingStore())
     desk.thread.start()
     yield desk
-    desk.store.let_go()
+    desk.store.unblock()
     assert desk.thread.close(60)
     assert desk.store.is_closed
 
@@ -115,7 +115,7 @@ def test_step_is_published_only_after_its_commit(desk: Desk) -> None:
     step = desk.add(OPENED)
     assert desk.store.held.wait(60)
     assert desk.passed == []
-    desk.store.let_go()
+    desk.store.unblock()
     desk.done()
     assert desk.passed == [step]
     assert desk.store.num_committed == [1]
@@ -126,7 +126,7 @@ def test_order_is_kept_also_by_steps_with_nothing_to_log(desk: Desk) -> None:
     steps = [desk.add(OPENED), desk.add(), desk.add(token(1)), desk.add(), desk.add(token(2))]
     assert desk.store.held.wait(60)
     assert desk.passed == []
-    desk.store.let_go()
+    desk.store.unblock()
     desk.done()
     assert [id(step) for step in desk.passed] == [id(step) for step in steps]
     assert seqs(desk) == [1, 2]
@@ -167,7 +167,7 @@ def test_all_steps_that_wait_are_one_commit(desk: Desk) -> None:
     assert desk.store.held.wait(60)
     for seq in range(1, 6):
         desk.add(token(seq))
-    desk.store.let_go()
+    desk.store.unblock()
     desk.done()
     assert desk.store.num_committed == [1, 5]
 
@@ -178,7 +178,7 @@ def test_query_sees_all_earlier_records_and_no_later_ones(desk: Desk) -> None:
     assert desk.store.held.wait(60)
     answer = desk.queue.ask(lambda store: store.read("s", "me", 0, 100))
     desk.add(token(2))
-    desk.store.let_go()
+    desk.store.unblock()
     assert [event.seq for event in answer.result(60)] == [1]
     desk.done()
     assert seqs(desk) == [1, 2]
@@ -199,7 +199,7 @@ def test_cancelled_query_does_not_run(desk: Desk) -> None:
     desk.add(OPENED)
     assert desk.store.held.wait(60)
     assert desk.queue.ask(lambda store: asked.append(1)).cancel()
-    desk.store.let_go()
+    desk.store.unblock()
     desk.done()
     assert asked == []
 
@@ -300,7 +300,7 @@ def test_time_of_a_commit_that_hangs_is_shown(desk: Desk) -> None:
     desk.add(OPENED)
     assert desk.store.held.wait(60)
     assert desk.thread.working_since == 7.0
-    desk.store.let_go()
+    desk.store.unblock()
     desk.done()
 
 
@@ -322,7 +322,7 @@ def test_close_reports_a_hanging_commit() -> None:
     desk.thread.start()
     assert desk.store.held.wait(60)
     assert not desk.thread.close(0.0)
-    desk.store.let_go()
+    desk.store.unblock()
     assert desk.thread.close(60)
 
 

@@ -28,7 +28,7 @@ async def test_key_in_use_is_refused_and_then_the_work_is_found() -> None:
         assert await asyncio.to_thread(store.held.wait, 60)
         with pytest.raises(KeyInUse):
             await keys.submit_once(request("b", 3, keep=True, key="k"), event_queue)
-        store.let_go()
+        store.unblock()
         assert await first is None
         events = await collect(event_queue)
         found = await keys.submit_once(request("b", 3, keep=True, key="k"), event_queue)

@@ -382,7 +382,7 @@ async def test_command_whose_record_is_lost_gets_the_error() -> None:
         creating = [asyncio.create_task(sessions.create("me")) for _ in range(3)]
         assert await asyncio.to_thread(store.held.wait, 60)
         store.error = StoreFailed("a write failed")
-        store.let_go()
+        store.unblock()
         outcomes = await asyncio.gather(*creating, return_exceptions=True)
         assert outcomes == [store.error] * 3
         assert store.list("me", None, 9) == []

@@ -71,11 +71,11 @@ async def test_response_is_followed_where_it_ended_after_an_append(
     server: Running,
 ) -> None:
     first = await asked(server)
-    await post(server, first["session"], "append", text="beside")
+    await post(server, first["session"], "append", text="append")
     second = await asked(server, input="more", previous_response_id=first["id"])
     assert second["usage"]["input_tokens_details"]["cached_tokens"] == LENGTH
     assert text_of(second) == story(LENGTH + len(NEXT), 6)
-    assert (await info(server, first["session"]))["position"] == LENGTH + len("beside")
+    assert (await info(server, first["session"]))["position"] == LENGTH + len("append")
     assert (await server.stats()).num_sessions == 2
 
 
