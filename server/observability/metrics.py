@@ -1,7 +1,7 @@
-"""What `/metrics` says, in Prometheus' text format.
+"""The metrics of `/metrics`, in the Prometheus text format.
 
 The event loop counts into plain integers, which costs a fraction of a microsecond
-per token; the library's objects are made at a scrape. One thread only.
+per token; the objects of prometheus_client are created at a scrape. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Histogram:
 
 
 class Metrics:
-    """What one model's requests have been, over all its versions."""
+    """Latencies and finish reasons of one model's requests, over all its versions."""
 
     def __init__(self) -> None:
         self.ttft = Histogram(_TTFT_BOUNDS_S)
@@ -69,7 +69,7 @@ class Metrics:
 
 
 class Scrape(NamedTuple):
-    """One model at one moment: ``engines`` are the counts of its versions, ended ones too."""
+    """One model at a scrape: ``engines`` are the counts of its versions, ended ones included."""
 
     model: str
     metrics: Metrics
@@ -78,7 +78,7 @@ class Scrape(NamedTuple):
 
 
 def render(scrapes: Sequence[Scrape], num_websockets: int) -> bytes:
-    """The exposition of all metrics."""
+    """Returns all metrics in the text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Page(scrapes, num_websockets))
     return generate_latest(registry)
@@ -88,7 +88,7 @@ NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def totals(*engines: EngineStats) -> EngineStats:
-    """The sum of the running totals alone: what counts of engines that are no more."""
+    """The sum of the running totals only, without gauges: what remains of engines that ended."""
     counts = asdict(NO_STATS)
     for stats in engines:
         for name, number in asdict(stats).items():
@@ -104,26 +104,28 @@ class _Page(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._histogram(
             "everstream_ttft_seconds",
-            "From submission to the first token",
+            "Time to first token in seconds, including the time in the queue.",
             lambda metrics: metrics.ttft,
         )
         yield self._histogram(
             "everstream_inter_token_seconds",
-            "Between two tokens of a request",
+            "Inter-token latency in seconds.",
             lambda metrics: metrics.inter_token,
         )
         requests = CounterMetricFamily(
-            "everstream_requests", "Requests that ended", labels=["model", "finish_reason"]
+            "everstream_requests", "Number of finished requests.", labels=["model", "finish_reason"]
         )
         for scrape in self._scrapes:
             for reason, count in sorted(scrape.metrics.finished.items()):
                 requests.add_metric([scrape.model, reason], count)
         yield requests
         yield GaugeMetricFamily(
-            "everstream_websockets", "Open WebSocket connections", self._num_websockets
+            "everstream_websockets", "Number of open WebSocket connections.", self._num_websockets
         )
         works = GaugeMetricFamily(
-            "everstream_store_works", "1 while kept sessions can continue", labels=["model"]
+            "everstream_store_works",
+            "1 while the session store works, 0 while it fails.",
+            labels=["model"],
         )
         for scrape in self._scrapes:
             works.add_metric([scrape.model], int(scrape.store_works))
@@ -149,7 +151,7 @@ _Count = Callable[[EngineStats], int]
 
 
 class _Family(NamedTuple):
-    """A family of an engine's counts: one for each value of its label next to the model's."""
+    """A metric of the engine: one count for each value of ``label``, if it has one."""
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
     name: str
@@ -170,7 +172,7 @@ _ENGINE = (
     _Family(
         CounterMetricFamily,
         "everstream_tokens",
-        "Tokens computed",
+        "Number of computed tokens.",
         "kind",
         {
             "prompt": lambda stats: stats.prompt_tokens_total,
@@ -180,40 +182,50 @@ _ENGINE = (
     _Family(
         GaugeMetricFamily,
         "everstream_slots",
-        "Slots of the state pool",
+        "Number of slots in the state pool.",
         "state",
         {"held": lambda stats: stats.held_slots, "total": lambda stats: stats.max_sessions},
     ),
     _Family(
         GaugeMetricFamily,
         "everstream_state_bytes",
-        "Bytes of state",
+        "Size of the recurrent state in bytes.",
         "state",
         {
             "held": lambda stats: stats.held_slots * stats.state_bytes_per_session,
             "total": lambda stats: stats.max_sessions * stats.state_bytes_per_session,
         },
     ),
-    _gauge("sessions", "Sessions in memory, in a slot or hibernated", lambda s: s.num_sessions),
-    _gauge("asleep_sessions", "Sessions in memory without a slot", lambda s: s.num_asleep),
     _gauge(
-        "parked_requests", "Requests that are paused until a client reads", lambda s: s.num_parked
+        "sessions",
+        "Number of sessions in memory, in a slot or hibernated.",
+        lambda s: s.num_sessions,
+    ),
+    _gauge(
+        "asleep_sessions", "Number of sessions in memory without a slot.", lambda s: s.num_asleep
+    ),
+    _gauge(
+        "parked_requests",
+        "Number of requests paused until a client reads them.",
+        lambda s: s.num_parked,
     ),
     _counter(
         "evicted_sessions",
-        "Sessions that left memory for the store",
+        "Number of sessions evicted from memory to the store.",
         lambda s: s.evicted_sessions_total,
     ),
     _counter(
         "preemptions",
-        "Times that a request made room for one that waited",
+        "Number of preemptions of a request by a waiting one.",
         lambda s: s.preemptions_total,
     ),
-    _gauge("prefix_entries", "States of prompts that are kept", lambda s: s.prefix_entries),
+    _gauge(
+        "prefix_entries", "Number of prefix cache entries in memory.", lambda s: s.prefix_entries
+    ),
     _Family(
         CounterMetricFamily,
         "everstream_prefix_lookups",
-        "Prompts looked for among them",
+        "Number of prefix cache lookups.",
         "result",
         {
             "hit": lambda stats: stats.prefix_hits_total,
@@ -222,12 +234,14 @@ _ENGINE = (
     ),
     _counter(
         "prefix_saved_tokens",
-        "Prompt tokens whose state came from the prefix cache",
+        "Number of prompt tokens whose state came from the prefix cache.",
         lambda s: s.prefix_saved_tokens_total,
     ),
-    _gauge("queue_requests", "Requests that wait for the engine", lambda s: s.num_waiting),
-    _gauge("running_requests", "Requests that compute", lambda s: s.num_running),
+    _gauge("queue_requests", "Number of requests waiting in the queue.", lambda s: s.num_waiting),
+    _gauge("running_requests", "Number of running requests.", lambda s: s.num_running),
     _counter(
-        "expired_sessions", "Sessions whose idle time was over", lambda s: s.expired_sessions_total
+        "expired_sessions",
+        "Number of sessions that expired after their idle time.",
+        lambda s: s.expired_sessions_total,
     ),
 )
