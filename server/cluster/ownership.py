@@ -84,7 +84,7 @@ class PostgresOwnership:
         try:
             await self._ask(lambda store: store.give_back_key(owner, key), always=True)
         except RequestError as error:
-            logger.warning("a key is released later: %s", error.message)
+            logger.warning("a key could not be released yet: %s", error.message)
 
     # What comes from the thread that listens
 
@@ -128,7 +128,7 @@ class PostgresOwnership:
         try:
             await self._tell(question["by"], answer)
         except RequestError as error:
-            logger.warning("an answer was lost: %s", error.message)
+            logger.warning("an answer could not be sent: %s", error.message)
 
     async def _give(self, session: str, owner: str, handover: Handover) -> SessionInfo | None:
         """None when another replica may load the session; else it stays with its reader."""
@@ -164,7 +164,9 @@ class PostgresOwnership:
             try:
                 await self._owned.continue_unfinished()
             except RequestError as error:
-                logger.warning("what replica %d ran does not continue: %s", key, error.message)
+                logger.warning(
+                    "sessions of replica %d could not be continued: %s", key, error.message
+                )
 
     async def _tell(self, key: int, message: dict[str, Any]) -> None:
         text = orjson.dumps(message).decode()

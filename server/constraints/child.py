@@ -60,7 +60,7 @@ class Child:
         try:
             answer = await self._worker.ask(format, self._timeout_s)
         except WorkerUnavailable as error:
-            logger.error("the process that tries formats does not start: %s", error)
+            logger.error("the process that checks formats could not be started: %s", error)
             raise NotTried("cannot be compiled at present") from error
         except TimeoutError:
             raise NotTried(TOO_SLOW) from None

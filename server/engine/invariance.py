@@ -53,7 +53,7 @@ def row_sizes(model: Network) -> tuple[int, ...]:
     if num_threads not in known:
         known[num_threads] = _tried(model)
         shown = ", ".join(map(str, known[num_threads]))
-        logger.info("torch gives a row the same bits in batches of %s rows", shown)
+        logger.info("torch computes the same bits for a row in batches of %s rows", shown)
     return known[num_threads]
 
 

@@ -129,7 +129,7 @@ class Round:
         self._scheduler.max_running = max(1, len(running) - 1)
         self._num_calm = 0
         live = next(live for live in reversed(self._live.values()) if live in running)
-        logger.error("out of memory; at most %d requests at once now", len(running) - 1)
+        logger.error("out of memory; limiting to %d concurrent requests", len(running) - 1)
         num_events = len(self.events)
         self.endings.finish(live, "cancelled", now)
         self.events[num_events:] = [Failed(id, OutOfMemory()) for id in live.request.ids]

@@ -61,7 +61,7 @@ class Acceptor:
         for _ in range(MAX_ACCEPTS):
             if not self._table.has_room:  # in the next turn there is, and this is called again
                 self._table.close_longest_idle()
-                logger.warning("as many connections as allowed: closing idle ones for new ones")
+                logger.warning("connection limit reached: closing idle connections")
                 return
             try:
                 accepted, address = self._listener.accept()
@@ -76,7 +76,7 @@ class Acceptor:
 
     def _pause(self, error: OSError) -> None:
         """Others of this process need what is left more, and what an idle connection has."""
-        logger.warning("accepting no connections for a moment: %s", error.strerror)
+        logger.warning("accepting of connections paused: %s", error.strerror)
         self._loop.remove_reader(self._listener)
         self._table.close_longest_idle()
         self._paused = self._loop.call_later(self._pause_s, self._go_on)

@@ -98,7 +98,7 @@ class RunsApp(CountedProtocol):
             await answer_with_error(scope, Reply(scope, send), _failure(error))
         else:
             if not has_answered():
-                logger.error("the application gave no answer to %s", scope["path"])
+                logger.error("the application sent no response to %s", scope["path"])
                 await answer_with_error(scope, Reply(scope, send), InternalFailure(FAILED))
 
     def _watch_answer(self) -> Callable[[], bool]:

@@ -130,9 +130,9 @@ class Server(uvicorn.Server):
         try:
             self._keyring.reload()
         except KeysFileError as error:
-            logger.error("the keys stay as they were: %s", error)
+            logger.error("the keys were not reloaded: %s", error)
         else:
-            logger.info("the keys were read again")
+            logger.info("the keys were reloaded")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the models, then accepts on ``sockets``."""
@@ -164,6 +164,6 @@ class Server(uvicorn.Server):
             task.cancel()
         if self._models.died.is_set():
             self.exit_code = 1
-            logger.error("an engine has died; the process exits")
+            logger.error("an engine stopped unexpectedly; the process exits")
         elif not await drain(self._models, self._sockets, self._drain_timeout_s, self._hurry):
             self.exit_code = 1

@@ -215,16 +215,18 @@ class ModelChanges:
     async def _let_end(self, version: Version) -> None:
         async_engine = version.async_engine
         if not await _within(self._retire_timeout_s, async_engine.finished()):
-            logger.warning("model %s: what still runs on an old version ends now", version.name)
+            logger.warning(
+                "model %s: ending the requests that still run on an old version", version.name
+            )
         if async_engine.durable:
             await _within(SAVE_TIMEOUT_S, async_engine.retire())
         async_engine.requests.cancel_all()
         await _within(CANCEL_TIMEOUT_S, async_engine.drained())
         stats = await async_engine.stats()
         if not await self._models.stop_version(version):
-            logger.error("model %s: an old version does not end", version.name)
+            logger.error("model %s: an old version did not stop", version.name)
         self._models.retired(version, stats)
-        logger.info("model %s: an old version has ended", version.name)
+        logger.info("model %s: an old version was stopped", version.name)
 
 
 async def _within(timeout_s: float, work: Coroutine[Any, Any, None]) -> bool:

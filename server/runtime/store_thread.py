@@ -156,7 +156,7 @@ class StoreThread:
             answer = question.ask(self._store)
         except Exception as error:
             if not isinstance(error, RequestError):
-                logger.exception("a question to the store failed")
+                logger.exception("a call to the store failed")
             self._note_store()
             future.set_exception(error)
         else:

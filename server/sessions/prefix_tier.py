@@ -121,7 +121,7 @@ class PrefixTier:
         """Requests that still wait for it see its error; for others it is none."""
         self._fetching.discard(fetching)
         if not fetching.cancelled() and (error := fetching.exception()) is not None:
-            logger.debug("a prompt's state came to nothing: %s", error)
+            logger.debug("a prompt's state could not be fetched: %s", error)
 
     def _put(self, evicted: Sequence[Evicted]) -> None:
         wanted = [entry for entry in evicted if self._shared or not entry.kept]
@@ -135,7 +135,7 @@ class PrefixTier:
             try:
                 self._prefixes.put([self._unwritten.popleft()])
             except OSError as error:
-                logger.warning("a prompt's state was not kept: %s", error)
+                logger.warning("a prompt's state could not be written: %s", error)
             if self._fetching and not self._closing:
                 self._thread.submit(self._write)
                 return

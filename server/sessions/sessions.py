@@ -113,7 +113,7 @@ class Sessions:
             except OwnedElsewhere:
                 continue  # another replica was quicker
             except RequestError as error:  # no reason not to serve the others
-                logger.error("session %s does not continue: %s", session, error)
+                logger.error("session %s could not be continued: %s", session, error)
 
     async def go_on(self, session: str, owner: str, handover: Handover = "ask") -> None:
         """Lets what a session runs continue, without a reader."""

@@ -37,7 +37,7 @@ class Sifting(Generic[L]):
 
     def run(self) -> L:
         """The log after all that the database takes."""
-        logger.error("the journal is read session by session")
+        logger.error("reading the journal session by session")
         none = self.read(lambda key: False)
         refused = frozenset(self._refused(none, sorted(none.keys_of_journal())))
         return self.read(lambda key: key not in refused)

@@ -170,7 +170,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def _explain(number: int, frame: object) -> None:
     """One process reads its keys again at SIGHUP; here it must not end the cluster."""
-    logger.warning("with --ray, keys are read again by a restart only")
+    logger.warning("with --ray, keys are reloaded only by a restart")
 
 
 def _free_port(host: str) -> int:

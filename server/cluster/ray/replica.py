@@ -85,6 +85,6 @@ def _shared(config: ServerConfig) -> Shared | None:
 async def _leave_when_dead(models: Models) -> None:
     """Serve would ask for its health only every few seconds, and keep a fenced replica."""
     await models.died.wait()
-    logger.error("an engine has died; the process exits")
+    logger.error("an engine stopped unexpectedly; the process exits")
     logging.shutdown()
     os._exit(1)

@@ -107,7 +107,7 @@ class Presence:
                 if is_lost:  # the first time it is tried again at once
                     self._closed.wait(RETRY_S)
                 else:
-                    logger.warning("the shared store is out of reach: %s", str(error).strip())
+                    logger.warning("the shared store is unreachable: %s", str(error).strip())
                 is_lost = True
         if connection is not None:
             with suppress(psycopg.Error):

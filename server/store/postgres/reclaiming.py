@@ -33,7 +33,7 @@ def reclaim(connection: SharedConnection, key: int, now_s: float) -> bool:
     try:
         return _reclaim(connection, key, now_s, sifts=False)
     except REFUSALS as error:
-        logger.error("a journal cannot be read as a whole: %s", failure(error).message)
+        logger.error("a journal cannot be read in full: %s", failure(error).message)
     return _reclaim(connection, key, now_s, sifts=True)
 
 

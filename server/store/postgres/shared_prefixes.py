@@ -128,7 +128,7 @@ class SharedPrefixes:
             return ask(self._link)
         except (psycopg.Error, StoreError, OSError) as error:
             line = str(error).strip().partition("\n")[0]
-            logger.warning("the shared prefix cache is left alone for a while: %s", line)
+            logger.warning("the shared prefix cache failed and is not used for a while: %s", line)
             self.close()
             self._rests_until_s = self._clock() + self._limits.rest_s
             return otherwise

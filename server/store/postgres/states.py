@@ -65,7 +65,9 @@ class SharedStates:
             try:
                 return self._put(parts, self._objects)
             except StoreFailed as error:
-                logger.warning("states go to the database meanwhile: %s", error.message)
+                logger.warning(
+                    "object storage failed, writing states to the database: %s", error.message
+                )
                 self._rests_until_s = time.monotonic() + REST_S
         return self._put(parts, self._table)
 

@@ -88,11 +88,11 @@ class PostgresStore:
                 if connection.unsaved.num_bytes > MAX_UNSAVED_BYTES:
                     self._rounds.upkeep(connection).save(SAVED_AT_ONCE)
             except REFUSALS as error:
-                logger.error("the shared store is loaded again: %s", failure(error).message)
+                logger.error("reloading the shared store: %s", failure(error).message)
                 self._link.sift()
             except (psycopg.Error, StoreError) as error:
                 # The commit is in the database, and what follows from it is found there again.
-                logger.warning("the shared store is loaded again: %s", failure(error).message)
+                logger.warning("reloading the shared store: %s", failure(error).message)
                 self._link.abandon()
 
     @twice
@@ -195,7 +195,7 @@ class PostgresStore:
                 self._rounds.upkeep(connection).release([*connection.log.heads.values()])
                 _leave(connection.database)
             except (*ERRORS, StoreError) as error:
-                logger.warning("the session store could not be left cleanly: %s", error)
+                logger.warning("the session store could not be closed cleanly: %s", error)
         self._link.close()
 
     def forget(self) -> None:

@@ -80,7 +80,7 @@ class SharedUpkeep(Saving):
         try:
             return self._shared.states.sweep() >= AT_ONCE
         except StoreFailed as error:  # it is done the next time
-            logger.warning("unused states are still there: %s", error.message)
+            logger.warning("unused states could not be deleted: %s", error.message)
             return False
 
     def measure(self) -> bool:

@@ -133,7 +133,7 @@ class Connection:
                 with self.database.savepoint():
                     return read()
             except REFUSALS as error:
-                logger.error("the journal cannot be read as a whole: %s", brief(error))
+                logger.error("the journal cannot be read in full: %s", brief(error))
         else:
             self.unsaved.clear()  # one of them may be at fault; sessions continue by a replay
         return Sifting(self.database, REFUSALS, read, now_s).run()

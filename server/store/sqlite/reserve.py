@@ -48,7 +48,7 @@ class Reserve:
             self._files.unlink(self._file)
         except OSError:
             return False
-        logger.warning("the disk is full: the session store has given up its reserve")
+        logger.warning("the disk is full: the session store has released its reserve")
         return True
 
     def restore(self) -> None:

@@ -116,7 +116,7 @@ class SqliteStore(TableStore):
                     self._upkeep(connection).save(SAVED_AT_ONCE)
             except Exception as error:
                 # The commit is on the disk, and what follows from it is found there again.
-                logger.exception("the session store recovers")
+                logger.exception("the session store failed after a commit; recovering")
                 self._sifts = isinstance(error, REFUSALS)
                 self._abandon()
 

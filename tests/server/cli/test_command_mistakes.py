@@ -60,7 +60,7 @@ def command(text: str, files: dict[str, Path]) -> list[object]:
         ("bench --url 127.0.0.1:8400", "url must be http://host[:port]"),
         ("bench --url http://:80", "url must be http://host[:port]"),
         ("bench --api-key \u00e9", "api_key must be printable ASCII"),
-        ("bench --rate nan", "--rate: must be numbers above 0"),
+        ("bench --rate nan", "--rate: must be comma-separated numbers"),
         ("bench --prompt-file BINARY", "utf-8"),
         ("tokenizer --data TEXT --out FOLDER", "FOLDER: Is a directory"),
         ("tokenizer --data TEXT --out NOWHERE/t.json", "No such file or directory"),
@@ -144,7 +144,8 @@ def test_unfinished_training_reports_its_step_and_no_model(files: dict[str, Path
     first = run(*words, "--stop-at-step", 1)
     assert first.exit_code == 0, first.output
     assert first.stdout.endswith(
-        "stopped at step 1 of 2; no model is exported yet; the same command again goes on\n"
+        "stopped at step 1 of 2; no model is exported yet;"
+        " the same command again continues the run\n"
     )
     assert not (out / "model").exists()
     second = run(*words)

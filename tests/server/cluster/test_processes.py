@@ -165,7 +165,7 @@ async def test_streams_continue_while_object_storage_is_unavailable(
     async with Reader() as reader:
         await reader.begin(one)
         storage.kill()
-        while "states go to the database meanwhile" not in one.log():
+        while "writing states to the database" not in one.log():
             await reader.read()
         await reader.read()
         storage.start()

@@ -84,7 +84,7 @@ async def test_accept_continues_after_descriptors_ran_out(caplog: pytest.LogCapt
         async with Client(listener, ConnectionTable(4)) as client:
             await client.connect()
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert "accepting no connections for a moment: Too many open files" in caplog.text
+    assert "accepting of connections paused: Too many open files" in caplog.text
 
 
 async def test_idle_connection_is_closed_where_descriptors_ran_out() -> None:

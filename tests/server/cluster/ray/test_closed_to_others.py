@@ -37,7 +37,7 @@ def test_every_port_is_on_the_loopback(on_ray: OnRay) -> None:
 async def test_hangup_does_not_end_it(on_ray: OnRay) -> None:
     """One process reads its keys again at that."""
     os.kill(on_ray.server.pid, signal.SIGHUP)
-    await eventually(lambda: "keys are read again by a restart only" in on_ray.server.log())
+    await eventually(lambda: "keys are reloaded only by a restart" in on_ray.server.log())
     assert on_ray.server.get("/health")[0] == 200
 
 
