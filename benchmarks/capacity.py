@@ -157,16 +157,18 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="S1")
     parser.add_argument("--attention", default="gated")
     parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or int8")
+    parser.add_argument("--dtype", default="auto", help="type: auto, float32, bfloat16 or int8")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--sessions", type=int, default=10_000, help="at least 2")
-    parser.add_argument("--active", type=int, default=256, help="that generate at once")
+    parser.add_argument("--sessions", type=int, default=10_000, help="sessions, at least 2")
+    parser.add_argument(
+        "--active", type=int, default=256, help="sessions that generate concurrently"
+    )
     parser.add_argument("--prompt-tokens", type=int, default=8)
     parser.add_argument("--forks", type=int, default=2000)
-    parser.add_argument("--fork-slots", type=int, default=512, help="of the pool they lie in")
+    parser.add_argument("--fork-slots", type=int, default=512, help="slots of their pool")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--models", type=Path, help="folder that keeps the model between runs")
-    parser.add_argument("--quick", action="store_true", help="a short form: 300 sessions")
+    parser.add_argument("--models", type=Path, help="folder to keep the model in between runs")
+    parser.add_argument("--quick", action="store_true", help="short run: 300 sessions")
     options = parser.parse_args(command)
     if options.quick:
         options.sessions, options.active, options.forks, options.fork_slots = 300, 32, 200, 64

@@ -152,17 +152,17 @@ def figures_of(rows: list[Row]) -> list[Figures]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
+    parser.add_argument("--model", help="checkpoint folder; default: the bundled model")
     parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or int8")
+    parser.add_argument("--dtype", default="auto", help="type: auto, float32, bfloat16 or int8")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--positions", type=int, nargs="+", default=[1_000, 100_000])
-    parser.add_argument("--tokens", type=int, default=500, help="timed at each position")
-    parser.add_argument("--rounds", type=int, default=10, help="turns in which they are timed")
+    parser.add_argument("--tokens", type=int, default=500, help="tokens timed per position")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of the measurement")
     parser.add_argument(
         "--peer-positions", type=int, nargs="*", default=[1_000, 8_000, 32_000, 100_000]
     )
-    parser.add_argument("--peer-tokens", type=int, default=30, help="timed at each position")
+    parser.add_argument("--peer-tokens", type=int, default=30, help="tokens timed per position")
     return parser.parse_args()
 
 

@@ -217,18 +217,18 @@ def draw(axes: Any, result: Errors, quantity: str) -> None:
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line, that of the process for None."""
     parser = command_line(__doc__)
-    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64], help="K")
+    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64], help="head dimensions K")
     parser.add_argument(
-        "--scales", type=float, nargs="+", default=[0.5, 1.0], help="deviation of q's elements"
+        "--scales", type=float, nargs="+", default=[0.5, 1.0], help="standard deviations of q"
     )
     parser.add_argument(
         "--widths", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024]
     )
     parser.add_argument("--draws", type=int, default=30)
-    parser.add_argument("--length", type=int, default=256, help="queries, and keys")
+    parser.add_argument("--length", type=int, default=256, help="number of queries and of keys")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="PNG to write")
+    parser.add_argument("--plot", type=Path, help="PNG file to write")
     options = parser.parse_args(argv)
     if any(width < 2 or width % 2 for width in options.widths):
         parser.error("widths must be even")

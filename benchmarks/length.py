@@ -274,7 +274,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="PNG to write")
+    parser.add_argument("--plot", type=Path, help="PNG file to write")
     return parser.parse_args(argv)
 
 

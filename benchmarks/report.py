@@ -67,7 +67,7 @@ def _cell(value: object) -> str:
 def command_line(doc: str | None, output: Path | None = None) -> argparse.ArgumentParser:
     """The options of a benchmark with this docstring: ``--output``, and what the caller adds."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=output, help="file of the result")
+    parser.add_argument("--output", type=Path, default=output, help="file to write the result to")
     return parser
 
 

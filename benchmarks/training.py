@@ -87,7 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--attention", nargs="+", default=list(ATTENTIONS))
     parser.add_argument("--precision", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3, help="steps of each form, taking turns")
+    parser.add_argument("--rounds", type=int, default=3, help="steps of each form, in turn")
     parser.add_argument("--curve-steps", type=int, default=CURVE_STEPS)
     return parser.parse_args()
 

@@ -1,1 +1,1 @@
-"""Clients of a running Everstream server; they import neither `server` nor `model`."""
+"""Clients of a running Everstream server. They do not import `server` or `model`."""

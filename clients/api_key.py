@@ -1,4 +1,4 @@
-"""The key of a command: a flag, or what the server itself would read from the environment."""
+"""The API key option of the commands; the default is the server's own environment variable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIABLES = ["EVERSTREAM_API_KEY", "EVERSTREAM_API_KEYS"]
 
 
 def first_key(value: str | None) -> str | None:
-    """The first of several with commas between them, as the server's variable may have; or None."""
+    """The first key of a comma-separated list, which the server's variable may be; or None."""
     keys = [part.strip() for part in (value or "").split(",")]
     return next(filter(None, keys), None)
 
@@ -18,6 +18,9 @@ def first_key(value: str | None) -> str | None:
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        "--api-key", envvar=VARIABLES, callback=first_key, help="Key, if the server wants one."
+        "--api-key",
+        envvar=VARIABLES,
+        callback=first_key,
+        help="API key, if the server requires one.",
     ),
 ]

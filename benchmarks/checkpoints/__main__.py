@@ -93,8 +93,8 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, min(2, cores)}))
     parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
-    parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each turn")
+    parser.add_argument("--models", type=Path, help="folder to keep the files in between runs")
     return parser.parse_args(command)
 
 

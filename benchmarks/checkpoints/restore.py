@@ -87,11 +87,11 @@ def main() -> None:
     """Measures, and writes the result after each length."""
     exit_on_sigterm()
     parser = command_line(__doc__, RESTORE)
-    parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
+    parser.add_argument("--llama-server", default="llama-server", help="path of the binary")
     parser.add_argument("--size", choices=CONFIGS, default="0.1B")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
+    parser.add_argument("--models", type=Path, help="folder to keep the files in between runs")
     options = parser.parse_args()
     result = Result("checkpoints.restore", options.output)
     figures: Figures = {"size": options.size, "threads": options.threads, "lengths": []}

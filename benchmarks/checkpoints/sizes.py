@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--long-tokens", type=int, default=100_000)
     parser.add_argument("--sleeping", nargs="*", choices=CONFIGS, default=["0.1B"])
     parser.add_argument("--sessions", type=int, default=1000)
-    parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
+    parser.add_argument("--models", type=Path, help="folder to keep the files in between runs")
     options = parser.parse_args()
     result = Result("checkpoints.sizes", options.output)
     figures: Figures = {"threads": os.cpu_count(), "sizes": []}

@@ -43,15 +43,15 @@ def main() -> None:
     """Measures, and writes the result after each file."""
     exit_on_sigterm()
     parser = command_line(__doc__, SOCKETS)
-    parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
+    parser.add_argument("--llama-server", default="llama-server", help="path of the binary")
     parser.add_argument("--size", nargs="+", choices=CONFIGS, default=["0.1B"])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "int8"])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--requests", type=int, default=1, help="of each stream")
+    parser.add_argument("--requests", type=int, default=1, help="requests of each stream")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--models", type=Path, help="folder that keeps the files between runs")
+    parser.add_argument("--models", type=Path, help="folder to keep the files in between runs")
     options = parser.parse_args()
     result = Result("checkpoints.sockets", options.output)
     figures: Figures = {"rounds": options.rounds, "max_tokens": options.max_tokens, "files": []}

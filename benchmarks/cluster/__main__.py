@@ -69,21 +69,28 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = command_line(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64], help="kept ones")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64], help="kept streams")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of each load")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--replica-streams", type=int, default=64, help="on all replicas together")
+    parser.add_argument("--replica-streams", type=int, default=64, help="streams on all replicas")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--struck", type=int, nargs="+", default=[1, 16, 64], help="streams")
-    parser.add_argument("--strikes", type=int, nargs="+", default=[24, 6, 4], help="for each")
     parser.add_argument(
-        "--save-interval", type=int, default=SHARED_SAVE_INTERVAL, help="tokens between two states"
+        "--struck", type=int, nargs="+", default=[1, 16, 64], help="streams at a take-over"
+    )
+    parser.add_argument(
+        "--strikes", type=int, nargs="+", default=[24, 6, 4], help="take-overs of each --struck"
+    )
+    parser.add_argument(
+        "--save-interval",
+        type=int,
+        default=SHARED_SAVE_INTERVAL,
+        help="tokens between two saved states",
     )
     parser.add_argument("--commits", type=int, default=500)
     parser.add_argument("--idle-seconds", type=float, default=15.0)
-    parser.add_argument("--turns", type=int, default=16, help="of a session that sleeps")
-    parser.add_argument("--quick", action="store_true", help="a short form, not worth quoting")
+    parser.add_argument("--turns", type=int, default=16, help="turns of a hibernated session")
+    parser.add_argument("--quick", action="store_true", help="short run, not for publication")
     options = parser.parse_args(command)
     if options.quick:
         vars(options).update(QUICK)

@@ -89,12 +89,14 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, min(2, cores)])
     parser.add_argument("--mode", nargs="+", default=["decode", "prefill"])
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--all", action="store_true", help="long pasts in every type, any streams")
+    parser.add_argument(
+        "--all", action="store_true", help="long contexts in every type and number of streams"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.25, help="of each turn")
-    parser.add_argument("--quick", action="store_true", help="a short form: S1, one thread")
-    parser.add_argument("--models", type=Path, help="folder that keeps the models between runs")
-    parser.add_argument("--gather", type=Path, nargs="+", help="earlier outputs, to make one of")
+    parser.add_argument("--seconds", type=float, default=0.25, help="seconds of each turn")
+    parser.add_argument("--quick", action="store_true", help="short run: S1, one thread")
+    parser.add_argument("--models", type=Path, help="folder to keep the models in between runs")
+    parser.add_argument("--gather", type=Path, nargs="+", help="earlier outputs to merge into one")
     options = parser.parse_args(command)
     if options.gather and not options.output:
         parser.error("--gather needs --output")

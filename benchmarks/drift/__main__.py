@@ -270,12 +270,14 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--mechanisms", nargs="+", choices=NAMES, metavar="NAME")
     parser.add_argument("--stops", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--max-steps", type=int, default=10_000, help="tokens read one by one")
+    parser.add_argument(
+        "--max-steps", type=int, default=10_000, help="maximum tokens read one at a time"
+    )
     parser.add_argument("--narrow-stops", type=int, nargs="+", default=[1_000, 4_000, 20_000])
     parser.add_argument("--simulated-steps", type=int, default=2_000, help="tokens after 1e8")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--plot", type=Path, help="PNG to write")
+    parser.add_argument("--plot", type=Path, help="PNG file to write")
     return parser.parse_args(argv)
 
 

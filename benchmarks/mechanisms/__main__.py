@@ -32,7 +32,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
-    train = _command(commands, "train", "language models, and bits per byte")
+    train = _command(commands, "train", "train language models and measure bits per byte")
     _competitors(train, seeds=True)
     _texts(train)
     train.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
@@ -43,21 +43,21 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--eval-bytes", type=int, default=language.Recipe.eval_bytes)
     train.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 
-    recalls = _command(commands, "recall", "associative recall")
+    recalls = _command(commands, "recall", "measure associative recall")
     _competitors(recalls, seeds=True)
     recalls.add_argument("--steps", type=int, default=recall.RecallRecipe.num_steps)
 
-    speeds = _command(commands, "speed", "training and decoding speed, on a quiet machine")
+    speeds = _command(commands, "speed", "measure training and decoding speed, on an idle machine")
     _competitors(speeds, seeds=False)
     _texts(speeds)
     speeds.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     speeds.add_argument("--rounds", type=int, default=speed.SpeedRecipe.rounds)
     speeds.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), help="of decoding; the server's if left out"
+        "--dtype", choices=("bfloat16", "float32"), help="type of decoding; default: the server's"
     )
 
-    reports = _command(commands, "report", "one file of results, and plots, from all runs")
-    reports.add_argument("--output", type=Path, help="where to write all results in one file")
+    reports = _command(commands, "report", "write one file of results, and plots, of all runs")
+    reports.add_argument("--output", type=Path, help="file to write all results to")
     reports.add_argument("--plot", type=Path, help="folder for the two plots")
     return parser.parse_args(words)
 
@@ -73,18 +73,20 @@ def _command(
 
 def _competitors(command: argparse.ArgumentParser, seeds: bool) -> None:
     command.add_argument(
-        "mechanisms", nargs="*", help="such as elu or elu:rotary=after; all if left out"
+        "mechanisms", nargs="*", help="mechanisms such as elu or elu:rotary=after; default: all"
     )
     if seeds:
         command.add_argument("--seeds", type=int, nargs="+", default=[0])
 
 
 def _texts(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--data", type=Path, action="append", required=True, help="repeat")
+    command.add_argument(
+        "--data", type=Path, action="append", required=True, help="text; repeat for several"
+    )
 
 
 def main() -> None:
-    """Runs a command; ends with 1 where a run has no result, with 2 where the command is wrong."""
+    """Runs a command. Exit status: 1 if a run has no result, 2 if the command is invalid."""
     options = arguments()
     keep_freed_memory()
     torch.set_num_threads(options.threads)

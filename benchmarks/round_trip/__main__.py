@@ -211,11 +211,13 @@ def arguments(argv: Iterable[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("model", type=Path, help="folder of a run's model")
     parser.add_argument("text", type=Path, help="UTF-8 text")
-    parser.add_argument("--llama-python", type=Path, help="interpreter with llama_cpp")
-    parser.add_argument("--rwkv-python", type=Path, help="interpreter with rwkv and torch")
+    parser.add_argument("--llama-python", type=Path, help="Python interpreter with llama_cpp")
+    parser.add_argument("--rwkv-python", type=Path, help="Python interpreter with rwkv and torch")
     parser.add_argument("--documents", type=int, default=20)
-    parser.add_argument("--max-bytes", type=int, default=4000, help="of each document")
-    parser.add_argument("--tokens", type=int, default=300, help="greedy ones after each prompt")
+    parser.add_argument(
+        "--max-bytes", type=int, default=4000, help="maximum bytes of each document"
+    )
+    parser.add_argument("--tokens", type=int, default=300, help="greedy tokens after each prompt")
     return parser.parse_args(None if argv is None else list(argv))
 
 

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--model", default=DEFAULT_NAME)
     parser.add_argument("--judge", help="checkpoint of a larger model")
-    parser.add_argument("--stories", type=int, default=40, help="whose openings are continued")
+    parser.add_argument("--stories", type=int, default=40, help="stories to continue")
     parser.add_argument("--seeds", type=int, default=3, help="texts of each opening and setting")
     parser.add_argument("--max-tokens", type=int, default=160)
     options = parser.parse_args()

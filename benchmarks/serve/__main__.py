@@ -49,19 +49,23 @@ COLUMNS = (
 def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[], help="other servers")
-    parser.add_argument("--dtype", help="auto, float32, bfloat16 or int8")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of a server")
+    parser.add_argument(
+        "--peers", nargs="*", choices=PEERS, default=[], help="other servers to measure"
+    )
+    parser.add_argument("--dtype", help="type: auto, float32, bfloat16 or int8")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of a server")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--requests", type=int, default=8, help="of each stream")
+    parser.add_argument("--requests", type=int, default=8, help="requests of each stream")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a short form")
+    parser.add_argument("--quick", action="store_true", help="short run")
     parser.add_argument("--size", choices=SIZES, default="S1")
     parser.add_argument("--attention", default="gated")
-    parser.add_argument("--llama-server", default="llama-server", help="path of its binary")
-    parser.add_argument("--llama-type", default=best_llama_type(), help="BF16, F16, F32 or Q8_0")
-    parser.add_argument("--models", type=Path, help="folder that keeps the models between runs")
+    parser.add_argument("--llama-server", default="llama-server", help="path of the binary")
+    parser.add_argument(
+        "--llama-type", default=best_llama_type(), help="type: BF16, F16, F32 or Q8_0"
+    )
+    parser.add_argument("--models", type=Path, help="folder to keep the models in between runs")
     options = parser.parse_args(command)
     if options.quick:
         options.streams, options.requests, options.rounds = [1, 8], 1, 1

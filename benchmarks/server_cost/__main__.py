@@ -125,7 +125,7 @@ def arguments() -> argparse.Namespace:
         type=float,
         nargs="+",
         default=[100.0, 0.0],
-        help="tokens/s of each stream; 0: no limit",
+        help="tokens/s of each stream; 0 is no limit",
     )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seconds", type=float, default=5.0)

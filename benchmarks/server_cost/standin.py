@@ -87,7 +87,9 @@ class Fountain:
 def main() -> int:
     """Serves on a free port of the loopback, and prints its address."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps-per-s", type=float, default=0.0, help="0: as many as it can")
+    parser.add_argument(
+        "--steps-per-s", type=float, default=0.0, help="steps per second; 0 is no limit"
+    )
     options = parser.parse_args()
     tokenizer = Tokenizer.load(DEFAULT_MODEL / "tokenizer.json")
     model = replace(

@@ -46,18 +46,28 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = command_line(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=100, help="of forks, snapshots, resumes")
-    parser.add_argument("--woken", type=int, default=300, help="sessions that sleep and wake")
-    parser.add_argument("--sessions", type=int, default=10_000, help="that outlive a restart")
-    parser.add_argument("--starts", type=int, default=5, help="after a drain, and after a kill")
-    parser.add_argument("--streams", type=int, default=64, help="whose log is measured")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of each of these streams")
+    parser.add_argument(
+        "--rounds", type=int, default=100, help="rounds of forks, snapshots, resumes"
+    )
+    parser.add_argument("--woken", type=int, default=300, help="sessions that hibernate and wake")
+    parser.add_argument(
+        "--sessions", type=int, default=10_000, help="sessions restored by a restart"
+    )
+    parser.add_argument(
+        "--starts", type=int, default=5, help="starts after a drain and after a kill"
+    )
+    parser.add_argument("--streams", type=int, default=64, help="streams to log")
+    parser.add_argument("--max-tokens", type=int, default=256, help="tokens of each stream")
     parser.add_argument("--log-rounds", type=int, default=5)
     parser.add_argument("--prefixes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
     parser.add_argument("--prefix-rounds", type=int, default=3)
-    parser.add_argument("--sleeping", type=int, default=10_000, help="sessions of a tiny model")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure [a temporary one]")
-    parser.add_argument("--quick", action="store_true", help="a short form, not worth quoting")
+    parser.add_argument(
+        "--sleeping", type=int, default=10_000, help="hibernated sessions of a tiny model"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder on the disk to measure; default: temporary"
+    )
+    parser.add_argument("--quick", action="store_true", help="short run, not for publication")
     options = parser.parse_args(command)
     if options.quick:
         vars(options).update(QUICK)

@@ -225,10 +225,12 @@ def print_report(report: Report) -> None:
 def arguments() -> Options:
     """The command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", help="checkpoint folder; the bundled one if left out")
-    parser.add_argument("--threads", type=int, help="of the server's matrix library")
+    parser.add_argument("--model", help="checkpoint folder; default: the bundled model")
+    parser.add_argument("--threads", type=int, help="threads of the server")
     parser.add_argument("--seconds", type=float, default=Options.seconds)
-    parser.add_argument("--warm-up", type=float, help="seconds [a tenth of --seconds]")
+    parser.add_argument(
+        "--warm-up", type=float, help="seconds of warm-up; default: a tenth of --seconds"
+    )
     parser.add_argument("--streams", type=int, default=Options.streams)
     parser.add_argument("--max-sessions", type=int, default=Options.max_sessions)
     parser.add_argument("--session-ttl", type=float, default=Options.session_ttl_s)

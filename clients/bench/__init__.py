@@ -1,1 +1,1 @@
-"""``everstream bench``: loads a server and says how quickly it answers."""
+"""``everstream bench``: puts load on a server and measures latency and throughput."""

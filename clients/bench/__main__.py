@@ -1,4 +1,4 @@
-"""``python -m clients.bench``: ``everstream bench`` without the rest of the command."""
+"""``python -m clients.bench``: ``everstream bench`` without the other commands."""
 
 from clients.bench.cli import main
 

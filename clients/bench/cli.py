@@ -1,4 +1,4 @@
-"""The command ``everstream bench``: a sweep over loads, as a table, JSON and a picture.
+"""The command ``everstream bench``: a sweep over loads, as a table, JSON and a plot.
 
 everstream bench --concurrency 1,8,64 --ttft-limit 100 --itl-limit 20
 everstream bench --rate 2,4,8 --duration 30 --plot sweep.png
@@ -26,14 +26,14 @@ from clients.bench.load import PROMPT, Load, Timed, run, unreachable
 from clients.python.errors import EverstreamError
 from clients.python.protocol import Protocol
 
-#: Ids below it exist in every byte-level vocabulary.
+#: Ids below this exist in every byte-level vocabulary.
 NUM_SAFE_IDS = 256
-#: What one socket may have alive at once on a server with its defaults.
+#: Default limit of a server for concurrent requests of one socket.
 MAX_SOCKET_REQUESTS = 64
-#: Sockets that the requests of a rate are spread over.
+#: Number of sockets over which the requests of a rate are distributed.
 NUM_SOCKETS = 16
 
-#: No table is as wide.
+#: In characters; wider than any table.
 MAX_WIDTH = 1000
 
 Number = TypeVar("Number", int, float)
@@ -42,43 +42,58 @@ Number = TypeVar("Number", int, float)
 def bench(
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     concurrency: Annotated[
-        str, typer.Option(help="Levels: so many streams at once, each one request after another.")
+        str,
+        typer.Option(
+            help="Levels of concurrent streams, comma-separated; each sends its requests in turn."
+        ),
     ] = "1,4,16,64",
     rate: Annotated[
-        str | None, typer.Option(help="Levels instead: requests that arrive in a second (Poisson).")
+        str | None,
+        typer.Option(
+            help="Levels of requests per second (Poisson arrivals), instead of --concurrency."
+        ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Of each stream.")] = 4,
-    duration: Annotated[float, typer.Option(min=0.1, help="Seconds of arrivals at a rate.")] = 20.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests of each stream.")] = 4,
+    duration: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of arrivals at each --rate.")
+    ] = 20.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of each answer.")] = 128,
     per_socket: Annotated[
-        int, typer.Option(min=1, max=MAX_SOCKET_REQUESTS, help="Streams that share a socket.")
+        int,
+        typer.Option(min=1, max=MAX_SOCKET_REQUESTS, help="Number of streams that share a socket."),
     ] = 1,
-    prompt: Annotated[str, typer.Option(help="What each request begins with.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="Prompt of each request.")] = PROMPT,
     prompt_file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A prompt a line, in turn.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="UTF-8 file of prompts, one per line, used in turn."
+        ),
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length of a random prompt, instead.")
+        int | None,
+        typer.Option(min=1, help="Length of a random prompt in tokens, instead of --prompt."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; the server's default if left out.")
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy; default: the server's.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of prompts, arrivals and answers.")] = 0,
-    keep: Annotated[bool, typer.Option("--keep", help="Each request keeps its session.")] = False,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests before the first level.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, arrivals and answers.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the session of each request.")] = False,
+    warm_up: Annotated[
+        int, typer.Option(min=0, help="Number of requests before the first level.")
+    ] = 1,
     ttft_limit: Annotated[
-        float | None, typer.Option(help="Milliseconds to the first token of a good request.")
+        float | None, typer.Option(help="Maximum TTFT of a good request in milliseconds.")
     ] = None,
     itl_limit: Annotated[
-        float | None, typer.Option(help="Milliseconds between its tokens, on average.")
+        float | None, typer.Option(help="Maximum mean ITL of a good request in milliseconds.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the figures as JSON, too.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw them (extra train).")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write the JSON to.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File to draw a plot to (extra train).")] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Load a running server and measure it.
+    """Measure a running server under load.
 
-    A level after another: latencies, throughput and goodput.
+    Reports latency, throughput and goodput of each level.
     """
     try:
         Protocol(url, api_key)
@@ -155,7 +170,7 @@ def _arriving(load: Load, rate: float, duration_s: float) -> Load:
 
 
 def _table(concurrent: bool) -> Table:
-    """Narrow enough for 80 columns; a terminal that is narrower does not fold its numbers."""
+    """Fits into 80 columns; a narrower terminal does not wrap its numbers."""
     table = Table(caption="p50/p99 in ms", box=SIMPLE, padding=(0, 1, 0, 0))
     first = "streams" if concurrent else "due/s"
     for name in (first, "tokens/s", "req/s", "good/s", "TTFT", "ITL", "request", "failed"):
@@ -174,7 +189,7 @@ def _cells(summary: Summary) -> Iterator[str]:
 
 
 def _ms(time_ms: float | None) -> str:
-    """Three digits at the most of what is below a second."""
+    """At most three digits for times below a second."""
     if time_ms is None:
         return "-"
     return f"{time_ms:.1f}" if time_ms < 10 else f"{time_ms:.0f}"
@@ -186,7 +201,7 @@ def _levels(text: str, option: str, number: type[Number]) -> list[Number]:
     except ValueError:
         levels = []
     if not levels or not all(0 < level < 1e6 for level in levels):
-        raise _fail(f"--{option}: must be numbers above 0 with commas between them", 2)
+        raise _fail(f"--{option}: must be comma-separated numbers above 0", 2)
     return levels
 
 

@@ -1,4 +1,4 @@
-"""What a run says: percentiles, throughput, and goodput against stated limits."""
+"""The results of a run: percentiles, throughput, and goodput against stated limits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from clients.bench.load import Load, Timed
 
 
 class Limits(NamedTuple):
-    """What a request must keep to be a good one, in milliseconds; None is no limit.
+    """Latency limits of a good request, in milliseconds; None is no limit.
 
-    ``itl_ms`` bounds the mean time between its tokens.
+    ``itl_ms`` is the limit of the mean time between its tokens.
     """
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
 
     def are_kept_by(self, timed: Timed) -> bool:
-        """Whether a request ended properly and in time."""
+        """Whether a request succeeded within the limits."""
         if timed.error is not None or timed.ttft_s is None:
             return False
         gaps = timed.inter_token_s
@@ -32,10 +32,10 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """One level's figures, as printed. Times in milliseconds, None where nothing was measured.
+    """One level's figures, as printed. Times are in milliseconds, None if nothing was measured.
 
-    ``goodput_per_s`` counts the requests of a second that kept the limits. One of
-    ``streams``, that ran at once, and ``rate``, that of the arrivals, is None.
+    ``goodput_per_s`` is the number of requests per second within the limits. Either
+    ``streams``, the number of concurrent ones, or ``rate``, the arrival rate, is None.
     """
 
     streams: int | None
@@ -88,12 +88,12 @@ def summarize(load: Load, timed: Sequence[Timed], seconds: float, limits: Limits
 
 
 def errors_of(timed: Sequence[Timed]) -> Counter[str]:
-    """How many requests ended by each code."""
+    """The number of requests that failed with each code."""
     return Counter(one.error for one in timed if one.error is not None)
 
 
 def percentile_ms(times_s: Sequence[float], percent: int) -> float | None:
-    """The nearest-rank percentile: the least time that ``percent`` of all do not exceed."""
+    """The nearest-rank percentile: the smallest time that ``percent`` % of all do not exceed."""
     if not times_s:
         return None
     rank = max(1, math.ceil(percent * len(times_s) / 100))

@@ -1,8 +1,8 @@
-"""One level of load: so many streams at once, or requests at random times.
+"""One level of load: a number of concurrent streams, or requests at random times.
 
-Latencies are taken where the frame arrives: TTFT from when a request is due to its
-first token, inter-token latency from one token's frame to the next. A request that
-is due while the generator is busy counts from when it was due.
+Latencies are measured when a frame arrives: TTFT from the time at which a request is
+due to its first token, inter-token latency from one token's frame to the next. They
+include the delay of a request that is due while the load generator is busy.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ PROMPT = "Once upon a time there was a little girl who lived in a house by the s
 
 @dataclass(frozen=True)
 class Load:
-    """What to send: ``num_streams`` that run ``num_requests`` each, one after another.
+    """What to send: ``num_streams`` streams of ``num_requests`` each, one after another.
 
-    With a ``rate``, instead, ``num_requests`` in all whose times are a Poisson
-    process of so many in a second, spread over ``num_streams`` sockets. Request
-    number n has the seed ``seed + n`` and the prompt ``prompts[n % len(prompts)]``;
-    they are numbered by stream, or by time. With ``keep`` each has a session of
-    its own that stays.
+    With a ``rate``, ``num_requests`` requests in total arrive as a Poisson process of
+    that many per second, distributed over ``num_streams`` sockets. Request number n
+    has the seed ``seed + n`` and the prompt ``prompts[n % len(prompts)]``; requests
+    are numbered by stream, or by time. With ``keep`` each has its own kept session.
     """
 
     url: str
@@ -60,7 +59,7 @@ class Load:
         }
 
     def arrivals(self) -> Iterator[float]:
-        """When each request of a ``rate`` is due, in seconds from the beginning."""
+        """When each request of a ``rate`` is due, in seconds from the start."""
         assert self.rate is not None
         draw = random.Random(self.seed)
         gaps = (draw.expovariate(self.rate) for _ in range(self.num_requests))
@@ -69,7 +68,7 @@ class Load:
 
 @dataclass(slots=True)
 class Timed:
-    """A request's times, in seconds; ``error`` has the code of what ended it too early."""
+    """A request's times, in seconds; ``error`` is the code of its failure."""
 
     due_s: float
     last_s: float = 0.0
@@ -83,11 +82,11 @@ class Timed:
 
     @property
     def latency_s(self) -> float:
-        """From when it was due to its last token."""
+        """Time from when the request was due to its last token."""
         return self.last_s - self.due_s
 
     def count_token(self, now_s: float) -> None:
-        """Notes a token's frame that arrived at ``now_s``."""
+        """Records a token's frame that arrived at ``now_s``."""
         if self.ttft_s is None:
             self.ttft_s = now_s - self.due_s
         else:
@@ -96,10 +95,10 @@ class Timed:
 
 
 async def run(load: Load) -> tuple[list[Timed], float]:
-    """All requests, from when every socket is connected, and the seconds that they took.
+    """Runs all requests; returns them, and the seconds from when all sockets are connected.
 
-    Raises `EverstreamError` or OSError where a socket cannot be opened; what
-    fails later is in the requests.
+    Raises `EverstreamError` or OSError if a socket cannot be opened; later failures
+    are recorded in the requests.
     """
     protocol = Protocol(load.url, load.api_key)
     num_sockets = -(-load.num_streams // load.streams_per_socket)
@@ -155,7 +154,7 @@ async def _connect(protocol: Protocol, num_sockets: int) -> list[ClientConnectio
 
 
 class _Line:
-    """A socket and the requests that run on it. One task reads, and wakes others at ends alone."""
+    """A socket and its requests. One task reads, and wakes a request's task only at its end."""
 
     def __init__(self, connection: ClientConnection, protocol: Protocol) -> None:
         self._connection, self._protocol = connection, protocol
@@ -163,7 +162,7 @@ class _Line:
         self._reader = asyncio.create_task(self._read())
 
     async def request(self, fields: dict[str, Any], due_s: float) -> Timed:
-        """Runs a request to its end."""
+        """Runs a request until it ends."""
         timed = Timed(due_s, due_s)
         if self._reader.done():
             timed.error = "connection_lost"
@@ -202,12 +201,12 @@ class _Line:
 
 
 def _failure(event: dict[str, Any]) -> str | None:
-    """The code of what ended a request too early, or None for a proper end."""
+    """The code of a request's failure, or None for a regular end."""
     if event["type"] == "error":
         return str(event["error"]["code"])
     return None if event["finish_reason"] in ("length", "stop") else str(event["finish_reason"])
 
 
 def unreachable(error: EverstreamError | OSError, url: str) -> str:
-    """Why there is no connection, in words."""
+    """The error message for a failed connection."""
     return f"cannot connect to {url}: {error}"

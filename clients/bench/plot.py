@@ -1,4 +1,4 @@
-"""A sweep as a picture: throughput and latency against the load."""
+"""A plot of a sweep: throughput and latency against the load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clients.bench.figures import Limits, Summary
 
 
 def draw(levels: Sequence[Summary], limits: Limits, path: Path) -> None:
-    """Writes the picture; its format follows the name."""
+    """Writes the plot; the file's suffix determines its format."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -24,8 +24,8 @@ def draw(levels: Sequence[Summary], limits: Limits, path: Path) -> None:
     output.plot(loads, [level.goodput_per_s for level in levels], "s--", label="within the limits")
     output.set_ylabel("requests per second")
     for axes, name, title, limit in (
-        (ttft, "ttft", "to the first token, ms", limits.ttft_ms),
-        (itl, "itl", "between two tokens, ms", limits.itl_ms),
+        (ttft, "ttft", "TTFT, ms", limits.ttft_ms),
+        (itl, "itl", "ITL, ms", limits.itl_ms),
     ):
         for percent, style in ((50, "o-"), (90, "s-"), (99, "^-")):
             times = [getattr(level, f"{name}_p{percent}_ms") for level in levels]
@@ -35,7 +35,7 @@ def draw(levels: Sequence[Summary], limits: Limits, path: Path) -> None:
         axes.set_ylabel(title)
         axes.set_yscale("log")
     for axes in (output, ttft, itl):
-        axes.set_xlabel("requests that arrive in a second" if rated else "streams at once")
+        axes.set_xlabel("requests per second" if rated else "concurrent streams")
         axes.set_xscale("log", base=2)
         axes.set_xticks(loads, [f"{load:g}" for load in loads])
         axes.grid(alpha=0.3)

@@ -1,1 +1,1 @@
-"""``everstream chat``: a conversation in the terminal, whose past can be left and come back to."""
+"""``everstream chat``: a conversation in the terminal that can be rewound and branched."""

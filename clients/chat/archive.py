@@ -1,4 +1,4 @@
-"""A branch as one file: the session as the server signed it, and what was said."""
+"""A branch as one file: the session, signed by the server, and the turns of the conversation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from clients.chat.branch import Branch, Turn
 from clients.python import Client
 
 SESSION, TURNS = "session", "turns.json"
-#: A file that claims to hold more is none of ours.
+#: Maximum uncompressed size; `save` does not write larger files.
 MAX_BYTES = 1 << 30
 
 
 class NotAnArchive(ValueError):
-    """A file that `save` has not written."""
+    """The file was not written by `save`."""
 
 
 def save(branch: Branch, path: Path) -> None:
-    """Writes the branch, whole or not at all. Raises OSError."""
+    """Writes the branch atomically. Raises OSError."""
     part = path.with_name(path.name + ".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(SESSION, branch.session.export())
@@ -29,7 +29,7 @@ def save(branch: Branch, path: Path) -> None:
 
 
 def load(client: Client, path: Path) -> Branch:
-    """The branch of a file, in a new session. Raises OSError and `NotAnArchive`."""
+    """Loads the branch of a file into a new session. Raises OSError and `NotAnArchive`."""
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
@@ -37,5 +37,5 @@ def load(client: Client, path: Path) -> Branch:
             data = archive.read(SESSION)
             turns = [Turn(**turn) for turn in json.loads(archive.read(TURNS))]
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
-        raise NotAnArchive(f"{path} is no saved conversation") from error
+        raise NotAnArchive(f"{path} is not a saved conversation") from error
     return Branch(client.import_session(data), turns)

@@ -1,4 +1,4 @@
-"""What was said, and where in the session's text: a branch can go back to any turn."""
+"""The turns of a conversation and their positions; a branch can be rewound to any turn."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from clients.python import Client, Session
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was written and what came of it.
+    """A prompt and its answer.
 
-    The session had ``begins`` tokens before it and has ``ends`` after it.
+    The session had ``begins`` tokens before the turn and has ``ends`` after it.
     """
 
     prompt: str
@@ -23,24 +23,24 @@ class Turn:
 
 @dataclass
 class Branch:
-    """A session on the server and the turns that made its text."""
+    """A session on the server and the turns of its text."""
 
     session: Session
     turns: list[Turn] = field(default_factory=list)
 
     @property
     def position(self) -> int:
-        """Tokens of the text after the last turn."""
+        """Number of tokens of the text, up to the end of the last turn."""
         return self.turns[-1].ends if self.turns else 0
 
     def rewind(self, num_turns: int) -> None:
-        """Cuts the text back to its first ``num_turns`` turns."""
+        """Rewinds the session to its first ``num_turns`` turns."""
         if num_turns < len(self.turns):
             self.session.rewind(self.turns[num_turns].begins)
             del self.turns[num_turns:]
 
     def fork(self, num_turns: int | None = None) -> Branch:
-        """A copy, as it is or as it was after its first ``num_turns`` turns."""
+        """A copy of the branch, or of its first ``num_turns`` turns."""
         turns: Sequence[Turn] = self.turns[:num_turns]
         at = None if len(turns) == len(self.turns) else self.turns[len(turns)].begins
         (session,) = self.session.fork(at=at)
@@ -48,7 +48,7 @@ class Branch:
 
 
 def reread(client: Client, turns: Sequence[Turn], model: str) -> Branch:
-    """A new session of ``model`` that reads what was said in ``turns``."""
+    """A new session of ``model`` that reads the text of ``turns`` again."""
     branch = Branch(client.create_session(model))
     for turn in turns:
         begins = branch.position

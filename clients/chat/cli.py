@@ -19,12 +19,13 @@ def chat(
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
     model: Annotated[
-        str | None, typer.Option(help="One of the server's models [its first].", show_default=False)
+        str | None,
+        typer.Option(help="Model of the server; default: its first.", show_default=False),
     ] = None,
 ) -> None:
-    """Write together with a running server.
+    """Chat with a running server in the terminal.
 
-    What was said can be taken back, branched off, saved and loaded.
+    A conversation can be rewound, forked into branches, saved and loaded.
     """
     console = Console(highlight=False)
     with _client(url, api_key) as client:
@@ -43,7 +44,7 @@ def _client(url: str, api_key: str | None) -> Client:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """The lines of standard input, with a prompt where a person types them."""
+    """Yields the lines of standard input, with a prompt if it is a terminal."""
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - from here on lines can be edited and recalled

@@ -1,4 +1,4 @@
-"""A conversation: branches by name, one of which is talked to, and the commands on them."""
+"""A conversation: branches by name, one of which is active, and the commands on them."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from clients.python import (
 from clients.python.protocol import Sampling
 
 HELP = """\
-Write, and the model goes on from there; an empty line lets it go on by itself. Ctrl-C stops it.
-  /history             what was said, turn by turn
-  /undo [N]            take back the last turn, or N of them
-  /again               another answer instead of the last one
-  /rewind N            back to where N turns had been said
-  /fork NAME [N]       a copy of this branch (after N turns), to go on in
-  /branches            all of them
-  /switch NAME         go on in another one
-  /save FILE           this branch, to go on from later, here or on another server
-  /load FILE [NAME]    such a file as a new branch
-  /new                 start afresh
-  /temp NUMBER         temperature; /top-p NUMBER, /tokens NUMBER for each answer
-  /seed NUMBER         fix the seed; /seed alone draws a new one each time
-  /help, /quit"""
+The model continues the text that you type. An empty line continues without new text. Ctrl-C stops.
+  /history             print the conversation turn by turn
+  /undo [N]            remove the last turn, or the last N turns
+  /again               generate another answer in place of the last one
+  /rewind N            return to the state after the first N turns
+  /fork NAME [N]       copy this branch (after its first N turns) and continue in the copy
+  /branches            list all branches
+  /switch NAME         continue in another branch
+  /save FILE           save this branch to a file, for this or another server
+  /load FILE [NAME]    load such a file as a new branch
+  /new                 start a new conversation
+  /temp NUMBER         set the temperature; also /top-p NUMBER, and /tokens NUMBER per answer
+  /seed NUMBER         set the seed; without a number, each answer uses a new seed
+  /help, /quit         list the commands; end the chat"""
 
 MAIN = "main"
 MAX_SHOWN_CHARS = 60
 
 
 class Setting(NamedTuple):
-    """A sampling option that a command sets: how its argument is read, and from where to where."""
+    """A sampling option that a command sets: the type of its argument, and its range."""
 
     option: str
     read: Callable[[str], float]
@@ -62,14 +62,14 @@ _SETTINGS = {
 
 
 class Mistaken(ValueError):
-    """A command that cannot be obeyed; the message says why."""
+    """A command that cannot be executed; the message has the reason."""
 
 
 class Conversation:
-    """Branches of one model on one server; `run` obeys lines."""
+    """Branches of one model on one server; `run` executes lines of input."""
 
     def __init__(self, client: Client, console: Console, model: str | None = None) -> None:
-        """``model`` None is the server's first. Raises `EverstreamError` where it has no such."""
+        """``model`` None is the server's first. Raises `EverstreamError` if there is none."""
         self._client, self._console = client, console
         models = client.models()
         self._branches = {MAIN: Branch(client.create_session(model))}
@@ -91,11 +91,11 @@ class Conversation:
 
     @property
     def branch(self) -> Branch:
-        """The one that is talked to."""
+        """The active branch."""
         return self._branches[self._name]
 
     def run(self, lines: Iterator[str]) -> None:
-        """Obeys one line after another until they end or one says /quit."""
+        """Executes one line after another until they end or one is /quit."""
         details = self._model["everstream"]
         state_kib = details["state_bytes_per_session"] / 1024
         kind = f"{details['attention']} attention, state {state_kib:.0f} KiB"
@@ -109,7 +109,7 @@ class Conversation:
                 else:
                     self._talk(line)
             except SessionNotFound:
-                self._complain("the session has expired; /new begins another")
+                self._complain("the session has expired; /new starts a new one")
             except ConnectionLost:
                 raise
             except OSError as error:
@@ -121,7 +121,7 @@ class Conversation:
         for branch in self._branches.values():
             self._forget(branch)
 
-    # What is said
+    # Text
 
     def _talk(self, prompt: str) -> None:
         begins, started_s = self.branch.position, time.perf_counter()
@@ -139,7 +139,7 @@ class Conversation:
         self._say("\n" + self._speed(finished, started_s, first_s or time.perf_counter()))
 
     def _speed(self, finished: Finished, started_s: float, first_s: float) -> str:
-        """How quick the answer was, and what its length has cost, compared with a KV cache."""
+        """Speed of the answer, and the size of the state compared with a KV cache."""
         now_s, details = time.perf_counter(), self._model["everstream"]
         num_tokens = finished.usage.completion_tokens
         state_kib = details["state_bytes_per_session"] / 1024
@@ -175,7 +175,7 @@ class Conversation:
             (text,) = arguments
             value = read(text)
         except ValueError as error:
-            raise Mistaken(f"{name} wants a number") from error
+            raise Mistaken(f"{name} needs a number") from error
         if not least <= value <= most:
             raise Mistaken(f"{name} must be {least:g} to {most:,}")
         self._sampling[option] = value  # type: ignore[literal-required]
@@ -191,11 +191,11 @@ class Conversation:
 
     def _rewind(self, arguments: Sequence[str]) -> None:
         if len(arguments) != 1:
-            raise Mistaken("/rewind wants the number of turns that stay")
+            raise Mistaken("/rewind needs the number of turns to keep")
         self._back_to(_count(arguments[0]))
 
     def _rewind_to(self, num_turns: int) -> None:
-        """A copy, and what was loaded, is read again where its session cannot go back so far."""
+        """Rewinds the session; if its log does not reach back that far, reads the text again."""
         try:
             self.branch.rewind(num_turns)
         except HistoryGone:
@@ -211,14 +211,14 @@ class Conversation:
 
     def _again(self, arguments: Sequence[str]) -> None:
         if not self.branch.turns:
-            raise Mistaken("nothing was said yet")
+            raise Mistaken("there is no turn yet")
         prompt = self.branch.turns[-1].prompt
         self._rewind_to(len(self.branch.turns) - 1)
         self._talk(prompt)
 
     def _fork(self, arguments: Sequence[str]) -> None:
         if len(arguments) not in (1, 2):
-            raise Mistaken("/fork wants a name for the copy, and perhaps a number of turns")
+            raise Mistaken("/fork needs a name for the copy, and optionally a number of turns")
         self._check_new(arguments[0])
         num_turns = _count(arguments[1]) if arguments[1:] else None
         try:
@@ -236,19 +236,19 @@ class Conversation:
 
     def _switch(self, arguments: Sequence[str]) -> None:
         if len(arguments) != 1 or arguments[0] not in self._branches:
-            raise Mistaken(f"/switch wants one of {', '.join(self._branches)}")
+            raise Mistaken(f"/switch needs one of {', '.join(self._branches)}")
         self._name = arguments[0]
         self._where()
 
     def _save(self, arguments: Sequence[str]) -> None:
         if len(arguments) != 1:
-            raise Mistaken("/save wants the name of a file")
+            raise Mistaken("/save needs the name of a file")
         archive.save(self.branch, Path(arguments[0]).expanduser())
         self._say(f"saved to {arguments[0]}")
 
     def _load(self, arguments: Sequence[str]) -> None:
         if len(arguments) not in (1, 2):
-            raise Mistaken("/load wants the name of a file, and perhaps one for the branch")
+            raise Mistaken("/load needs the name of a file, and optionally one for the branch")
         path = Path(arguments[0]).expanduser()
         name = arguments[1] if arguments[1:] else path.stem
         self._check_new(name)
@@ -265,7 +265,7 @@ class Conversation:
 
     def _check_new(self, name: str) -> None:
         if name in self._branches:
-            raise Mistaken(f"there is a branch {name} already")
+            raise Mistaken(f"branch {name} already exists")
 
     def _where(self) -> None:
         branch = self.branch
@@ -284,7 +284,7 @@ class Conversation:
 
 
 def printable(text: str) -> str:
-    """``text`` without what would steer the terminal."""
+    """``text`` without control characters, which could change the terminal."""
     return "".join(char for char in text if char.isprintable() or char in "\n\t")
 
 
@@ -300,5 +300,5 @@ def _shortened(text: str) -> str:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise Mistaken(f"{text} is no number of turns")
+        raise Mistaken(f"{text} is not a number of turns")
     return int(text)

@@ -1,8 +1,8 @@
 """Searches for a good continuation: expand, score, and keep the best of many branches.
 
-A branch is a kept session. Each round forks every branch, lets each copy write a
-few tokens of its own, scores the copies, keeps the best and forgets the others.
-A fork costs the same after ten tokens and after a million.
+A branch is a kept session. Each round forks every branch, generates a few tokens
+in each copy, scores the copies, keeps the best and deletes the others. A fork
+costs the same after ten tokens and after a million.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from clients.api_key import ApiKey
 from clients.python import AsyncClient, AsyncSession, EverstreamError, Token
 
-#: What runs at once, below what the server lets one socket do.
+#: Maximum concurrent requests, below the server's limit for one socket.
 MAX_AT_ONCE = 32
 SHOWN_CHARS = 54
 
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Branch:
-    """A session, and what it has written since the prompt.
+    """A session, and the text that it has generated since the prompt.
 
-    ``logprob`` is that of its ``tokens``, ``score`` what it is ranked by.
+    ``logprob`` is the sum over its ``tokens``; branches are ranked by ``score``.
     """
 
     session: AsyncSession
@@ -45,10 +45,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class Search:
-    """``keep`` branches survive each of ``rounds``, in which each is forked ``forks`` times.
+    """Each of ``rounds`` forks every branch ``forks`` times and keeps the ``keep`` best.
 
-    With an ``ending`` a branch is worth what the model thinks of that text coming
-    next; otherwise what it thinks of the branch itself. Both per token.
+    With an ``ending`` the score of a branch is the mean log-probability of that text
+    after the branch; otherwise that of the branch's own tokens.
     """
 
     client: AsyncClient
@@ -61,7 +61,7 @@ class Search:
     seed: int
 
     async def run(self, prompt: str, console: Console) -> list[Branch]:
-        """The best branches, best first; to delete their sessions is the caller's duty."""
+        """Returns the best branches, best first; the caller must delete their sessions."""
         root = await self.client.create_session()
         await root.append(prompt)
         best, seeds = [Branch(root)], itertools.count(self.seed)
@@ -84,7 +84,7 @@ class Search:
         return best
 
     async def _grow(self, parent: Branch, copy: AsyncSession, seed: int) -> Branch:
-        """``copy`` of the parent's session continues by itself, and is scored."""
+        """Generates tokens in ``copy``, a fork of the parent's session, and scores it."""
         generation = copy.generate(
             max_tokens=self.num_tokens, temperature=self.temperature, seed=seed
         )
@@ -108,7 +108,7 @@ class Search:
 
 
 async def _logprobs(session: AsyncSession, text: str | Sequence[int]) -> tuple[float, ...]:
-    """How probable ``text`` is after the session's own, which is left as it is."""
+    """The log-probabilities of ``text`` after the session's own, which does not change."""
     (copy,) = await session.fork()
     scored = await copy.append(text, logprobs=True)
     await copy.delete()
@@ -117,7 +117,7 @@ async def _logprobs(session: AsyncSession, text: str | Sequence[int]) -> tuple[f
 
 
 async def _gather(work: Sequence[Awaitable[T]]) -> list[T]:
-    """All results in order, `MAX_AT_ONCE` at a time."""
+    """Awaits all of ``work``, `MAX_AT_ONCE` at a time; the results are in order."""
     room = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def wait(one: Awaitable[T]) -> T:
@@ -128,7 +128,7 @@ async def _gather(work: Sequence[Awaitable[T]]) -> list[T]:
 
 
 def table_of(title: str, branches: Sequence[Branch], num_all: int) -> Table:
-    """The branches that were kept, best first."""
+    """A table of the branches that were kept, best first."""
     table = Table(title=f"{title}: the best {len(branches)} of {num_all}", title_justify="left")
     for name in ("score", "tokens"):
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
@@ -142,15 +142,19 @@ def table_of(title: str, branches: Sequence[Branch], num_all: int) -> Table:
 
 def main(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "Once upon a time",
-    keep: Annotated[int, typer.Option(min=1, help="Branches that survive a round.")] = 4,
-    forks: Annotated[int, typer.Option(min=1, help="Copies of each branch.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a copy in a round.")] = 16,
-    rounds: Annotated[int, typer.Option(min=1, help="How often.")] = 6,
-    temperature: Annotated[float, typer.Option(help="Of what the copies write.")] = 0.9,
+    keep: Annotated[int, typer.Option(min=1, help="Number of branches kept after each round.")] = 4,
+    forks: Annotated[int, typer.Option(min=1, help="Number of copies of each branch.")] = 4,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Number of tokens that each copy generates in a round.")
+    ] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 6,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of the copies.")] = 0.9,
     ending: Annotated[
-        str | None, typer.Option(help="Text that the story shall lead to.", show_default=False)
+        str | None, typer.Option(help="Text that the story should lead to.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same search.")] = 1,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the search; the same seed gives the same search.")
+    ] = 1,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
 ) -> None:

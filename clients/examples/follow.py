@@ -1,9 +1,9 @@
-"""Follows a growing file without end and prints the lines that surprise the model.
+"""Follows a growing file and prints the lines that are unlikely according to the model.
 
-Every line is appended to one kept session, so that the model has read all that
-came before, at constant memory on both sides. A small file remembers session and
-place. What is sent twice, as after a crash, carries the same idempotency key and
-is read once.
+Every line is appended to one kept session, so that the model has read all earlier
+lines, with constant memory on both sides. A small file stores the session and the
+position in the log. A line that is sent twice, for example after a crash, has the
+same idempotency key and is read once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from clients.python import (
     StoreFailed,
 )
 
-#: What passes by itself.
+#: Errors after which the request is retried.
 PASSING = (
     *(CapacityExhausted, ConnectionLost, KeyInUse),
     *(SessionBusy, SessionMigrated, StoreFailed),
 )
 RETRY_S = 1.0
-#: Lines after which an old one hardly counts in what is usual.
+#: Number of lines after which an old one hardly counts in the running mean.
 MEMORY_LINES = 500
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass
 class Usual:
-    """Running mean and variance of bits per byte, in which old lines fade."""
+    """Running mean and variance of bits per byte, with less weight on old lines."""
 
     num_lines: int = 0
     mean: float = 0.0
@@ -61,7 +61,7 @@ class Usual:
         return math.sqrt(self.variance)
 
     def add(self, bits: float) -> None:
-        """One more line."""
+        """Updates mean and variance with one line."""
         self.num_lines += 1
         share = max(1 / self.num_lines, 1 / MEMORY_LINES)
         distance = bits - self.mean
@@ -71,7 +71,7 @@ class Usual:
 
 @dataclass
 class Memory:
-    """All that outlives the program: the session, the place in the file, and what is usual."""
+    """What is stored between runs: the session, the place in the file, and the statistics."""
 
     session: str
     place: Place | None
@@ -79,7 +79,7 @@ class Memory:
 
     @classmethod
     def load(cls, path: Path) -> Memory | None:
-        """What was saved, or None where nothing was. Raises `ValueError` for anything else."""
+        """Reads the file; None if there is none. Raises `ValueError` if it is invalid."""
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -91,17 +91,17 @@ class Memory:
             raise ValueError(f"{path} was not written by this program") from error
 
     def save(self, path: Path) -> None:
-        """Replaces the file as a whole: there is always one that can be read."""
+        """Replaces the file atomically, so that there is always a readable one."""
         new = path.with_name(f"{path.name}.new")
         new.write_text(json.dumps(asdict(self)), encoding="utf-8")
         os.replace(new, path)
 
 
 class Follower:
-    """Appends lines to the session of ``memory``, which is kept in ``file``.
+    """Appends lines to the session of ``memory``, which is saved to ``file``.
 
-    A line stands out that is ``threshold`` deviations above the usual; the first
-    ``warm_up`` lines only teach what is usual.
+    A line is reported if its bits per byte are more than ``threshold`` standard
+    deviations above the mean; the first ``warm_up`` lines only update the mean.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Follower:
         self._threshold, self._warm_up = threshold, warm_up
 
     def read(self, line: Line) -> str | None:
-        """What to say about a line, which the session has read when this returns."""
+        """Appends a line to the session; returns the report of an unusual one, else None."""
         usual = self._memory.usual
         mean, deviation, limit = usual.mean, usual.deviation, math.inf
         if usual.num_lines >= self._warm_up:
@@ -127,7 +127,7 @@ class Follower:
         return f"{bits:.2f} bits/byte, usual {mean:.2f} +- {deviation:.2f}: {text}"
 
     def _bits(self, line: Line) -> float:
-        """Of information in each byte of the line, to a reader of all lines before it."""
+        """Bits of information per byte of the line, given all lines before it."""
         text = line.data.decode(errors="replace") + "\n"
         key = f"{self._session.id}:{line.begin.number}:{line.begin.offset}"
         appended = patiently(lambda: self._session.append(text, logprobs=True, idempotency_key=key))
@@ -136,7 +136,7 @@ class Follower:
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """What ``ask`` returns, once the server can: it may be restarting."""
+    """Calls ``ask`` until it succeeds: the server may be restarting."""
     waits = False
     while True:
         try:
@@ -149,14 +149,14 @@ def patiently(ask: Callable[[], T]) -> T:
 
 
 def remembered(client: Client, file: Path) -> Memory:
-    """What ``file`` says, with its session, or a new one where the server has that no more."""
+    """Loads ``file``; creates a new session if the server does not have the stored one."""
     memory = Memory.load(file)
     if memory is not None:
         try:
             patiently(client.session(memory.session).info)
             return memory
         except SessionNotFound:
-            typer.echo("follow: the session is gone; another one begins", err=True)
+            typer.echo("follow: the session no longer exists; starting a new one", err=True)
     place = None if memory is None else memory.place
     memory = Memory(patiently(client.create_session).id, place, Usual())
     memory.save(file)
@@ -164,23 +164,29 @@ def remembered(client: Client, file: Path) -> Memory:
 
 
 def main(
-    path: Annotated[Path, typer.Argument(help="The file to follow.", dir_okay=False)],
+    path: Annotated[Path, typer.Argument(help="File to follow.", dir_okay=False)],
     memory: Annotated[
-        Path | None, typer.Option(help="Where to remember the session [PATH.everstream].")
+        Path | None, typer.Option(help="File that stores the session; default: PATH.everstream.")
     ] = None,
     threshold: Annotated[
-        float, typer.Option(help="Print what is so many deviations above the mean.")
+        float, typer.Option(help="Print lines this many standard deviations above the mean.")
     ] = 4.0,
-    warm_up: Annotated[int, typer.Option(min=1, help="Lines to learn from first.")] = 50,
-    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between looks.")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Stop where the file ends now.")] = False,
+    warm_up: Annotated[
+        int, typer.Option(min=1, help="Number of lines to read before any is printed.")
+    ] = 50,
+    interval: Annotated[
+        float, typer.Option(min=0.01, help="Seconds between checks of the file.")
+    ] = 0.5,
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop at the current end of the file.")
+    ] = False,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
 ) -> None:
-    """Print the lines of a growing file that surprise the model of a running server."""
+    """Print the lines of a growing file that the server's model finds unlikely."""
     file = memory or path.with_name(f"{path.name}.everstream")
     try:
-        with Client(url, api_key, reconnect_s=0) as client:  # `patiently` waits, and says so
+        with Client(url, api_key, reconnect_s=0) as client:  # `patiently` retries, and reports it
             known = remembered(client, file)
             follower = Follower(client, known, file, threshold, warm_up)
             with closing(Tail(path, known.place)) as tail:

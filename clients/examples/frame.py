@@ -1,7 +1,7 @@
-"""Adds to a table what a model makes of its texts: how odd each is, and how near to another.
+"""Adds columns to a table of texts: how unlikely each text is, and how similar to another.
 
-Needs pandas. The table is a CSV file, or a `pandas.DataFrame` where these
-functions are called; many texts go to the server in one request.
+Needs pandas. The table is a CSV file, or a `pandas.DataFrame` if the functions are
+called from Python. Each request to the server has several texts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ try:
 except ImportError as error:
     raise SystemExit("this example needs pandas: pip install pandas") from error
 
-#: Each takes one of the server's sessions while it is read.
+#: Texts per request; each uses one of the server's sessions while it is read.
 MAX_AT_ONCE = 8
 
 T = TypeVar("T")
 
 
 def bits_per_byte(client: Client, texts: pd.Series) -> pd.Series:
-    """Of information in each byte of each text, to the model; high is odd. NaN for no text."""
+    """Bits of information per byte of each text; high is unlikely. NaN for a missing text."""
 
     def scored(some: Sequence[str]) -> list[float]:
         scores = client.score("", some)  # "" is the start of a text
@@ -41,7 +41,7 @@ def bits_per_byte(client: Client, texts: pd.Series) -> pd.Series:
 
 
 def nearness(client: Client, texts: pd.Series, to: str) -> pd.Series:
-    """The cosine between what the model makes of each text and of ``to``. NaN for no text."""
+    """Cosine similarity of the embeddings of each text and of ``to``. NaN for a missing text."""
     (wanted,) = client.embed(to)
 
     def compared(some: Sequence[str]) -> list[float]:
@@ -51,34 +51,38 @@ def nearness(client: Client, texts: pd.Series, to: str) -> pd.Series:
 
 
 def dot(left: Sequence[float], right: Sequence[float]) -> float:
-    """The cosine of two vectors of length 1."""
+    """Cosine similarity of two vectors of length 1."""
     return math.fsum(a * b for a, b in zip(left, right, strict=True))
 
 
 def column(texts: pd.Series, ask: Callable[[Sequence[str]], list[float]]) -> pd.Series:
-    """What ``ask`` says of the texts, `MAX_AT_ONCE` at a time, each at its row."""
+    """Calls ``ask`` with `MAX_AT_ONCE` texts at a time; the results are in the texts' rows."""
     filled = texts[texts.notna() & (texts != "")]
     found = [value for some in pieces(filled.tolist()) for value in ask(some)]
     return pd.Series(found, index=filled.index, dtype=float).reindex(texts.index)
 
 
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The items, `MAX_AT_ONCE` at a time."""
+    """Yields the items, `MAX_AT_ONCE` at a time."""
     for begin in range(0, len(items), MAX_AT_ONCE):
         yield items[begin : begin + MAX_AT_ONCE]
 
 
 def main(
-    path: Annotated[Path, typer.Argument(help="A CSV file.", exists=True, dir_okay=False)],
-    name: Annotated[str, typer.Option("--column", help="The one with the texts.")] = "text",
+    path: Annotated[Path, typer.Argument(help="CSV file.", exists=True, dir_okay=False)],
+    name: Annotated[
+        str, typer.Option("--column", help="Name of the column with the texts.")
+    ] = "text",
     near: Annotated[
-        str | None, typer.Option(help="Also tell how near each is to this.", show_default=False)
+        str | None, typer.Option(help="Also add the similarity to this text.", show_default=False)
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the table there [the terminal].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default: standard output.")
+    ] = None,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
 ) -> None:
-    """Add the bits per byte of a column of texts, oddest first."""
+    """Add the bits per byte of a column of texts, least likely first."""
     table = pd.read_csv(path)
     if name not in table:
         raise typer.BadParameter(f"the columns are {', '.join(table)}", param_hint="--column")

@@ -1,7 +1,7 @@
-"""Writes a story as it comes: the shortest program with a session that is kept.
+"""Prints a story as it is generated: the shortest program that uses a kept session.
 
-A connection that ends is not seen. Ctrl-C stops the generation, on the server too,
-and ``--session`` continues from there another time.
+The client reconnects if the connection is lost. Ctrl-C stops the generation, also on
+the server, and ``--session`` continues it later.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from clients.python import Client, EverstreamError, Sampling
 
 
 def main(
-    prompt: Annotated[str, typer.Argument(help="Its beginning.")] = "Once upon a time",
-    tokens: Annotated[int, typer.Option(min=1, help="How long it becomes.")] = 200,
+    prompt: Annotated[str, typer.Argument(help="Beginning of the story.")] = "Once upon a time",
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 200,
     session: Annotated[
-        str | None, typer.Option(help="Go on with this one.", show_default=False)
+        str | None, typer.Option(help="Id of the session to continue.", show_default=False)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes it.", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the sampling.", show_default=False)
+    ] = None,
     url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
 ) -> None:
-    """Write a story by a running server, and say how to continue with it."""
+    """Generate a story on a running server, and print how to continue it."""
     sampling: Sampling = {"max_tokens": tokens}
     if seed is not None:
         sampling["seed"] = seed
@@ -38,7 +40,7 @@ def main(
             with story, contextlib.suppress(KeyboardInterrupt):
                 for event in story:
                     print(event.text, end="", flush=True)
-            print(f"\n\nGo on with --session {kept.id}")
+            print(f"\n\nContinue with --session {kept.id}")
     except EverstreamError as error:
         typer.echo(f"story: {error}", err=True)
         raise typer.Exit(1) from error

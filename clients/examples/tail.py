@@ -1,6 +1,6 @@
-"""Lines of a file that grows, is renamed and begun anew, or is cut to nothing.
+"""Reads the lines of a growing file, which may be rotated or truncated.
 
-No clock and no waiting: the caller asks now and then for what is new.
+It has no clock and does not wait: the caller polls for new lines.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-#: A longer line comes in pieces of so many bytes.
+#: A longer line is split into pieces of this many bytes.
 MAX_LINE_BYTES = 8192
 
 
 @dataclass(frozen=True)
 class Place:
-    """``offset`` bytes into the file with ``inode``, which ``number`` others came before."""
+    """``offset`` bytes into the file with ``inode``; the path had ``number`` other files before."""
 
     inode: int
     number: int = 0
@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Line:
-    """One line without its newline. ``begin`` is its permanent name, ``end`` the next one's."""
+    """One line without its newline. ``begin`` identifies it; the next line begins at ``end``."""
 
     data: bytes
     begin: Place
@@ -34,10 +34,10 @@ class Line:
 
 
 class Tail:
-    """Follows the file at ``path`` from ``place`` on, or from its beginning.
+    """Follows the file at ``path`` from ``place``, or from its beginning.
 
-    A file that was renamed is read to its end first, also if it happened while
-    was not followed, as long as it is still in the same folder.
+    A renamed file is read to its end first, also if it was renamed while it was not
+    followed, as long as it is still in the same folder.
     """
 
     def __init__(self, path: Path, place: Place | None = None) -> None:
@@ -52,17 +52,17 @@ class Tail:
             self._file = None
 
     def lines(self) -> Iterator[Line]:
-        """The lines that are there by now."""
+        """Yields the lines written so far."""
         while self._file is not None or self._open():
             yield from self._whole_lines()
             if not self._is_over():
                 return
-            yield from self._whole_lines()  # written between the last look and the renaming
+            yield from self._whole_lines()  # written between the last read and the rename
             yield from self._rest()
             self._begin_anew()
 
     def _open(self) -> bool:
-        """Opens the file of the place; another one where that is gone. False if there is none."""
+        """Opens the file of the place, or else the one at the path. False if there is none."""
         if self._place is None:
             return self._begin_anew()
         for path in (self._path, *sorted(self._path.parent.iterdir())):
@@ -82,7 +82,7 @@ class Tail:
         return True
 
     def _is_over(self) -> bool:
-        """Whether what is at the path now is another file, or the same one cut short."""
+        """Whether the path now has another file, or the file was truncated."""
         assert self._file is not None and self._place is not None
         if os.fstat(self._file.fileno()).st_size < self._place.offset:
             return True

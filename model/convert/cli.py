@@ -19,28 +19,38 @@ def register(app: typer.Typer) -> None:
 def convert_command(
     source: Annotated[
         str,
-        typer.Option("--from", help="Folder or hub id: GPT-2, Llama, or a checkpoint of ours."),
+        typer.Option(
+            "--from", help="Model to convert: folder or hub id (GPT-2, Llama or Everstream)."
+        ),
     ],
-    to: Annotated[str, typer.Option(help="Mechanism with a constant state, such as performer.")],
+    to: Annotated[
+        str, typer.Option(help="Attention mechanism with a constant state, such as performer.")
+    ],
     data: Texts,
-    valid: Annotated[Path, typer.Option(help="Validation text.", exists=True)],
-    out: Annotated[Path, typer.Option(help="Folder of the run; its model comes into OUT/model.")],
-    attention_options: Annotated[str, typer.Option(help="JSON object of its options.")] = "{}",
+    valid: Annotated[Path, typer.Option(help="UTF-8 text for validation.", exists=True)],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the model is written to OUT/model.")
+    ],
+    attention_options: Annotated[
+        str, typer.Option(help="Options of the mechanism, as a JSON object.")
+    ] = "{}",
     match_steps: Annotated[
-        int, typer.Option(help="Steps of matching each layer's attention; 0 for none.")
+        int, typer.Option(help="Number of steps that match each layer's attention; 0 is none.")
     ] = 500,
-    steps: Annotated[int, typer.Option(help="Steps of fine-tuning all weights.")] = 1000,
-    batch_size: Annotated[int, typer.Option(help="Streams read side by side.")] = 8,
-    window: Annotated[int, typer.Option(help="Tokens per stream and step.")] = 512,
-    optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
-    learning_rate: Annotated[float, typer.Option(help="Peak, of both stages.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Of new weights and of the order of the data.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
-    eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = 100,
+    steps: Annotated[int, typer.Option(help="Number of steps that fine-tune all weights.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Number of streams read in parallel.")] = 8,
+    window: Annotated[int, typer.Option(help="Number of tokens per stream and step.")] = 512,
+    optimizer: Annotated[str, typer.Option(help="Optimizer: muon or adamw.")] = "muon",
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of both stages.")] = 1e-3,
+    seed: Annotated[
+        int, typer.Option(help="Seed of new weights and of the order of the data.")
+    ] = 0,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Number of threads of torch.", min=1)] = None,
+    eval_every: Annotated[int, typer.Option(help="Number of steps between validations.")] = 100,
 ) -> None:
-    """Give a trained model an attention with a constant state."""
+    """Convert a trained model to an attention with a constant state."""
     from rich.console import Console
 
     from model.convert.convert import Conversion, convert

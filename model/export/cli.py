@@ -20,21 +20,21 @@ def export_command(
     model: Annotated[
         str, typer.Argument(help="Folder, .pth or .gguf file, bundled model or hub id.")
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to write, or file where the format is one.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write, or file for gguf and pth.")],
     format: Annotated[
         Format,
         typer.Option(
-            help="everstream: a folder of ours; gguf, pth and hf (a folder): RWKV-7 only."
+            help="Format to write: an Everstream folder; gguf, pth and hf are for RWKV-7 only."
         ),
     ] = "everstream",
     dtype: Annotated[
-        Dtype, typer.Option(help="Of the stored weights; q8_0 is for gguf.")
+        Dtype, typer.Option(help="Type of the stored weights; q8_0 is for gguf only.")
     ] = "bfloat16",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer's file, where the model's is elsewhere.")
+        Path | None, typer.Option(help="Tokenizer file, if it is not in the model's folder.")
     ] = None,
 ) -> None:
-    """Write a model again, in another format or dtype."""
+    """Write a model in another format or dtype."""
     from model.checkpoint import load_checkpoint, locate
 
     if dtype == "q8_0" and format != "gguf":
@@ -54,7 +54,7 @@ def export_command(
 
 
 def _write(checkpoint: Checkpoint, out: Path, format: str, dtype: str, is_file: bool) -> None:
-    """A file gets its name when it is whole."""
+    """Writes a file under a temporary name, and renames it when it is complete."""
     if format == "everstream":
         import torch
 

@@ -13,15 +13,17 @@ import typer
 if TYPE_CHECKING:
     from model.hub.names import HubName
 
-NAME_HELP = "OWNER/NAME[@REVISION][:FILE] on the Hugging Face hub."
+NAME_HELP = "Name on the Hugging Face hub: OWNER/NAME[@REVISION][:FILE]."
 
 
 def pull_command(
     name: Annotated[str, typer.Argument(help=NAME_HELP)],
     file: Annotated[
-        str | None, typer.Option(help="Which one, where there are several .pth or .gguf files.")
+        str | None, typer.Option(help="File to download, if there are several .pth or .gguf files.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [main].")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit to download [main].")
+    ] = None,
 ) -> None:
     """Download a model, so that --model OWNER/NAME finds it on disk.
 
@@ -38,9 +40,9 @@ def pull_command(
 
 def models_command(
     ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of objects.")] = False,
 ) -> None:
-    """List the models on disk, bundled and pulled."""
+    """List the bundled and the pulled models on disk."""
     if ctx.invoked_subcommand is not None:
         return
     from model.hub.listing import size_text
@@ -61,9 +63,11 @@ def models_command(
 
 
 def remove_command(
-    name: Annotated[str, typer.Argument(help="OWNER/NAME[:FILE]; without FILE, all of it.")],
+    name: Annotated[
+        str, typer.Argument(help="Model to delete: OWNER/NAME[:FILE]; without FILE, all its files.")
+    ],
 ) -> None:
-    """Delete a model that was pulled."""
+    """Delete a pulled model."""
     from model.hub.listing import size_text
     from model.hub.on_disk import remove
 
@@ -73,7 +77,7 @@ def remove_command(
 
 
 def _full_name(text: str, file: str | None, revision: str | None) -> HubName:
-    """The name with what the options say. Raises `CheckpointError`."""
+    """The name, completed by the options. Raises `CheckpointError`."""
     from model.hub.names import parse_name
     from model.weights import CheckpointError
 
@@ -91,7 +95,7 @@ def _full_name(text: str, file: str | None, revision: str | None) -> HubName:
 
 @contextmanager
 def _errors_as_lines() -> Iterator[None]:
-    """What the user can put right becomes a message on stderr and exit status 2."""
+    """Turns errors that the user can fix into a message on stderr and exit status 2."""
     from model.config import ConfigError
     from model.weights import CheckpointError
 

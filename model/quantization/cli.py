@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """What the user can fix becomes one line on stderr and exit status 2."""
+    """Turns errors that the user can fix into one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
     from model.config import ConfigError
     from model.evaluation import DataError
@@ -43,20 +43,24 @@ def errors_as_lines() -> Iterator[None]:
 
 
 def quantize_command(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled model or hub id.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write; its files are replaced.")],
+    model: Annotated[
+        str, typer.Argument(help="Model to read: checkpoint folder, bundled model or hub id.")
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write; existing files are replaced.")],
     dtype: Annotated[
-        Literal["int8", "bfloat16"], typer.Option(help="Of the stored weights.")
+        Literal["int8", "bfloat16"], typer.Option(help="Type of the stored weights.")
     ] = "int8",
     evaluate: Annotated[
         Path | None,
-        typer.Option(help="UTF-8 text: bits per byte of each precision on it.", exists=True),
+        typer.Option(
+            help="UTF-8 text on which to measure bits per byte of each precision.", exists=True
+        ),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads of the evaluation.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Number of threads of the evaluation.", min=1)] = 1,
 ) -> None:
-    """Write a checkpoint again with smaller weights.
+    """Write a checkpoint with weights of a smaller type.
 
-    With --evaluate it also measures what they lose.
+    With --evaluate, also measure the loss of quality.
     """
     from model.checkpoint import load_checkpoint, locate
     from model.quantization.quantize import save_quantized
@@ -73,14 +77,14 @@ def quantize_command(
 
 
 def _num_bytes(folder: Path) -> int:
-    """Of the files that hold the weights."""
+    """Size of the weight files in bytes."""
     from model.weights import weight_files
 
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def _compare(checkpoint: Checkpoint, path: Path, threads: int) -> None:
-    """Prints a line of JSON per precision; ``loss`` is against float32."""
+    """Prints a line of JSON per precision; ``loss`` is relative to float32."""
     from model.ops.cpu.runtime import DTYPES, Runtime
     from model.quantization.evaluate import evaluate
 

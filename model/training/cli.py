@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """What the user can fix becomes one line on stderr and exit status 2."""
+    """Turns errors that the user can fix into one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
     from model.ops.cpu.runtime import NativeError
     from model.tokenizer import TokenizerError
@@ -52,18 +52,18 @@ def errors_as_lines() -> Iterator[None]:
 
 
 Texts = Annotated[
-    list[Path], typer.Option("--data", help="UTF-8 text; repeat for more.", exists=True)
+    list[Path], typer.Option("--data", help="UTF-8 text; repeat for several.", exists=True)
 ]
 
 
 def tokenizer_command(
     data: Texts,
-    out: Annotated[Path, typer.Option(help="Where to write tokenizer.json.")],
+    out: Annotated[Path, typer.Option(help="File to write, such as tokenizer.json.")],
     vocab_size: Annotated[
-        int, typer.Option(help="Ids, the 256 bytes and specials included.")
+        int, typer.Option(help="Number of ids, including the 256 bytes and the special tokens.")
     ] = 4096,
 ) -> None:
-    """Learn a byte-level BPE from texts."""
+    """Train a byte-level BPE tokenizer on texts."""
     from model.tokenizer import train_tokenizer
 
     with errors_as_lines():
@@ -74,81 +74,104 @@ def tokenizer_command(
 
 
 def train_command(
-    out: Annotated[Path, typer.Option(help="Folder of the run; its model comes into OUT/model.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the model is written to OUT/model.")
+    ],
     data: Annotated[
         list[str],
-        typer.Option(help="FILE or FILE:WEIGHT, read WEIGHT times as often; repeat for more."),
+        typer.Option(
+            help="Training text: FILE, or FILE:WEIGHT, read WEIGHT times as often; repeatable."
+        ),
     ],
     final_data: Annotated[
         list[str] | None,
-        typer.Option(help="Like --data, while the learning rate falls; without it --data."),
+        typer.Option(help="Training text while the learning rate decays; default: that of --data."),
     ] = None,
     valid: Annotated[
-        list[Path] | None, typer.Option(help="Validation text; repeat for more.", exists=True)
+        list[Path] | None,
+        typer.Option(help="UTF-8 text for validation; repeat for several.", exists=True),
     ] = None,
     init_from: Annotated[
         Path | None,
-        typer.Option(help="Checkpoint to start from; it gives shape and tokenizer.", exists=True),
+        typer.Option(help="Checkpoint to start from, with its shape and tokenizer.", exists=True),
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
-            help="tokenizer.json or RWKV vocabulary; without it one is learnt from the data."
-        ),
+        typer.Option(help="tokenizer.json or RWKV vocabulary; default: train one on the data."),
     ] = None,
-    vocab_size: Annotated[int, typer.Option(help="Ids of a tokenizer learnt here.")] = 4096,
-    architecture: Annotated[str, typer.Option(help="everstream or rwkv7.")] = "everstream",
+    vocab_size: Annotated[
+        int, typer.Option(help="Number of ids of a tokenizer trained by this run.")
+    ] = 4096,
+    architecture: Annotated[
+        str, typer.Option(help="Architecture: everstream or rwkv7.")
+    ] = "everstream",
     attention: Annotated[
         str | None,
-        typer.Option(help="A mechanism of docs/mechanisms.md; without it delta, of rwkv7 its own."),
+        typer.Option(
+            help="Attention mechanism of docs/mechanisms.md; default: delta, for rwkv7 its own."
+        ),
     ] = None,
     attention_options: Annotated[
-        str | None, typer.Option(help="JSON object of its options; of rwkv7 the ranks.")
+        str | None,
+        typer.Option(help="Options of the mechanism, as a JSON object; for rwkv7 the ranks."),
     ] = None,
     hidden_size: Annotated[int, typer.Option(help="Width of the model.")] = 256,
-    layers: Annotated[int, typer.Option(help="Blocks.")] = 6,
+    layers: Annotated[int, typer.Option(help="Number of blocks.")] = 6,
     heads: Annotated[
         int | None,
-        typer.Option(help="Attention heads per block; without it 4, of rwkv7 width / head_dim."),
+        typer.Option(
+            help="Number of attention heads per block; default: 4, for rwkv7 width / head_dim."
+        ),
     ] = None,
     head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     intermediate_size: Annotated[
         int | None,
-        typer.Option(help="Width inside the MLP; without it 704, of rwkv7 4 times the width."),
+        typer.Option(help="Width inside the MLP; default: 704, for rwkv7 4 times the width."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Optimiser steps of the whole run.")] = 2000,
-    batch_size: Annotated[int, typer.Option(help="Streams read side by side.")] = 16,
-    window: Annotated[int, typer.Option(help="Tokens per stream and step.")] = 512,
+    steps: Annotated[int, typer.Option(help="Number of optimizer steps of the whole run.")] = 2000,
+    batch_size: Annotated[int, typer.Option(help="Number of streams read in parallel.")] = 16,
+    window: Annotated[int, typer.Option(help="Number of tokens per stream and step.")] = 512,
     stream_windows: Annotated[
-        int, typer.Option(help="Windows that a stream reads on before it starts elsewhere.")
+        int,
+        typer.Option(help="Number of windows a stream reads before it starts at another place."),
     ] = 16,
-    optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
-    learning_rate: Annotated[float, typer.Option(help="Peak, after the warm-up.")] = 8e-3,
+    optimizer: Annotated[str, typer.Option(help="Optimizer: muon or adamw.")] = "muon",
+    learning_rate: Annotated[
+        float, typer.Option(help="Peak learning rate, after the warm-up.")
+    ] = 8e-3,
     embedding_learning_rate: Annotated[
         float | None,
         typer.Option(
-            help="Peak for embedding, norms and vectors; without it twice --learning-rate,"
-            " with adamw that itself."
+            help="Peak learning rate of embedding, norms and vectors;"
+            " default: twice --learning-rate, with adamw --learning-rate."
         ),
     ] = None,
-    weight_decay: Annotated[float, typer.Option(help="Of matrices inside the blocks.")] = 0.1,
-    warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 100,
+    weight_decay: Annotated[
+        float, typer.Option(help="Weight decay of matrices inside the blocks.")
+    ] = 0.1,
+    warmup_steps: Annotated[int, typer.Option(help="Number of steps of linear warm-up.")] = 100,
     decay: Annotated[
-        float, typer.Option(help="Part of the run over which the learning rate falls to 0.")
+        float, typer.Option(help="Fraction of the run over which the learning rate decays to 0.")
     ] = 0.5,
-    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the order of the data.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    clip: Annotated[float, typer.Option(help="Maximum norm of the gradient.")] = 1.0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights and of the order of the data.")
+    ] = 0,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="Threads; all cores if left out.", min=1)
+        int | None, typer.Option(help="Number of threads; default: all cores.", min=1)
     ] = None,
-    eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = 250,
-    save_every_s: Annotated[float, typer.Option(help="Seconds between resumable saves.")] = 120.0,
-    sample_every: Annotated[int, typer.Option(help="Steps between samples.")] = 1000,
-    stop_at_step: Annotated[int | None, typer.Option(help="End early; go on later.")] = None,
+    eval_every: Annotated[int, typer.Option(help="Number of steps between validations.")] = 250,
+    save_every_s: Annotated[
+        float, typer.Option(help="Seconds between resumable checkpoints.")
+    ] = 120.0,
+    sample_every: Annotated[int, typer.Option(help="Number of steps between samples.")] = 1000,
+    stop_at_step: Annotated[
+        int | None, typer.Option(help="Stop at this step; the run can be continued later.")
+    ] = None,
 ) -> None:
-    """Train a model on text. The same command again continues where it was interrupted."""
+    """Train a model on text. Run the same command again to continue an interrupted run."""
     from model.checkpoint import load_checkpoint
     from model.memory import keep_freed_memory
     from model.tokenizer import Tokenizer, train_tokenizer
@@ -216,51 +239,57 @@ def train_command(
 
 
 def default_embedding_rate(optimizer: str, learning_rate: float) -> float:
-    """The peak rate of what is not a matrix; twice the others' was better together with Muon."""
+    """The peak rate of what is not a matrix; with Muon, twice the rate of matrices was better."""
     return 2 * learning_rate if optimizer == "muon" else learning_rate
 
 
 def _new_model(architecture: str, tokenizer: Tokenizer, **sizes: Any) -> Config:
-    """The config of a new model; a size that is None is up to the family."""
+    """The config of a new model; a size of None is the family's default."""
     chosen = {name: value for name, value in sizes.items() if value is not None}
     family = config_class(architecture)
     return family.for_training(tokenizer.vocab_size, tokenizer.eos_token_id, chosen)
 
 
 def _outcome(out: Path, model: Path, num_steps: int) -> str:
-    """What there is now; an interrupted run may not have exported a model yet."""
+    """The message at the end; an interrupted run may not have exported a model yet."""
     step = json.loads((out / "progress" / "progress.json").read_text(encoding="utf-8"))["step"]
     exported = model.is_dir()
     if step >= num_steps and exported:
         return f"the model is in {model}"
     best = f"the best model so far is in {model}" if exported else "no model is exported yet"
-    return f"stopped at step {step} of {num_steps}; {best}; the same command again goes on"
+    return (
+        f"stopped at step {step} of {num_steps}; {best}; the same command again continues the run"
+    )
 
 
 def eval_command(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, bundled model or hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="Model to evaluate: checkpoint folder, bundled model or hub id.")
+    ],
     data: Texts,
     mode: Annotated[
         Mode,
-        typer.Option(help="What a token may look back on; see model/training/evaluate.py."),
+        typer.Option(help="Context of a scored token; see model/training/evaluate.py."),
     ] = "windows",
-    window: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
-    max_bytes: Annotated[int | None, typer.Option(help="Of each document.")] = None,
+    window: Annotated[int, typer.Option(help="Number of tokens per window.")] = 512,
+    max_bytes: Annotated[int | None, typer.Option(help="Maximum bytes of each document.")] = None,
     half: Annotated[
         Half | None,
-        typer.Option(help="Score a half of each text: select on the first, report the second."),
+        typer.Option(help="Half of each text to score: select on the first, report the second."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of threads.", min=1)] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "int8"],
-        typer.Option(help="Of weights; on torch of activations too, and not int8."),
+        typer.Option(help="Type of the weights, on torch of activations too; int8 is native only."),
     ] = "float32",
     backend: Annotated[
         Literal["auto", "native", "torch"],
-        typer.Option(help="What runs the model; auto is native where that is built and can."),
+        typer.Option(
+            help="Runtime of the model; auto is native if it is built and supports the model."
+        ),
     ] = "auto",
 ) -> None:
-    """Bits per byte and perplexity of a checkpoint."""
+    """Measure bits per byte and perplexity of a checkpoint."""
     from model.checkpoint import load_checkpoint
 
     with errors_as_lines():
@@ -286,9 +315,9 @@ def eval_command(
 def _evaluator(
     checkpoint: Checkpoint, backend: str, dtype: str, threads: int | None
 ) -> tuple[str, Callable[[Path, Mode, int, int | None, Half | None], Evaluation]]:
-    """What runs the model, by name, and how it scores a text.
+    """The name of the runtime, and the function that scores a text.
 
-    Raises `NativeError` where the native runtime is needed and cannot run it.
+    Raises `NativeError` if the native runtime is required and cannot run the model.
     """
     from model.ops.cpu.runtime import NativeError, Runtime, num_cores
 

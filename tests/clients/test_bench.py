@@ -77,9 +77,7 @@ def test_command_writes_json_and_a_picture(server_url: str, tmp_path: Path) -> N
 def test_levels_that_are_none_are_a_message(flags: list[str]) -> None:
     done = bench("http://127.0.0.1:1", *flags)
     assert done.returncode == 2
-    assert (
-        done.stderr == f"everstream: {flags[0]}: must be numbers above 0 with commas between them\n"
-    )
+    assert done.stderr == f"everstream: {flags[0]}: must be comma-separated numbers above 0\n"
 
 
 def test_prompts_come_from_a_file_or_are_drawn(tmp_path: Path) -> None:

@@ -54,12 +54,12 @@ def test_session_continues_until_new(server_url: str) -> None:
 def test_mistakes_are_answered_and_survived(server_url: str) -> None:
     lines = ["/temp hot", "/dance", "/temp 9", "Once", "/temp 1", "/tokens 3", "/rewind", "/undo x"]
     output = talk(server_url, *lines, "/switch nowhere", "/fork", "/load /no/such/file", "Once")
-    assert "/temp wants a number" in output
+    assert "/temp needs a number" in output
     assert "there is no command /dance; /help lists them" in output
-    assert "/rewind wants" in output
-    assert "x is no number of turns" in output
-    assert "/switch wants one of main" in output
-    assert "/fork wants a name" in output
+    assert "/rewind needs" in output
+    assert "x is not a number of turns" in output
+    assert "/switch needs one of main" in output
+    assert "/fork needs a name" in output
     assert "/no/such/file: No such file or directory" in output
     assert "/temp must be 0 to 2" in output
     assert len(positions(output)) == 2  # nothing was set to what cannot be
@@ -70,7 +70,7 @@ def test_mistakes_are_answered_and_survived(server_url: str) -> None:
 )
 def test_setting_that_cannot_be_is_refused_at_once(server_url: str, line: str) -> None:
     output = talk(server_url, "/tokens 3", line, "Once")
-    assert re.search(rf"{line.split()[0]} (must be|wants)", output)
+    assert re.search(rf"{line.split()[0]} (must be|needs)", output)
     assert len(positions(output)) == 1
 
 
@@ -153,7 +153,7 @@ def test_other_files_are_refused(server_url: str, tmp_path: Path) -> None:
         file.writestr("session", b"nothing signed")
         file.writestr("turns.json", "[]")
     output = talk(server_url, f"/load {text}", f"/load {archive}", "/branches")
-    assert "is no saved conversation" in output
+    assert "is not a saved conversation" in output
     assert "* main" in output
     assert "archive:" not in output
 
