@@ -46,7 +46,7 @@ KINDS: tuple[Kind, ...] = (
 #: What happens to the store while something happens to a replica.
 MEETS_OTHERS = ("store killed", "store away", "store paused")
 #: How often a fault begins before the one before it is over.
-BESIDE = 0.4
+OVERLAP_PROBABILITY = 0.4
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def schedule(
         for kind in chance.sample(kinds, len(kinds)):
             after_s, lasts_s = chance.uniform(0.5, 3.0), _duration(chance, kind, lease_s)
             fault = Fault(kind, after_s, lasts_s, chance.randrange(num_replicas))
-            is_wanted = chance.random() < BESIDE
+            is_wanted = chance.random() < OVERLAP_PROBABILITY
             if alone is not None and is_wanted and fault.may_overlap(alone):
                 yield replace(fault, after_s=chance.uniform(0.0, 1.0), overlaps=True)
                 alone = None
