@@ -97,7 +97,7 @@ class GgufFile(MappedWeights[Tensor]):
             with path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file cannot be mapped
-            raise CheckpointError(f"{path.name} is no GGUF file: it is empty") from error
+            raise CheckpointError(f"{path.name} is not a GGUF file: it is empty") from error
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         try:
@@ -161,7 +161,7 @@ class _Header:
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at, self._num_strings = data, 0, 0
         if self._take(4, "the file") != MAGIC:
-            raise _Damaged("it is no GGUF file")
+            raise _Damaged("it is not a GGUF file")
         version = self._number("I", "the version")
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -249,7 +249,7 @@ class _Header:
     def _name(self, what: str) -> str:
         name = self._text(MAX_NAME_BYTES, what)
         if not name.isprintable():  # it would be more than a line in a message
-            raise _Damaged(f"{what} is no name: {name!r}")
+            raise _Damaged(f"{what} is not a name: {name!r}")
         return name
 
     def _text(self, most: int, what: str) -> str:

@@ -68,7 +68,7 @@ def read_tensors(program: bytes) -> dict[str, Tensor]:
         raise PickleError(f"it holds a {type(found).__name__}, not a dictionary of tensors")
     for name, value in found.items():
         if not isinstance(value, Tensor):
-            raise PickleError(f"{name!r} is no tensor")
+            raise PickleError(f"{name!r} is not a tensor")
     return found
 
 
@@ -103,7 +103,7 @@ class _Machine:
     def push_stack_global(self, argument: Any) -> None:
         module, attribute = self.pop(2)
         if not isinstance(module, str) or not isinstance(attribute, str):
-            raise TypeError("a name is no string")
+            raise TypeError("a name is not a string")
         self.push_global(f"{module} {attribute}")
 
     def push_storage(self, argument: Any) -> None:

@@ -47,7 +47,7 @@ class TorchFile(MappedWeights[Tensor]):
                 program = self._read(archive, "data.pkl")
         except zipfile.BadZipFile as error:
             raise CheckpointError(
-                f"{path} is no zip archive of torch (torch.save of 1.6 or later): {error}"
+                f"{path} is not a zip archive of torch (torch.save of 1.6 or later): {error}"
             ) from error
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
@@ -127,5 +127,5 @@ def _folder(members: dict[str, zipfile.ZipInfo]) -> str:
     """The one folder that torch writes everything into."""
     found = [name.removesuffix("/data.pkl") for name in members if name.endswith("/data.pkl")]
     if len(found) != 1:
-        raise PickleError("it is no file of torch: it has no data.pkl")
+        raise PickleError("it is not a torch file: it has no data.pkl")
     return found[0]

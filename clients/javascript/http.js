@@ -31,7 +31,7 @@ export class Http {
     try {
       return await response.json();
     } catch {
-      throw new ProtocolError(`${path}: the answer is no JSON`);
+      throw new ProtocolError(`${path}: the answer is not JSON`);
     }
   }
 

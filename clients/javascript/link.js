@@ -161,7 +161,7 @@ export class Link {
     }
     if (typeof event?.type !== "string") {
       this.#socket.close();
-      this.#end(1002, "what came is no event of this protocol");
+      this.#end(1002, "the message is not an event of this protocol");
       return;
     }
     this.watcher.heard();

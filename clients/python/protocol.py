@@ -107,7 +107,7 @@ class Protocol:
         try:
             return parse_event(json.loads(frame))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProtocolError(f"a frame that is no event: {frame[:80]!r}") from error
+            raise ProtocolError(f"the frame is not an event: {frame[:80]!r}") from error
 
     @staticmethod
     def checked(event: Event) -> Event:
@@ -129,7 +129,7 @@ class Protocol:
             return event
         if isinstance(event, Finished):
             raise Cancelled("the request was cancelled")
-        raise ProtocolError(f"{event} is no answer to this request")
+        raise ProtocolError(f"{event} is not an answer to this request")
 
 
 def _address(url: str) -> SplitResult:

@@ -256,4 +256,4 @@ def _refuse_variants(files: Mapping[str, Array], name: str) -> None:
         if any(re.search(pattern, key) for key in files):
             raise CheckpointError(f"{name} is {what}")
     if not any(re.search(r"\.att[n]?\.r_k$", key) for key in files):
-        raise CheckpointError(f"{name} is no RWKV-7 model: it has no key 'blocks.0.att.r_k'")
+        raise CheckpointError(f"{name} is not an RWKV-7 model: it has no key 'blocks.0.att.r_k'")

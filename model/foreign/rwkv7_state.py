@@ -31,7 +31,7 @@ def read_time_states(
     wanted = {KEY.format(layer) for layer in range(config.num_hidden_layers)}
     found = {key for key in files if key.endswith(".att.time_state")}
     if not found:
-        raise CheckpointError(f"{name} is no tuned state: it has no key {KEY.format(0)!r}")
+        raise CheckpointError(f"{name} is not a tuned state: it has no key {KEY.format(0)!r}")
     if left := sorted(set(files) - found):
         raise CheckpointError(f"{name} has an unknown key {left[0]!r} ({len(left)} in all)")
     if found != wanted:

@@ -32,7 +32,7 @@ NO_ENDS = Ends()
 
 
 def read_ends(folder: Path) -> Ends:
-    """What the files in ``folder`` say. Raises `ConfigError` where one is no JSON object."""
+    """What the files in ``folder`` say. Raises `ConfigError` where one is not a JSON object."""
     ids = [(_value(folder / name, "eos_token_id"), name) for name in ID_FILES]
     eos_token = _value(folder / NAME_FILE, "eos_token")
     if isinstance(eos_token, dict):

@@ -59,7 +59,7 @@ def _tokens(arrays: Mapping[str, Any], vocab_size: int) -> tuple[list[bytes], Se
     types = arrays.get(_PREFIX + "token_type")
     types = np.full(len(tokens), NORMAL) if types is None else types
     if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
-        raise TokenizerError(f"{_PREFIX}token_type is no array of integers")
+        raise TokenizerError(f"{_PREFIX}token_type is not an array of integers")
     for name, values in (("tokens", tokens), ("token_type", types)):
         if len(values) != vocab_size:
             raise TokenizerError(f"{_PREFIX}{name} has {len(values)} ids, the model {vocab_size}")

@@ -47,7 +47,7 @@ def kind_of(values: Json) -> Kind:
         raise TokenizerError(f"model {name} is not supported: {why}")
     for field in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(field):
-            raise TokenizerError(f"model.{field} {model[field]!r} is not supported: it is no text")
+            raise TokenizerError(f"model.{field} {model[field]!r} is not supported: it is not text")
     for cut in flat(values.get("pre_tokenizer"), "pretokenizers"):
         if cut["type"] not in _CUTS or cut.get("behavior") == "Removed":
             raise TokenizerError(f"pre_tokenizer {cut['type']} is not supported: it drops text")

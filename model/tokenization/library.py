@@ -113,7 +113,7 @@ def _parsed(text: str) -> Json:
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"is not JSON: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
-        raise TokenizerError("is no JSON object with a model")
+        raise TokenizerError("is not a JSON object with a model")
     return values
 
 

@@ -139,16 +139,16 @@ def _evaluated(literal: str) -> bytes:
     """The bytes of a literal of a str or of bytes. Raises ValueError."""
     quote = literal.removeprefix("b")[:1]
     if quote not in ("'", '"') or len(literal) < 3 or literal[-1] != quote:
-        raise ValueError("the token is no literal in quotes")
+        raise ValueError("the token is not a quoted literal")
     body = literal.removeprefix("b")[1:-1]
     if quote in body.replace(f"\\{quote}", ""):
-        raise ValueError("the token is no literal in quotes")
+        raise ValueError("the token is not a quoted literal")
     if "\\" not in body and literal[0] != "b":
         return body.encode()
     try:
         value = ast.literal_eval(literal)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(f"the token is no literal of Python: {error}") from error
+        raise ValueError(f"the token is not a Python literal: {error}") from error
     return value.encode() if isinstance(value, str) else bytes(value)
 
 

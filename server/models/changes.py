@@ -182,9 +182,9 @@ class ModelChanges:
             folder = (root / path).resolve()
             files = [file.resolve() for file in folder.iterdir()]
         except (OSError, ValueError, RuntimeError):  # a NUL in it, or a loop of links
-            raise invalid("path", "is no folder among the server's models") from None
+            raise invalid("path", "is not a folder among the server's models") from None
         if not all(place.is_relative_to(root) for place in (folder, *files)):
-            raise invalid("path", "is no folder among the server's models")
+            raise invalid("path", "is not a folder among the server's models")
         return str(folder)
 
     async def _start(

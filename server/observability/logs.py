@@ -67,7 +67,7 @@ def configure(
     handler.setFormatter(JsonLines(redaction) if format == "json" else TextLines(redaction))
     wanted = logging.getLevelNamesMapping().get(level.upper())
     if wanted is None:
-        raise ValueError(f"{level} is no level of logs")
+        raise ValueError(f"{level} is not a log level")
     logging.basicConfig(handlers=[handler], level=max(wanted, logging.INFO), force=True)
     logging.getLogger("everstream").setLevel(wanted)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):

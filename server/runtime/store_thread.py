@@ -83,7 +83,7 @@ class StoreThread:
             self._store.close()
         except BaseException:  # whatever it is, the thread ends
             logger.exception("the store thread failed")
-            self.error = StoreError("the store's thread has died")
+            self.error = StoreError("the store thread has stopped")
             self._delivery.end()
             self._queue.fail(self.error)
 

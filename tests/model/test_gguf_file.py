@@ -125,8 +125,8 @@ HUGE = 1 << 62
 SPACE = bytes(4096)
 
 BROKEN = {
-    "empty": (b"", "is no GGUF file: it is empty"),
-    "other": (b"PK\3\4" + SPACE, "it is no GGUF file"),
+    "empty": (b"", "is not a GGUF file: it is empty"),
+    "other": (b"PK\3\4" + SPACE, "it is not a GGUF file"),
     "short": (b"GGUF\3\0\0\0", "it is cut off at tensors"),
     "version 1": (header(SPACE, version=1), "version 1 is not supported"),
     "big-endian": (header(SPACE, version=3 << 24), "version 3, in big-endian order, is not"),
@@ -139,7 +139,7 @@ BROKEN = {
         header(text(b"\xff"), number(4), SPACE, fields=1),
         "a metadata key is not UTF-8",
     ),
-    "line": (header(text(b"a\nb"), SPACE, fields=1), "a metadata key is no name: 'a\\\\nb'"),
+    "line": (header(text(b"a\nb"), SPACE, fields=1), "a metadata key is not a name: 'a\\\\nb'"),
     "type": (header(text(b"k"), number(77), SPACE, fields=1), "k is of the unknown type 77"),
     "twice": (
         header(*[text(b"k") + number(4) + number(1)] * 2, SPACE, fields=2),

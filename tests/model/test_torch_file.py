@@ -83,9 +83,9 @@ def test_most_numbers_name_the_dtype(file: Path) -> None:
         (Attack(print, "ran"), r"would call __builtin__\.print, which is refused"),
         ({"a": Attack(getattr, 1, "x")}, r"would call __builtin__\.getattr, which is refused"),
         ({"a": torch.nn.Linear}, r"would call torch\.nn\.modules\.linear\.Linear"),
-        ({"a": 3}, "'a' is no tensor"),
+        ({"a": 3}, "'a' is not a tensor"),
         ({3: torch.ones(2)}, "a key is of type int, not a string"),
-        ({"a": {"b": torch.ones(2)}}, "'a' is no tensor"),
+        ({"a": {"b": torch.ones(2)}}, "'a' is not a tensor"),
         (torch.ones(2), "it holds a Tensor, not a dictionary of tensors"),
         ([torch.ones(2)], "its pickle has the instruction EMPTY_LIST: no tensor needs it"),
         ({"a": torch.ones(2, dtype=torch.int64)}, "a is of the unsupported 'torch LongStorage'"),
@@ -113,8 +113,8 @@ NESTED = b"K\1" + b"q\0h\0\x86" * 60 + b"q\0"
         (b"}(" + NESTED + b"K\1u.", "a key is of type tuple, not a string"),
         (b"ccollections\nOrderedDict\n" + NESTED + b"K\1\x86\x85\x85R.", "is damaged"),
         (b"(Nctorch\nFloatStorage\n" + NESTED + b"NK\1tQ.", "is damaged: no storage"),
-        (NESTED + b"h\0\x93.", "a name is no string"),
-        (b"}X\1\0\0\0a" + NESTED + b"s.", "'a' is no tensor"),
+        (NESTED + b"h\0\x93.", "a name is not a string"),
+        (b"}X\1\0\0\0a" + NESTED + b"s.", "'a' is not a tensor"),
         (NESTED + b".", "it holds a tuple, not a dictionary"),
     ],
 )
@@ -125,7 +125,7 @@ def test_nested_values_are_neither_hashed_nor_printed(program: bytes, message: s
 
 def test_old_format_is_refused(file: Path) -> None:
     write_pth(file, {"a": torch.ones(2)}, zipped=False)
-    with pytest.raises(CheckpointError, match=r"no zip archive of torch"):
+    with pytest.raises(CheckpointError, match="is not a zip archive of torch"):
         TorchFile(file)
 
 

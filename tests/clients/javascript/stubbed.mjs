@@ -362,7 +362,7 @@ export const scenarios = {
     await raises(everstream.Cancelled, unsent.begun());
   },
 
-  async "a frame that is no event ends the socket"() {
+  async "a frame that is not an event ends the socket"() {
     for (const frame of ["{", "3", "null", "{}"]) {
       const { server, generation } = running();
       server.last.raw(frame);

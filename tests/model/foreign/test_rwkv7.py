@@ -149,7 +149,7 @@ def test_what_is_wrong_in_a_file_is_named(file: Path, change: Change, message: s
         (("time_maa_x", "time_decay", "ln_x.weight", "gate.weight"), "an RWKV-6 model"),
         (("time_mix_g", "time_decay", "ln_x.weight", "gate.weight"), "an RWKV-5 model"),
         (("time_mix_k", "time_decay", "time_first"), "an RWKV-4 or RWKV-5 model"),
-        (("query.weight",), "no RWKV-7 model: it has no key 'blocks.0.att.r_k'"),
+        (("query.weight",), "not an RWKV-7 model: it has no key 'blocks.0.att.r_k'"),
     ],
 )
 def test_other_generations_are_refused_by_name(

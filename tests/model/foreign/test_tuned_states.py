@@ -79,7 +79,7 @@ KEY = "blocks.0.att.time_state"
         (time_states(1), "is a state of 1 layers, and the model has"),
         (time_states(**{KEY: torch.zeros(1, 2, 2)}), rf"{KEY} is \[1, 2, 2\], and the model has"),
         (time_states(emb=torch.zeros(2)), "has an unknown key 'emb'"),
-        ({"emb": torch.zeros(2)}, f"is no tuned state: it has no key '{KEY}'"),
+        ({"emb": torch.zeros(2)}, f"is not a tuned state: it has no key '{KEY}'"),
         (
             time_states(**{KEY: torch.full_like(time_states()[KEY], float("nan"))}),
             "the state of layer 0 is not finite",
@@ -102,5 +102,5 @@ def test_family_without_tuned_states_is_named(tmp_path: Path) -> None:
 
 def test_weights_of_a_model_are_no_state(tmp_path: Path) -> None:
     file = write_pth(tmp_path / "model.pth", published(SHAPE))
-    with pytest.raises(CheckpointError, match="is no tuned state"):
+    with pytest.raises(CheckpointError, match="is not a tuned state"):
         read_tuned_state(file, CONFIG)

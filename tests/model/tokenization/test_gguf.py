@@ -118,8 +118,11 @@ def test_file_may_have_none(metadata: dict[str, Any]) -> None:
             {"token_type": np.ones(3, np.int32)},
             "tokenizer.ggml.token_type has 3 ids, the model 257",
         ),
-        ({"token_type": [b"1"]}, "tokenizer.ggml.token_type is no array of integers"),
-        ({"token_type": np.full(257, np.nan)}, "tokenizer.ggml.token_type is no array of integers"),
+        ({"token_type": [b"1"]}, "tokenizer.ggml.token_type is not an array of integers"),
+        (
+            {"token_type": np.full(257, np.nan)},
+            "tokenizer.ggml.token_type is not an array of integers",
+        ),
         ({"tokens": [b"<s>"] * 257}, "two ids have the same bytes"),
         ({"tokens": [b"<s>", b"", *[b"x"] * 255]}, "id 1 of b'' is"),
     ],

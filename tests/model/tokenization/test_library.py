@@ -201,7 +201,7 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
         ),
         (changed(decoder=sequence(REPLACE, FUSE, FALLBACK)), "Fuse, ByteFallback.* is not"),
         (lambda: llama().replace("<0x0A>", "<nl>"), "no token '<0x0A>' for a byte"),
-        (lambda: "[]", "no JSON object with a model"),
+        (lambda: "[]", "not a JSON object with a model"),
         (lambda: "{", "is not JSON"),
     ],
 )

@@ -237,7 +237,7 @@ def test_unknown_level_is_refused_and_changes_nothing() -> None:
         "try:\n    configure('text', 'loud')\n"
         "except ValueError as error:\n    logging.getLogger('everstream').info(str(error))\n"
     )
-    assert [json.loads(line)["message"] for line in lines] == ["loud is no level of logs"]
+    assert [json.loads(line)["message"] for line in lines] == ["loud is not a log level"]
 
 
 def test_warnings_that_peers_cause_come_once_a_second_with_their_number() -> None:

@@ -356,7 +356,7 @@ def test_queries_are_answered_if_the_thread_dies() -> None:
     second = desk.queue.ask(lambda store: store.store_id)
     go_on.set()
     for question in (first, second):
-        with pytest.raises(StoreError, match="thread has died"):
+        with pytest.raises(StoreError, match="store thread has stopped"):
             question.result(60)
     assert desk.died.wait(60)
     assert desk.thread.close(60)

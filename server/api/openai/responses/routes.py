@@ -138,7 +138,7 @@ async def input_items(
     if query.after is not None:
         ids = [item["id"] for item in items]
         if query.after not in ids:
-            raise invalid("after", "is no item of this response")
+            raise invalid("after", "is not an item of this response")
         items = items[ids.index(query.after) + 1 :]
     return json_response(_page(items, query.limit))
 

@@ -173,7 +173,7 @@ async def history(find: FindTurn, last: ResponseTurn) -> list[Json]:
         try:
             turns.append(await find(previous))
         except ResponseNotFound:
-            raise _unreadable(f"is not all there: {previous!r} is gone") from None
+            raise _unreadable(f"is incomplete: {previous!r} was not found") from None
     items: list[Json] = []
     for turn in reversed(turns):
         items += [*turn.note.items, *await turn.output()]
