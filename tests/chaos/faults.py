@@ -60,8 +60,8 @@ class Fault:
     overlaps: bool = False
 
     def __str__(self) -> str:
-        whom = f" of replica {self.replica + 1}" if self.is_of_one else ""
-        return f"{'+ ' if self.overlaps else ''}{self.kind}{whom} for {self.lasts_s:.1f} s"
+        target = f" of replica {self.replica + 1}" if self.is_of_one else ""
+        return f"{'+ ' if self.overlaps else ''}{self.kind}{target} for {self.lasts_s:.1f} s"
 
     @property
     def is_of_one(self) -> bool:

@@ -22,7 +22,7 @@ from server.config.settings import ServerConfig
 
 OBJECT_STORE_BYTES = 80 << 20
 
-#: The longest start of a proxy of Serve. On a busy machine, importing Ray alone takes a minute.
+#: Seconds for a proxy of Serve to start. On a busy machine it has taken more than a minute.
 PROXY_START_S = 600
 
 #: Read by Ray when it is imported, and by its processes, which inherit them.

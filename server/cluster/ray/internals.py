@@ -3,8 +3,8 @@
 Serve stops a replica by waiting until it has no request, for a bounded time, and only
 then tells it. A stream that runs for hours would be cut off at the end of that time,
 while ours can move at once. And each replica has a gRPC server, for calls between
-deployments, that listens on every address of the machine; ours needs none. Who starts
-Serve waits one minute for its proxy, which is less than it takes on a busy machine.
+deployments, that listens on every address of the machine; ours needs none. The
+process that starts Serve waits one minute for the proxy, which is too short on a busy machine.
 
 This is the one module that reaches into Serve. The tests of the scale-down, of the open
 ports and of a slow proxy fail where Serve has changed.
