@@ -42,6 +42,15 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--warmup-steps", type=int, default=language.Recipe.warmup_steps)
     train.add_argument("--eval-bytes", type=int, default=language.Recipe.eval_bytes)
     train.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    train.add_argument(
+        "--precision", choices=("auto", "float32", "bfloat16"), default=language.Recipe.precision
+    )
+    train.add_argument(
+        "--learning-rate",
+        type=float,
+        default=language.Recipe.learning_rate,
+        help="runs of another rate belong into a folder of their own",
+    )
 
     recalls = _command(commands, "recall", "measure associative recall")
     _competitors(recalls, seeds=True)
@@ -114,6 +123,8 @@ def run_train(folder: Folder, specs: list[Spec], options: argparse.Namespace) ->
         warmup_steps=options.warmup_steps,
         eval_bytes=options.eval_bytes,
         device=options.device,
+        precision=options.precision,
+        learning_rate=options.learning_rate,
     )
     for seed in options.seeds:
         for size in options.sizes:

@@ -156,6 +156,33 @@ def test_run_leaves_a_file_and_is_not_repeated(tmp_path: Path, text: Path) -> No
     assert again["training"] == result["training"]
 
 
+def test_train_command_passes_rate_and_precision_to_the_run(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes: list[language.Recipe] = []
+
+    def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: language.Recipe) -> Any:
+        recipes.append(recipe)
+        return {"kind": "language"}
+
+    monkeypatch.setattr(language, "run", run)
+    words = [
+        "train",
+        "elu",
+        "--runs",
+        str(tmp_path),
+        "--data",
+        str(text),
+        "--valid",
+        str(text),
+    ]
+    words += ["--out-of-domain", str(text), "--sizes", "tiny"]
+    options = mechanisms.arguments([*words, "--precision", "float32", "--learning-rate", "3e-3"])
+    mechanisms.run_train(Folder(options.runs), [Spec("elu")], options)
+    (recipe,) = recipes
+    assert (recipe.precision, recipe.learning_rate) == ("float32", 3e-3)
+
+
 def test_failure_is_reported_and_retried(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
 
