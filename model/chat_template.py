@@ -8,12 +8,14 @@ does not say of a chat is in `model.chat_turns`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from model.chat_turns import Thinking, Turns, thinking_in
 from model.config import ConfigError, read_json
+from model.files import read_text
 
 JINJA, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 FILES = (JINJA, TOKENIZER_CONFIG)
@@ -76,7 +78,9 @@ class ChatTemplate:
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
     """The template in ``folder``, if it has one. Raises `ConfigError`."""
-    settings = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+    settings = {}
+    if os.path.lexists(folder / TOKENIZER_CONFIG):
+        settings = read_json(folder / TOKENIZER_CONFIG)
     found = _file(folder / JINJA) or settings.get("chat_template")
     if found is None:
         return None
@@ -104,7 +108,7 @@ def checked_template(name: str, template: object) -> str:
 
 def _file(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        return read_text(path, 4 * MAX_CHARS) if os.path.lexists(path) else None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8: {error}") from error
 

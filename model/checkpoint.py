@@ -31,6 +31,7 @@ from model.bundled_models import bundled_models
 from model.chat import chat_of, plain_chat
 from model.chat_template import ChatTemplate, checked_template, read_chat_template
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX, TORCH_SUFFIX
+from model.files import open_file
 from model.hub.names import parse_name
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
@@ -273,7 +274,7 @@ def _complete(folder: Path) -> Path:
 def _is_readable(path: Path) -> bool:
     """Whether the file is there. Raises `CheckpointError` where it is and cannot be read."""
     try:
-        path.open("rb").close()
+        open_file(path).close()
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -297,6 +298,6 @@ def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
 def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from model.files import open_file
 from model.tensor_spec import Shape
 from model.weights import (
     Array,
@@ -34,7 +35,9 @@ from model.weights import (
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 #: Bounds of a header; published files are far below.
-MAX_NAME_BYTES, MAX_STRING_BYTES = 256, 1 << 24
+MAX_NAME_BYTES, MAX_STRING_BYTES = 256, 1 << 22
+#: Of a string in an array, such as a token, and of all of them.
+MAX_ITEM_BYTES, MAX_ITEMS_BYTES = 1 << 14, 1 << 26
 MAX_FIELDS, MAX_STRINGS, MAX_TENSORS, MAX_AXES = 1 << 12, 1 << 20, 1 << 16, 4
 MAX_ALIGNMENT = 1 << 16
 
@@ -94,7 +97,7 @@ class GgufFile(MappedWeights[Tensor]):
         """Raises `CheckpointError` in one line for what is damaged or not supported."""
         self._name = path.name
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file cannot be mapped
             raise CheckpointError(f"{path.name} is not a GGUF file: it is empty") from error
@@ -159,7 +162,7 @@ class _Header:
     """Reads a header from its beginning. Raises `_Damaged` where it reaches beyond the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at, self._num_strings = data, 0, 0
+        self._data, self._at, self._num_strings, self._items_bytes = data, 0, 0, 0
         if self._take(4, "the file") != MAGIC:
             raise _Damaged("it is not a GGUF file")
         version = self._number("I", "the version")
@@ -227,7 +230,7 @@ class _Header:
         if item == _STRING:
             count = self._count(MAX_STRINGS - self._num_strings, 8, f"strings of {key}")
             self._num_strings += count
-            return [self._string(MAX_STRING_BYTES, key) for _ in range(count)]
+            return [self._item(key) for _ in range(count)]
         if item not in _SCALARS:
             raise _Damaged(f"{key} is an array of the unsupported type {item}")
         dtype = np.dtype("<" + _SCALARS[item])
@@ -235,6 +238,13 @@ class _Header:
         numbers = np.frombuffer(self._data, dtype, count, self._at)
         self._at += numbers.nbytes
         return numbers
+
+    def _item(self, key: str) -> bytes:
+        item = self._string(MAX_ITEM_BYTES, f"a string of {key}")
+        self._items_bytes += len(item)
+        if self._items_bytes > MAX_ITEMS_BYTES:
+            raise _Damaged(f"its arrays of strings have more than {MAX_ITEMS_BYTES:,} bytes")
+        return item
 
     def _count(self, most: int, item_bytes: int, what: str) -> int:
         count: int = self._number("Q", what)
@@ -262,7 +272,7 @@ class _Header:
     def _string(self, most: int, what: str) -> bytes:
         count = self._number("Q", what)
         if count > most:
-            raise _Damaged(f"{what} is a string of {count} bytes: it is damaged")
+            raise _Damaged(f"{what} is a string of {count} bytes, more than {most}")
         return self._take(count, what)
 
     def _take(self, count: int, what: str) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from model.files import read_text
 from model.tokenization import library, world
 from model.tokenization.base import END_OF_TEXT, Codec, TokenizerError
 from model.tokenization.ends import read_ends
@@ -62,15 +63,19 @@ class Tokenizer:
         Raises `TokenizerError` where tokens have no exact bytes, and `ConfigError` where the
         configs name an end of text that the vocabulary does not have.
         """
-        if not path.is_file():
-            raise TokenizerError(f"{path} does not exist")
         ends = read_ends(path.parent)
-        if path.suffix == ".txt":
-            return cls(world.read_world(path, ends))
         try:
-            return cls(LibraryCodec(path.read_text(encoding="utf-8"), ends))
+            if path.suffix == ".txt":
+                return cls(world.read_world(path, ends))
+            return cls(LibraryCodec(read_text(path, library.MAX_FILE_BYTES), ends))
+        except FileNotFoundError as error:
+            raise TokenizerError(f"{path} does not exist") from error
+        except OSError as error:
+            raise TokenizerError(f"{path}: {error.strerror or error}") from error
         except (TokenizerError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"{path}: {error}") from error
+            message = str(error)
+            named = message if str(path) in message else f"{path}: {message}"
+            raise TokenizerError(named) from error
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:

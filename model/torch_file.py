@@ -2,35 +2,29 @@
 
 Such a file is a zip archive that is not compressed: ``NAME/data.pkl`` describes a dictionary
 of tensors in the pickle format, and ``NAME/data/KEY`` holds the numbers of one storage.
-`model.tensor_pickle` reads the description. No torch is needed.
+`model.tensor_pickle` reads the description and `model.torch_archive` the archive. No torch is
+needed.
 """
 
 from __future__ import annotations
 
-import mmap
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from model.tensor_pickle import STORAGES, PickleError, Storage, Tensor, read_tensors
-from model.weights import (
-    Array,
-    CheckpointError,
-    MappedWeights,
-    decoded,
-    most_common_dtype,
-    release_pages,
-)
+from model.tensor_pickle import STORAGES, PickleError, Tensor, read_tensors
+from model.torch_archive import Archive, ArchiveError
+from model.weights import Array, CheckpointError, MappedWeights, decoded, most_common_dtype
 
-#: The file header of a member of a zip archive, without its name and extra field.
-_HEADER_BYTES = 30
 #: Bound on the description; that of a thousand tensors takes about 0.1 MB.
 _MAX_DESCRIPTION_BYTES = 1 << 24
 
 
 class TorchFile(MappedWeights[Tensor]):
-    """The tensors by name; numbers are read when asked for. Arrays may share the file's memory."""
+    """The tensors by name; numbers are read when asked for. Arrays may share the file's memory.
+
+    The checksum of a storage is checked when it is read for the first time.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises `CheckpointError` for what is damaged, and for a pickle that holds other things.
@@ -39,37 +33,31 @@ class TorchFile(MappedWeights[Tensor]):
         """
         self._path = path
         try:
-            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._members = {info.filename: info for info in archive.infolist()}
-                self._folder = _folder(self._members)
-                self._check_order(archive)
-                program = self._read(archive, "data.pkl")
-        except zipfile.BadZipFile as error:
-            raise CheckpointError(
-                f"{path} is not a zip archive of torch (torch.save of 1.6 or later): {error}"
-            ) from error
+            self._archive = Archive(path)
+            self._folder = _folder(self._archive)
+            self._check_order()
+            self._tensors = read_tensors(self._read("data.pkl"))
+        except (ArchiveError, PickleError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
-        except EOFError as error:
-            raise CheckpointError(f"{path} is cut off, or states sizes beyond its end") from error
-        except (PickleError, NotImplementedError, RuntimeError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        try:
-            self._tensors = read_tensors(program)
-        except PickleError as error:
-            raise CheckpointError(f"{path}: {error}") from error
         for name, tensor in self._tensors.items():
             self._check(name, tensor)
 
     def release(self) -> None:
-        release_pages(self._bytes)
+        self._archive.release()
 
     def _rows(self, name: str, rows: slice) -> Array:
         tensor = self._tensors[name]
         dtype, numpy_dtype = STORAGES[tensor.storage.kind]
-        start = self._start(tensor.storage)
-        numbers = np.frombuffer(self._bytes, numpy_dtype, tensor.storage.count, start)
+        member = self._archive.members[self._key(tensor)]
+        try:
+            self._archive.check_once(member)
+        except ArchiveError as error:
+            raise CheckpointError(f"{self._path}: {name}: {error}") from error
+        numbers = np.frombuffer(
+            self._archive.bytes, numpy_dtype, tensor.storage.count, member.start
+        )
         item = numbers.itemsize
         raw = np.lib.stride_tricks.as_strided(
             numbers[tensor.offset :],
@@ -84,30 +72,32 @@ class TorchFile(MappedWeights[Tensor]):
         tensors = self._tensors.values()
         return most_common_dtype((STORAGES[t.storage.kind][0], t.shape) for t in tensors)
 
-    def _check_order(self, archive: zipfile.ZipFile) -> None:
-        there = f"{self._folder}/byteorder" in self._members
-        if there and self._read(archive, "byteorder") != b"little":
+    def _check_order(self) -> None:
+        there = f"{self._folder}/byteorder" in self._archive.members
+        if there and self._read("byteorder") != b"little":
             raise PickleError("it was written on a machine of another byte order")
 
-    def _read(self, archive: zipfile.ZipFile, name: str) -> bytes:
-        info = self._members[f"{self._folder}/{name}"]
-        if info.compress_type != zipfile.ZIP_STORED:
+    def _read(self, name: str) -> bytes:
+        member = self._archive.members[f"{self._folder}/{name}"]
+        if member.is_compressed:
             raise PickleError(f"its {name} is compressed, which torch never does")
-        if info.file_size > _MAX_DESCRIPTION_BYTES:
-            raise PickleError(f"its {name} has {info.file_size} bytes, too many")
-        return archive.read(info)
+        if member.num_bytes > _MAX_DESCRIPTION_BYTES:
+            raise PickleError(f"its {name} has {member.num_bytes} bytes, too many")
+        self._archive.check_once(member)
+        return self._archive.bytes[member.start : member.start + member.num_bytes]
+
+    def _key(self, tensor: Tensor) -> str:
+        return f"{self._folder}/data/{tensor.storage.key}"
 
     def _check(self, name: str, tensor: Tensor) -> None:
         """Raises `CheckpointError` where a tensor reaches beyond its storage's bytes."""
         storage = tensor.storage
         if storage.kind not in STORAGES:
             raise CheckpointError(f"{self._path}: {name} is of the unsupported {storage.kind!r}")
-        info = self._members.get(f"{self._folder}/data/{storage.key}")
+        member = self._archive.members.get(self._key(tensor))
         num_bytes = storage.count * np.dtype(STORAGES[storage.kind][1]).itemsize
-        if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size < num_bytes:
+        if member is None or member.is_compressed or member.num_bytes < num_bytes:
             raise CheckpointError(f"{self._path}: the numbers of {name} are missing or compressed")
-        if self._start(storage) + num_bytes > len(self._bytes):
-            raise CheckpointError(f"{self._path}: the numbers of {name} are cut off")
         steps = zip(tensor.shape, tensor.strides, strict=True)
         last = tensor.offset + sum((size - 1) * stride for size, stride in steps)
         if 0 not in tensor.shape and last >= storage.count:
@@ -115,17 +105,11 @@ class TorchFile(MappedWeights[Tensor]):
                 f"{self._path}: {name} reaches beyond its {storage.count} numbers"
             )
 
-    def _start(self, storage: Storage) -> int:
-        """Where a storage begins in the file, in bytes."""
-        at = self._members[f"{self._folder}/data/{storage.key}"].header_offset
-        lengths = self._bytes[at + _HEADER_BYTES - 4 : at + _HEADER_BYTES]
-        name, extra = (int.from_bytes(part, "little") for part in (lengths[:2], lengths[2:]))
-        return at + _HEADER_BYTES + name + extra
 
-
-def _folder(members: dict[str, zipfile.ZipInfo]) -> str:
+def _folder(archive: Archive) -> str:
     """The one folder that torch writes everything into."""
-    found = [name.removesuffix("/data.pkl") for name in members if name.endswith("/data.pkl")]
+    names = archive.members
+    found = [name.removesuffix("/data.pkl") for name in names if name.endswith("/data.pkl")]
     if len(found) != 1:
         raise PickleError("it is not a torch file: it has no data.pkl")
     return found[0]

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from model.architectures.config import Config, read_json
+from model.files import FileError, open_file
 from model.tensor_spec import Shape
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -54,7 +55,7 @@ _DTYPES = {
 _NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 
-class CheckpointError(ValueError):
+class CheckpointError(FileError):
     """A folder that is no checkpoint of this project. The message names the file and the key."""
 
 
@@ -288,10 +289,8 @@ def _take_scales(entries: dict[str, _Entry]) -> dict[str, _Entry]:
 
 def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
     try:
-        path.open("rb").close()  # `safe_open` calls a file that may not be read a missing one
-        with safe_open(path, "numpy"):  # refuses what is not whole
-            pass
-        with path.open("rb") as file:
+        # First: `safe_open` waits for a pipe, and calls what may not be read a missing file.
+        with open_file(path) as file, safe_open(path, "numpy"):  # refuses what is not whole
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error

@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
+from model.files import FileError, read_file
 from model.tensor_spec import Shape, TensorSpec
 
+#: Of a config or an index; the largest that are published have some megabytes.
+MAX_JSON_BYTES = 1 << 25
 
-class ConfigError(ValueError):
+
+class ConfigError(FileError):
     """A configuration that cannot be a model. The message names the field."""
 
 
@@ -146,9 +150,9 @@ def check_epsilon(config: object, *names: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `ConfigError` where there is none."""
+    """The object in a JSON file; raises `ConfigError` where there is none, and `OSError`."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_file(path, MAX_JSON_BYTES).decode())
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):

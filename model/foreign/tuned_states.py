@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.config import Config
+from model.files import open_file
 from model.state import StateLayout
 from model.torch_file import TorchFile
 from model.weights import Array, CheckpointError, StoredWeights, WeightFiles
@@ -67,6 +68,6 @@ def describe_tuned_state(path: Path) -> dict[str, str]:
 
 
 def _tensors(path: Path) -> StoredWeights:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     return TorchFile(path) if is_zip else WeightFiles([path])

@@ -7,10 +7,15 @@ from typing import Protocol
 
 from tokenizers import AddedToken
 
+from model.files import FileError
+
 END_OF_TEXT = "<|endoftext|>"
 
+#: The longest tokens that are published have some hundred bytes.
+MAX_TOKEN_BYTES = 4096
 
-class TokenizerError(ValueError):
+
+class TokenizerError(FileError):
     """A tokenizer file that this project cannot serve."""
 
 

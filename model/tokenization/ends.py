@@ -7,6 +7,7 @@ with one token and a document with another.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,4 +64,4 @@ def resolve(ends: Ends, vocab_size: int, id_of: Callable[[str], int | None]) -> 
 
 
 def _value(path: Path, field: str) -> Any:
-    return read_json(path).get(field) if path.is_file() else None
+    return read_json(path).get(field) if os.path.lexists(path) else None

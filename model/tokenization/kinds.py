@@ -39,7 +39,19 @@ class Kind:
 
 
 def kind_of(values: Json) -> Kind:
-    """The kind of a ``tokenizer.json``. Raises `TokenizerError` for one that loses text."""
+    """The kind of a ``tokenizer.json``.
+
+    Raises `TokenizerError` for one that loses text, or has values of other types.
+    """
+    try:
+        return _kind_of(values)
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise TokenizerError(
+            f"model, pre_tokenizer or decoder is not as the format has it: {error!r}"
+        ) from error
+
+
+def _kind_of(values: Json) -> Kind:
     model = values["model"]
     name = model.get("type") or ("BPE" if "merges" in model else "without a type")
     if name not in ("BPE", "Unigram"):

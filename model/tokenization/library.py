@@ -14,11 +14,15 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from model.tokenization.base import END_OF_TEXT, TokenizerError
+from model.tokenization.base import END_OF_TEXT, MAX_TOKEN_BYTES, TokenizerError
 from model.tokenization.ends import NO_ENDS, Ends, resolve
 from model.tokenization.kinds import SPACE, Json, byte_ids, bytes_of, first_bytes_of, flat, kind_of
 
 FILE = "tokenizer.json"
+
+#: Bounds of what a damaged file may ask for; the largest that are published have 260,000 ids in
+#: 34 MB.
+MAX_ID, MAX_FILE_BYTES = 1 << 20, 1 << 26
 
 
 class LibraryCodec:
@@ -28,8 +32,9 @@ class LibraryCodec:
 
     def __init__(self, text: str, ends: Ends = NO_ENDS) -> None:
         values = _parsed(text)
+        _check_bounds(values)
         self._kind = kind_of(values)
-        backend = _backend(text)
+        backend = _backend(text)  # refuses values of other types than those that are read below
         vocabulary, added = backend.get_vocab(), backend.get_added_tokens_decoder()
         size = max(vocabulary.values(), default=-1) + 1
         self.eos_token_ids = _ends(backend, ends, size, added)
@@ -115,6 +120,26 @@ def _parsed(text: str) -> Json:
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
         raise TokenizerError("is not a JSON object with a model")
     return values
+
+
+def _check_bounds(values: Json) -> None:
+    """Raises `TokenizerError` for an id or a token that is too large; types are checked later."""
+    vocabulary, added = values["model"].get("vocab"), values.get("added_tokens")
+    tokens: list[Any] = []
+    ids: list[Any] = []
+    if isinstance(vocabulary, dict):
+        tokens, ids = list(vocabulary), list(vocabulary.values())
+    elif isinstance(vocabulary, list):
+        tokens = [pair[0] for pair in vocabulary if isinstance(pair, list) and pair]
+        ids = [len(vocabulary)]
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            tokens.append(token.get("content"))
+            ids.append(token.get("id"))
+    if any(isinstance(id, int) and not 0 <= id <= MAX_ID for id in ids):
+        raise TokenizerError(f"an id is not in 0..{MAX_ID}")
+    if any(isinstance(token, str) and len(token) > MAX_TOKEN_BYTES for token in tokens):
+        raise TokenizerError(f"a token is longer than {MAX_TOKEN_BYTES:,} bytes")
 
 
 def _backend(text: str) -> Backend:

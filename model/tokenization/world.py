@@ -17,7 +17,8 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from model.tokenization.base import END_OF_TEXT, TokenizerError
+from model.files import read_text
+from model.tokenization.base import END_OF_TEXT, MAX_TOKEN_BYTES, TokenizerError
 from model.tokenization.ends import NO_ENDS, Ends, resolve
 
 FILE = "rwkv_vocab_v20230424.txt"
@@ -27,8 +28,12 @@ EOS = 0
 #: Rows of the embedding in published checkpoints: the file's 65,529 ids, that of the end, padding.
 PADDED_SIZE = 1 << 16
 
-#: No published vocabulary comes near; a damaged id must not ask for gigabytes.
-MAX_ID = 1 << 20
+#: No published vocabulary comes near: the largest has 65,529 tokens of 0.4 MB in a file of 1.1 MB,
+#: and its longest token has 128 bytes. Each byte may become a dictionary.
+MAX_ID, MAX_FILE_BYTES, MAX_BYTES = 1 << 20, 1 << 24, 1 << 21
+
+#: Characters of a token in the file: each byte is four at most, between b'' and ''.
+MAX_LITERAL = 4 * MAX_TOKEN_BYTES + 3
 
 #: Key of a node's own id. Bytes are 0..255.
 _ID = -1
@@ -92,7 +97,7 @@ class WorldCodec:
 def read_world(path: Path, ends: Ends = NO_ENDS) -> WorldCodec:
     """Reads a vocabulary file. Raises `TokenizerError` with the file and the line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_FILE_BYTES)
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8: {error}") from error
     try:
@@ -127,8 +132,10 @@ def _parsed(line: str) -> tuple[int, bytes]:
     literal, _, length = rest.rpartition(" ")
     if not (id.isascii() and id.isdigit() and length.isascii() and length.isdigit()):
         raise ValueError("is not 'id literal length'")
-    if not 0 < int(id[:8]) == int(id) <= MAX_ID:
-        raise ValueError(f"the id must be in 1..{MAX_ID}, not {id}")
+    if len(id) > 8 or not 0 < int(id) <= MAX_ID:
+        raise ValueError(f"the id must be in 1..{MAX_ID}, not {id:.80}")
+    if len(length) > 8 or int(length) > MAX_TOKEN_BYTES or len(literal) > MAX_LITERAL:
+        raise ValueError(f"the token is longer than {MAX_TOKEN_BYTES:,} bytes")
     token = _evaluated(literal)
     if str(len(token)) != length:
         raise ValueError(f"the token has {len(token)} bytes, not {length}")
@@ -162,9 +169,15 @@ def _literal(token: bytes) -> str:
 
 def _checked(tokens: Iterable[tuple[int, bytes]]) -> dict[int, bytes]:
     by_id: dict[int, bytes] = {}
+    num_bytes = 0
     for id, token in tokens:
         if not 0 < id <= MAX_ID or id in by_id or not token:
-            raise TokenizerError(f"id {id} of {token!r} is 0, too large, there twice or empty")
+            raise TokenizerError(f"id {id} of {token[:80]!r} is 0, too large, there twice or empty")
+        num_bytes += len(token)
+        if len(token) > MAX_TOKEN_BYTES or num_bytes > MAX_BYTES:
+            raise TokenizerError(
+                f"id {id}: a token has at most {MAX_TOKEN_BYTES:,} bytes, all have {MAX_BYTES:,}"
+            )
         by_id[id] = token
     known = set(by_id.values())
     if len(known) < len(by_id):

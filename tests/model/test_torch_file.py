@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_size_beyond_the_end_is_refused(file: Path) -> None:
     for field in (20, 24):  # the sizes as stored and as read
         data[entry + field : entry + field + 4] = (1 << 20).to_bytes(4, "little")
     file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model\.pth is cut off"):
+    with pytest.raises(CheckpointError, match=r"model\.pth: it is cut off"):
         TorchFile(file)
 
 
@@ -179,6 +180,76 @@ def test_long_description_is_refused(file: Path) -> None:
     write_description(file, bytes((1 << 24) + 1))
     with pytest.raises(CheckpointError, match=r"its data\.pkl has 16777217 bytes, too many"):
         TorchFile(file)
+
+
+def member_of(file: Path, name: str) -> zipfile.ZipInfo:
+    with zipfile.ZipFile(file) as archive:
+        return next(info for info in archive.infolist() if info.filename.endswith(name))
+
+
+def numbers_at(data: bytes, header: int) -> int:
+    """Where the bytes of the member begin whose header is at ``header``."""
+    return header + 30 + sum(struct.unpack("<HH", data[header + 26 : header + 30]))
+
+
+def test_flipped_bit_of_a_storage_is_found_when_it_is_first_read(file: Path) -> None:
+    write_pth(file, {"a": torch.arange(24.0).view(4, 6), "b": torch.ones(3)})
+    data = bytearray(file.read_bytes())
+    data[numbers_at(data, member_of(file, "data/0").header_offset) + 50] ^= 4
+    file.write_bytes(data)
+    weights = TorchFile(file)
+    assert np.array_equal(weights["b"], np.ones(3))
+    for read in (lambda: weights["a"], lambda: weights.rows("a", 0, 1)):
+        with pytest.raises(CheckpointError, match=r"model\.pth: a: .*data/0 is damaged"):
+            read()
+
+
+@pytest.mark.parametrize("field", [6, 8, 14, 18, 22, 26, 28, 30])
+def test_header_that_its_directory_contradicts_is_refused(file: Path, field: int) -> None:
+    """Flags, method, checksum, both sizes, both lengths, name."""
+    with zipfile.ZipFile(write_pth(file, {"a": torch.ones(50)})) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    TorchFile(file)["a"]
+    data = bytearray(file.read_bytes())
+    data[member_of(file, "data/0").header_offset + field] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.pth: (its member|it is cut off)"):
+        TorchFile(file)["a"]
+
+
+def test_two_members_at_one_place_are_refused(file: Path) -> None:
+    data = bytearray(write_pth(file, {"a": torch.ones(50), "b": torch.zeros(50)}).read_bytes())
+    entry = [data.rindex(b"data/%d" % key) - 46 - len("model/") for key in (0, 1)]
+    assert all(data[at : at + 4] == b"PK\1\2" for at in entry)
+    data[entry[1] + 42 : entry[1] + 46] = data[entry[0] + 42 : entry[0] + 46]
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="contradicts"):
+        TorchFile(file)
+
+
+def test_member_that_reaches_into_the_next_is_refused(file: Path) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("m/data.pkl", b"}.")
+        archive.writestr("m/data/0", bytes(64))
+    data = bytearray(file.read_bytes())
+    for at in (18, 22, data.index(b"PK\1\2") + 20, data.index(b"PK\1\2") + 24):
+        data[at] = 60
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"its members m/data\.pkl and m/data/0 overlap"):
+        TorchFile(file)
+
+
+def test_file_without_checksums_is_read(file: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        write_pth(file, {"a": torch.ones(2)})
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert member_of(file, "data/0").CRC == 0
+    assert np.array_equal(TorchFile(file)["a"], np.ones(2))
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])

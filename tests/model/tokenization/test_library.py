@@ -208,3 +208,40 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 def test_kinds_that_lose_text_are_refused_by_name(text: Callable[[], str], message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         LibraryCodec(text(), LLAMA_ENDS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"type": ["BPE"]}},
+        {"pre_tokenizer": "ByteLevel"},
+        {"pre_tokenizer": {"type": {}}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": 3}},
+        {"decoder": [1]},
+        {"decoder": {"no": "type"}},
+        {"decoder": {"type": "Sequence", "decoders": [{"type": 7}]}},
+    ],
+)
+def test_values_of_other_types_are_refused(changes: dict[str, Any]) -> None:
+    values = json.loads(llama())
+    values |= {name: value for name, value in changes.items() if name != "model"}
+    values["model"] |= changes.get("model", {})
+    with pytest.raises(TokenizerError):
+        Tokenizer.from_json(json.dumps(values))
+
+
+@pytest.mark.parametrize("id", [1 << 24, 1 << 40])
+def test_large_id_is_refused_before_anything_is_made_of_it(id: int) -> None:
+    token = {"id": id, "content": "<x>", "special": True, "single_word": False}
+    added = {**token, "lstrip": False, "rstrip": False, "normalized": False}
+    values = json.loads(llama())
+    values["added_tokens"].append(added)
+    with pytest.raises(TokenizerError, match=r"an id is not in 0\.\.1048576"):
+        Tokenizer.from_json(json.dumps(values))
+
+
+def test_long_token_is_refused() -> None:
+    values = json.loads(llama())
+    values["model"]["vocab"]["x" * 4097] = 5000
+    with pytest.raises(TokenizerError, match="a token is longer than 4,096 bytes"):
+        Tokenizer.from_json(json.dumps(values))

@@ -1,0 +1,78 @@
+"""Files that users name and others wrote: opened only where they are files, refused in one line.
+
+A pipe or a device in the place of a file would block the program or never end. So a file is opened
+here without waiting for it, and only a regular one is read, up to a bound where it is read whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader, BytesIO, TextIOWrapper
+from pathlib import Path
+
+#: Characters of an error message; of a longer one the middle is left out.
+MAX_MESSAGE = 500
+
+
+class FileError(ValueError):
+    """A file that cannot be used. The message is one line of at most `MAX_MESSAGE` characters."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(message: object) -> str:
+    """``message`` without control characters, cut in the middle where it is long."""
+    text = str(message)
+    if len(text) > MAX_MESSAGE:  # before anything is done for each character
+        text = f"{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 4 :]}"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= MAX_MESSAGE:
+        return text
+    return f"{text[: MAX_MESSAGE // 2]} ... {text[-MAX_MESSAGE // 4 :]}"
+
+
+@contextmanager
+def errors_in(path: Path, kind: type[FileError]) -> Iterator[None]:
+    """Puts the name of a file in front of errors of ``kind`` that do not have it.
+
+    What the values of a damaged file may cause besides becomes an error of ``kind``.
+    """
+    try:
+        yield
+    except kind as error:
+        if path.name in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+    except (ArithmeticError, RecursionError) as error:
+        raise kind(f"{path}: a value is too large or too deeply nested: {error}") from error
+
+
+def open_file(path: str | Path) -> BufferedReader:
+    """Opens a regular file for reading. Raises `OSError`, for anything else as well."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "Not a regular file", str(path))
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """A whole file. Raises `OSError`, for one of more than ``max_bytes`` as well."""
+    with open_file(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"Larger than {max_bytes:,} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """The same of a text in UTF-8, with line ends of one character. Raises `ValueError` too."""
+    return TextIOWrapper(BytesIO(read_file(path, max_bytes)), encoding="utf-8").read()
