@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from starlette.types import Scope, Send
 
+from server.api.heartbeat import Heartbeat
 from server.api.schemas.frames import FrameWriter, error_frame, resumed_frame
 from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
@@ -55,7 +56,8 @@ class EventsAnswer(WatchedAnswer):
         self._epoch = self._async_engine.epoch_name(resumed.info.epoch).encode()
         self._frames = FrameWriter(self._id, None, self._async_engine.epoch_name)
         direct = DirectWriter(writer_of(scope), self._encode)
-        await send_stream(send, self._pieces(resumed, direct), self._error)
+        with Heartbeat(self._heartbeat_s, self._event_queue, direct):
+            await send_stream(send, self._pieces(resumed, direct), self._error)
 
     async def _pieces(self, resumed: Resumed, direct: DirectWriter) -> AsyncGenerator[bytes, None]:
         """What was missed, then what comes while the session runs."""

@@ -12,8 +12,9 @@ from starlette.types import Scope, Send
 
 from server.api.completion import DONE, ended, sse
 from server.api.errors import error_object
+from server.api.heartbeat import Heartbeat
 from server.api.json_response import send_whole
-from server.api.streaming import DirectWriter, send_stream, writer_of
+from server.api.streaming import COMMENT, DirectWriter, send_stream, writer_of
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started
 from server.errors import RequestError
@@ -178,15 +179,18 @@ class JsonAnswer(RequestAnswer[JsonWriter]):
 class SseAnswer(RequestAnswer[SseWriter]):
     """Chunks as they come, by ``writer``; those of one event may have ``num_bytes``.
 
-    Until the first event a failure is a plain HTTP error.
+    Until the first event, or the first comment, a failure is a plain HTTP error.
     """
 
     async def _work(self, scope: Scope, send: Send) -> None:
-        with self._large.reserve(self._request.owner, self._num_bytes):
+        direct = DirectWriter(writer_of(scope), self._encode)
+        with (
+            self._large.reserve(self._request.owner, self._num_bytes),
+            Heartbeat(self._heartbeat_s, self._event_queue, direct),
+        ):
             await self._submit()
             events = await self._event_queue.take()
             _raise_if_failed(events)
-            direct = DirectWriter(writer_of(scope), self._encode)
             await send_stream(send, self._pieces(events, direct), _error)
 
     def _encode(self, events: Sequence[Event]) -> list[bytes]:
@@ -196,6 +200,8 @@ class SseAnswer(RequestAnswer[SseWriter]):
         self, events: Sequence[Event], direct: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
         """Those of ``events``, then of the event queue's until all requests have ended."""
+        if not events:
+            yield COMMENT
         while True:
             made: list[bytes] = []
             for event in events:

@@ -20,6 +20,8 @@ from server.engine.types import TokenEvent
 from server.errors import RequestError
 from server.runtime.event_queue import EventQueue
 
+#: A line without effect: it shows proxies and clients that a silent stream is alive.
+COMMENT = b": keep-alive\n\n"
 #: The name of the extension in a scope.
 EXTENSION = "everstream.write"
 
@@ -54,16 +56,24 @@ class DirectWriter:
     """Writes tokens, which are nearly all there is, as soon as an event queue gets them.
 
     An encoder may count what it encodes: what could not be written is kept encoded.
+    ``num_silent_ticks`` belongs to a `server.api.heartbeat.Heartbeat`.
     """
 
     def __init__(self, write: Write, encode: Callable[[Sequence[TokenEvent]], list[bytes]]) -> None:
         self._write, self._encode = write, encode
+        self.num_silent_ticks = 0
         self._refused: list[bytes] = []
         self._num_refused = 0
 
     async def take(self, event_queue: EventQueue[T]) -> tuple[list[bytes], list[T]]:
-        """The next items that were not written: the parts that were refused, then the others."""
+        """The next items that were not written: the parts that were refused, then the others.
+
+        After a nudge of the event queue it is a `COMMENT` alone.
+        """
+        self.num_silent_ticks = 0  # what the last call returned was sent
         items = await event_queue.take(self._offer)
+        if not items:
+            return [COMMENT], []
         parts, rest = self._refused, items[self._num_refused :]
         self._refused, self._num_refused = [], 0
         return parts, rest
@@ -75,6 +85,7 @@ class DirectWriter:
             return False
         parts = self._encode(tokens)
         if self._write(parts):
+            self.num_silent_ticks = 0
             return True
         self._refused, self._num_refused = parts, len(tokens)
         return False

@@ -28,7 +28,7 @@ class WatchedAnswer(Response):
     def __init__(self, service: Service) -> None:
         super().__init__()
         self._async_engine, self._sessions = service.async_engine, service.sessions
-        self._keys = service.keys
+        self._keys, self._heartbeat_s = service.keys, service.heartbeat_s
         self._event_queue: EventQueue[Event] = EventQueue(
             service.max_queued_events, self._on_backpressure, MAX_IN_FLIGHT
         )

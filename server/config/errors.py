@@ -18,6 +18,7 @@ VARIABLE_ONLY = frozenset(
         "max_connections",
         "max_connections_per_address",
         "keep_alive_s",
+        "heartbeat_s",
         "max_socket_requests",
         "max_queued_events",
         "store_memory",

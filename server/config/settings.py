@@ -102,6 +102,7 @@ class ServerConfig(BaseModel):
     max_connections: int | None = Field(default=None, ge=1)
     max_connections_per_address: int | None = Field(default=None, ge=1)
     keep_alive_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
+    heartbeat_s: float = Field(default=15.0, ge=0, le=3600, allow_inf_nan=False)
     max_socket_requests: int = Field(default=64, ge=1)
     max_queued_events: int = Field(default=2048, ge=16)
     store_memory: int = Field(default=256 * MIB, ge=MIB)

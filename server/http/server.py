@@ -38,7 +38,9 @@ logger = logging.getLogger("everstream.serving")
 TCP_USER_TIMEOUT_MS = 20_000
 # The kernel doubles it. Small, so that a peer that stops reading is noticed early.
 SEND_BUFFER_BYTES = 64 * 1024
-PING_INTERVAL_S = 20.0
+# A socket is pinged at least this often, and as often as streams get comments if that is oftener.
+MAX_PING_INTERVAL_S = 15.0
+PING_TIMEOUT_S = 20.0
 BACKLOG = 1024
 
 
@@ -72,7 +74,7 @@ class Server(uvicorn.Server):
         self,
         app: FastAPI,
         config: ServerConfig,
-        ping_interval_s: float = PING_INTERVAL_S,
+        ping_timeout_s: float = PING_TIMEOUT_S,
         http: type[HttpProtocol] = HttpProtocol,
     ) -> None:
         super().__init__(
@@ -82,8 +84,10 @@ class Server(uvicorn.Server):
                 ws=WebSocketProtocol,
                 ws_max_size=config.max_message_bytes,
                 ws_per_message_deflate=False,
-                ws_ping_interval=ping_interval_s,
-                ws_ping_timeout=ping_interval_s,
+                ws_ping_interval=min(
+                    config.heartbeat_s or MAX_PING_INTERVAL_S, MAX_PING_INTERVAL_S
+                ),
+                ws_ping_timeout=ping_timeout_s,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
                 server_header=False,

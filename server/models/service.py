@@ -46,6 +46,7 @@ class Service:
     tokenizer: Tokenizer
     states: NamedStates
     max_queued_events: int
+    heartbeat_s: float
     max_socket_requests: int
     max_message_bytes: int
     large_answers: LargeAnswers
@@ -92,6 +93,7 @@ def make_service(
         model=model,
         tokenizer=tokenizer,
         max_queued_events=config.max_queued_events,
+        heartbeat_s=config.heartbeat_s,
         max_socket_requests=config.max_socket_requests,
         max_message_bytes=config.max_message_bytes,
         large_answers=LargeAnswers(config.max_answer_bytes),

@@ -45,7 +45,7 @@ class EventQueue(Generic[T]):
         self._on_backpressure = on_backpressure or (lambda full: None)
         self._has_backpressure = False
         self._items: deque[T] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
         self._taken: asyncio.Future[None] | None = None
         self._direct_write: Callable[[Sequence[T]], bool] | None = None
         self.broken: asyncio.Future[RequestError] = asyncio.get_running_loop().create_future()
@@ -85,8 +85,9 @@ class EventQueue(Generic[T]):
     async def take(self, direct_write: Callable[[Sequence[T]], bool] | None = None) -> list[T]:
         """All waiting items, at least one; raises the `RequestError` of a broken event queue.
 
-        As long as it waits, `put` offers its items to ``direct_write``. Where that
-        returns True it has dealt with them, and the reader sleeps on.
+        Returns none only where `nudge` ended the wait. As long as it waits, `put` offers its
+        items to ``direct_write``. Where that returns True it has dealt with them, and the
+        reader sleeps on.
         """
         while not self._items:
             if self.broken.done():
@@ -94,9 +95,11 @@ class EventQueue(Generic[T]):
             self._waiter = asyncio.get_running_loop().create_future()
             self._direct_write = direct_write
             try:
-                await self._waiter
+                is_nudged = await self._waiter
             finally:
                 self._waiter = self._direct_write = None
+            if is_nudged:
+                break
         items = list(self._items)
         self._items.clear()
         if self._taken is not None:
@@ -107,7 +110,11 @@ class EventQueue(Generic[T]):
             self._on_backpressure(False)
         return items
 
-    def _wake(self) -> None:
+    def nudge(self) -> None:
+        """Lets a reader that waits in `take` return without items."""
+        self._wake(is_nudged=True)
+
+    def _wake(self, is_nudged: bool = False) -> None:
         self._direct_write = None  # what comes now must not overtake what waits
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(is_nudged)

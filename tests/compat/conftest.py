@@ -19,10 +19,14 @@ KEYS = {
 
 
 def serving(place: Path, *flags: object) -> ServerProcess:
-    """A server with ``flags`` that keeps its keys and its store in ``place``."""
+    """A server with ``flags`` that keeps its keys and its store in ``place``.
+
+    A stream has a comment wherever it is silent for a moment: no client may mind.
+    """
     keys = place / "keys.toml"
     keys.write_text("".join(_table(name, rest) for name, rest in KEYS.items()))
-    return ServerProcess("--keys-file", keys, "--store", place / "store", *flags)
+    own = ("--keys-file", keys, "--store", place / "store")
+    return ServerProcess(*own, *flags, environment={"EVERSTREAM_HEARTBEAT_S": "0.01"})
 
 
 @pytest.fixture(scope="session")

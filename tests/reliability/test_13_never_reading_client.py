@@ -68,6 +68,9 @@ def begun(server: ServerProcess) -> float:
 
 async def test_client_that_asks_for_nothing_and_never_reads_is_dropped_by_its_silence() -> None:
     """It takes no data, so that only the ping it does not answer tells."""
-    async with running(ping_interval_s=0.2) as server, connected(server.port, ROOM_BYTES) as client:
+    async with (
+        running(heartbeat_s=0.2, ping_timeout_s=0.2) as server,
+        connected(server.port, ROOM_BYTES) as client,
+    ):
         await client.send(handshake())
         await server.until_disconnected()

@@ -23,7 +23,7 @@ from server.constraints.compiler import FormatCompiler
 from server.engine.types import EngineStats, Request, SamplingParams
 from server.engine.value import SessionValue
 from server.http.http_protocol import HttpProtocol
-from server.http.server import PING_INTERVAL_S, TCP_USER_TIMEOUT_MS, Server, bind
+from server.http.server import PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS, Server, bind
 from server.observability.metrics import Metrics
 from server.runtime.async_engine import AsyncEngine
 from server.store.base import Store
@@ -134,7 +134,7 @@ class Running:
 @asynccontextmanager
 async def running(
     engine: FakeEngine | None = None,
-    ping_interval_s: float = PING_INTERVAL_S,
+    ping_timeout_s: float = PING_TIMEOUT_S,
     user_timeout_ms: int = TCP_USER_TIMEOUT_MS,
     http_protocol: type[HttpProtocol] = HttpProtocol,
     store: Store | None = None,
@@ -142,7 +142,8 @@ async def running(
     constraints: FormatCompiler | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    config = ServerConfig(**settings)
+    # Without heartbeats: a machine that is busy for long must not change what a stream has.
+    config = ServerConfig(**{"heartbeat_s": 0, **settings})
     listener = bind("127.0.0.1", 0, user_timeout_ms)
     port = listener.getsockname()[1]
     async_engine = AsyncEngine(
@@ -150,7 +151,7 @@ async def running(
     )
     models = only(async_engine, config, chat_template=chat_template, constraints=constraints)
     app = create_app(models, config, "0.0.0")
-    server = Server(app, config, ping_interval_s, http_protocol)
+    server = Server(app, config, ping_timeout_s, http_protocol)
     done = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{port}"
     # Without HTTPS: reading the certificates of the world takes 20 ms of processor time.

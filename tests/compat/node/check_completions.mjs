@@ -31,6 +31,29 @@ test("a stream says what the whole answer says", async () => {
   assert.equal(text, whole.choices[0].text);
 });
 
+test("comments of a stream that is silent are skipped", async () => {
+  let heard = "";
+  const overhearing = async (url, init) => {
+    const answer = await fetch(url, init);
+    const [ours, theirs] = answer.body.tee();
+    const reading = new Response(ours).text().then((text) => (heard += text));
+    overhearing.reading = reading;
+    return new Response(theirs, { status: answer.status, headers: answer.headers });
+  };
+  const chunks = await all(
+    await client("usual", { fetch: overhearing }).completions.create({
+      model: MODEL,
+      prompt: "The miller slept in the mill. ".repeat(2000),
+      max_tokens: 4,
+      ignore_eos: true,
+      stream: true,
+    }),
+  );
+  await overhearing.reading;
+  assert.ok(chunks.length >= 4);
+  assert.ok(heard.includes(": keep-alive\n\n"), heard);
+});
+
 test("an aborted stream ends and the next request is served", async () => {
   const stream = await api.completions.create({
     model: MODEL,

@@ -40,6 +40,7 @@ async def test_reader_is_released_where_the_answer_is_cancelled_twice() -> None:
         async_engine=SimpleNamespace(requests=requests),
         sessions=None,
         keys=None,
+        heartbeat_s=0,
         max_queued_events=9,
     )
     answer = Stubborn(service)

@@ -175,3 +175,14 @@ async def test_spare_capacity_holds_events_after_backpressure() -> None:
     assert event_queue.put([5, 6, 7])
     assert told == [True, True]
     assert not event_queue.put([8])
+
+
+async def test_nudged_reader_gets_nothing_or_what_came_just_then() -> None:
+    event_queue: EventQueue[int] = EventQueue(8)
+    event_queue.nudge()  # without effect where no reader waits
+    for items in ([], [1]):
+        taking = asyncio.create_task(event_queue.take())
+        await asyncio.sleep(0)
+        event_queue.nudge()
+        event_queue.put(items)
+        assert await taking == items

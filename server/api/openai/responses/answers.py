@@ -9,11 +9,12 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from server.api.errors import SessionMigrated
+from server.api.heartbeat import Heartbeat
 from server.api.json_response import send_whole
 from server.api.openai.responses.reading import Kept
 from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
-from server.api.streaming import DirectWriter, send_stream, writer_of
+from server.api.streaming import COMMENT, DirectWriter, send_stream, writer_of
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import RequestError
@@ -43,20 +44,25 @@ class ResponseAnswer(WatchedAnswer):
 
     async def _work(self, scope: Scope, send: Send) -> None:
         with self._large.reserve(self._owner, self._writer.note.num_bytes):
-            await self._begin()
-            events = await self._first_events()
             if self._streams:
-                direct = DirectWriter(writer_of(scope), self._encode)
-                await send_stream(send, self._pieces(events, direct), self._error)
+                await self._stream(scope, send)
             else:
-                await send_whole(send, [await self._whole(events)])
+                await self._begin()
+                await send_whole(send, [await self._whole(await self._first_events())])
+
+    async def _stream(self, scope: Scope, send: Send) -> None:
+        direct = DirectWriter(writer_of(scope), self._encode)
+        with Heartbeat(self._heartbeat_s, self._event_queue, direct):
+            await self._begin()
+            pieces = self._pieces(await self._first_events(), direct)
+            await send_stream(send, pieces, self._error)
 
     async def _begin(self) -> None:
         """Raises the `RequestError` that is still a plain HTTP error."""
         raise NotImplementedError
 
     async def _first_events(self) -> list[Event]:
-        """What there is to write first; nothing has been sent before."""
+        """What there is to write first, if not a comment; nothing has been sent before."""
         events = await self._event_queue.take()
         for event in events:
             if isinstance(event, Failed):
@@ -82,8 +88,8 @@ class ResponseAnswer(WatchedAnswer):
     async def _pieces(
         self, events: list[Event], direct: DirectWriter
     ) -> AsyncGenerator[bytes, None]:
-        yield await self._chunk(events)
-        while not isinstance(events[-1], ENDS):
+        yield await self._chunk(events) if events else COMMENT
+        while not (events and isinstance(events[-1], ENDS)):
             events = await self._missed()
             while not events:
                 refused, events = await direct.take(self._event_queue)
