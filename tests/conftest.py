@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.empty_home import EmptyHome, is_worker
 from tests.needs import Guard, mark
 from tests.postgres import Postgres
 from tests.restored_logging import restored_logging
@@ -39,10 +40,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 GUARD = pytest.StashKey[Guard]()
+# Before anything reads it: a module that a test imports may look for its cache at once.
+HOME = None if is_worker() else EmptyHome(os.environ)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[GUARD] = Guard()
+
+
+def pytest_unconfigure() -> None:
+    if HOME is not None:
+        HOME.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -45,6 +45,15 @@ def test_process_with_a_marker_passes(marker: str) -> None:
     guard.check(item("a.py", marker))
 
 
+def test_search_for_fonts_is_not_a_process_of_the_test() -> None:
+    guard = Guard()
+    sys.audit("subprocess.Popen", "fc-list", ["fc-list"], None, None)
+    guard.check(item("a.py"))
+    sys.audit("os.fork")
+    with pytest.raises(pytest.fail.Exception, match=r"os\.fork"):
+        guard.check(item("a.py"))
+
+
 def test_process_of_an_earlier_test_does_not_fail_the_next() -> None:
     guard = Guard()
     start_process()
