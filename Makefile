@@ -19,8 +19,8 @@ define FIND_TOOLCHAIN
 { for name in $(CXX) c++ g++ clang++; do command -v $$name; done; \
 	$(BIN)/python -c 'import os, sysconfig; print(os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
 endef
-# On a terminal pip shows its downloads.
-INSTALL := $(BIN)/python -m pip install $(shell test -t 2 || echo --quiet)
+# Errors only: where an index is slow or incomplete, pip warns once for each package.
+INSTALL := $(BIN)/python -m pip install --quiet --quiet
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 LARGEST := torch transformers 'ray[serve]'
@@ -130,12 +130,18 @@ clean: ## Removes the environment, build outputs and caches
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An install is redone when one of the files before the bar changes. The stamp is written last, so that
-# an interrupted install is repeated.
+# an interrupted install is repeated. The build tools are installed first, so that unchanged files are not
+# compiled again.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
-	@echo "Installing Everstream into $(VENV): 60 MB to download, 200 MB on disk, a minute or two to compile ..."
-	@$(INSTALL) --editable .
+	@echo "Installing Everstream into $(VENV): 80 MB to download, 320 MB on disk."
+	@echo "  1/3 The build tools"
+	@$(INSTALL) $(BUILD_TOOLS)
+	@echo "  2/3 The native runtime: compiled in a minute or two"
+	@$(INSTALL) --no-build-isolation --no-deps --editable .
+	@echo "  3/3 The packages that Everstream needs"
+	@$(INSTALL) --no-build-isolation --editable .
 	@$(HAS_NATIVE) || { echo "$(WITHOUT_NATIVE)"; echo "$(TORCH_SIZE)"; } >&2
-	@$(HAS_NATIVE) || $(INSTALL) --editable '.[torch]'
+	@$(HAS_NATIVE) || $(INSTALL) --no-build-isolation --editable '.[torch]'
 	@$(NOTE_TOOLCHAIN)
 	@touch $@
 
@@ -143,21 +149,25 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BI
 $(VENV)/.toolchain: FORCE
 	@$(FIND_TOOLCHAIN) | cmp -s - $@ || touch $@
 
-# The build tools are installed first, so that unchanged files are not compiled again.
 # The packages that take longest to unpack are installed while the first build compiles.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt tests/oracle-packages.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
-	@echo "Installing Everstream and its test tools into $(VENV): minutes the first time ..."
+	@echo "Installing Everstream and its test tools into $(VENV): minutes the first time."
 	@echo "$(TORCH_SIZE)"
+	@echo "  1/4 The build tools"
 	@$(INSTALL) $(BUILD_TOOLS)
+	@echo "  2/4 The native runtime, compiled, and meanwhile torch, transformers and Ray"
 	@$(INSTALL) --no-warn-conflicts $(LARGEST) & $(INSTALL) --no-build-isolation --no-deps --editable .; built=$$?; \
 		wait $$! && exit $$built
+	@echo "  3/4 All other packages"
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@echo "  4/4 Packages that tests compare with"
 	@$(INSTALL) --no-deps --requirement tests/oracle-packages.txt
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(NOTE_TOOLCHAIN)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml constraints.txt $(NATIVE) $(TOOLCHAIN) | $(BIN)/python
+	@echo "Installing Everstream and what its benchmarks compare with into $(VENV): llama.cpp compiles for minutes."
 	@$(INSTALL) --editable '.[bench]'
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(NOTE_TOOLCHAIN)

@@ -17,8 +17,9 @@ MOVED = (
     *("PIP_CACHE_DIR", "npm_config_cache", "NPM_CONFIG_CACHE", "HF_HOME", "HF_HUB_CACHE"),
 )
 
-#: Where users write down which package index they use, and the variables that name such a file.
-INDEX_FILES = {
+#: Settings of tools, such as the package index, stay the user's: variable -> where the file may be.
+SETTINGS = {
+    "GIT_CONFIG_GLOBAL": (".gitconfig",),
     "PIP_CONFIG_FILE": (".config/pip/pip.conf", ".pip/pip.conf"),
     "NPM_CONFIG_USERCONFIG": (".npmrc",),
 }
@@ -29,7 +30,7 @@ class EmptyHome:
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         before = Path(environment.get("HOME", "/"))
-        for variable, names in INDEX_FILES.items():
+        for variable, names in SETTINGS.items():
             files = [file for name in names if (file := before / name).is_file()]
             if files:
                 environment.setdefault(variable, str(files[0]))

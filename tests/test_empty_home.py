@@ -11,7 +11,7 @@ def test_tests_run_in_a_home_of_their_own() -> None:
     assert not os.environ.keys() & set(MOVED)
 
 
-def test_home_is_empty_and_the_package_index_stays(tmp_path: Path) -> None:
+def test_home_is_empty_and_settings_of_tools_stay(tmp_path: Path) -> None:
     (tmp_path / ".npmrc").write_text("registry=x")
     (tmp_path / ".cache").mkdir()
     environment = {"HOME": str(tmp_path), "PIP_CACHE_DIR": "kept", "PATH": "here"}

@@ -97,6 +97,11 @@ class Tree:
         return done.stdout
 
 
+def projects(asked: list[str]) -> list[str]:
+    """What pip was asked to install from the tree, in order."""
+    return [name for line in asked if (name := line.rpartition(" ")[2]).startswith(".")]
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
@@ -105,14 +110,21 @@ def tree(tmp_path: Path) -> Tree:
 def test_with_a_compiler_torch_is_not_installed(tree: Tree) -> None:
     tree.add_compiler()
     asked, said = tree.serve()
-    assert [line.rpartition(" ")[2] for line in asked] == ["."]
+    assert projects(asked) == [".", "."]
     assert "MB to download" in said
     assert "torch" not in said
 
 
+def test_install_says_how_far_it_is_and_keeps_pip_quiet(tree: Tree) -> None:
+    tree.add_compiler()
+    asked, said = tree.serve()
+    assert [line[2:5] for line in said.splitlines()[1:-1]] == ["1/3", "2/3", "3/3"]
+    assert all("--quiet --quiet" in line for line in asked)
+
+
 def test_without_a_compiler_torch_is_installed_with_a_hint(tree: Tree) -> None:
     asked, said = tree.serve()
-    assert [line.rpartition(" ")[2] for line in asked] == [".", ".[torch]"]
+    assert projects(asked) == [".", ".", ".[torch]"]
     assert "Install a C++ compiler and Python's headers" in said
     assert "2.8 GB" in said
 
@@ -121,7 +133,7 @@ def test_a_compiler_that_was_added_is_used(tree: Tree) -> None:
     tree.serve()
     tree.add_compiler()
     asked, said = tree.serve()
-    assert [line.rpartition(" ")[2] for line in asked] == ["."]
+    assert projects(asked) == [".", "."]
     assert "was not built" not in said
 
 
