@@ -44,11 +44,10 @@ class Thinking:
 class Turns:
     """How a model's turns end other than by tokens, and how it thinks.
 
-    Texts of ``ends`` end an answer, those of ``ends_anywhere`` thinking as well.
+    Texts of ``ends`` end an answer and the thinking before it.
     """
 
     ends: tuple[str, ...] = ()
-    ends_anywhere: tuple[str, ...] = ()
     thinking: Thinking | None = None
 
 

@@ -42,7 +42,8 @@ _ID = -1
 class WorldCodec:
     """The tokenizer of ``(id, bytes)`` pairs. Raises `TokenizerError` where they are none.
 
-    ``ends`` may name further ids that end a text, such as that of an empty line.
+    ``ends`` may name further ids that end a text. That of an empty line does not count: many
+    texts have one, and the models end theirs by id 0.
     """
 
     kind = "RWKV vocabulary"
@@ -56,7 +57,7 @@ class WorldCodec:
         # Published configs name "\\n\\n" as an end and mean an id that is not in the file: the ids
         # of padding and all names are passed over.
         others = resolve(Ends(ends.ids), max(PADDED_SIZE, len(self.token_bytes)), int)
-        others = [id for id in others if id in self._by_id]
+        others = [id for id in others if self._by_id.get(id, b"").strip()]
         self.eos_token_ids = (EOS, *dict.fromkeys(others))
         self._trie = _trie(self._by_id)
 

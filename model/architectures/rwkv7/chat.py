@@ -1,10 +1,11 @@
 """The turns of RWKV World and G1: `System:`, `User:` and `Assistant:`, an empty line between them.
 
-From the chat demo and the model cards of https://github.com/BlinkDL/RWKV-LM (RWKV-v7). An empty
-line ends a turn, so that messages are written without any. G1 thinks where the prompt ends in
-`` <think``, and does not where it ends in `` <think>\\n</think``; the marker's ``>`` is left to
-the model, whose tokenizer joins it with what follows. How long it thinks can be asked for behind
-the user's last words. In a history there are no thoughts.
+From the model cards and `RWKV7-G1x-templates.txt` of https://github.com/BlinkDL/RWKV-LM (RWKV-v7).
+An answer may have empty lines: it ends where the next turn begins. The other messages are written
+without any, as in training. G1 thinks where the prompt ends in `` <think``, and does not where it
+ends in `` <think>\\n</think``; the marker's ``>`` is left to the model, whose tokenizer joins it
+with what follows. How long it thinks can be asked for behind the user's last words. In a history
+there are no thoughts, and answers are as the model wrote them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from model.tokenizer import Tokenizer
 NAME = "rwkv-world"
 
 THINKING = Thinking(close="\n</think>\n", efforts=("minimal", "low", "medium", "high"))
-TURNS = Turns(ends=("\n\n",), ends_anywhere=("\nUser:",), thinking=THINKING)
+#: The longer one first takes the empty line out of the answer.
+ENDS = ("\n\nUser:", "\nUser:")
+TURNS = Turns(ENDS, THINKING)
+
+#: Ends of turns in other forms that published templates offer, by what shows that they do.
+OTHER_ENDS = {"✿": "✿", "### User": "\n### User"}
 
 #: What a text begins with is the token that ends one.
 SPECIAL_TOKENS = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
@@ -36,8 +42,14 @@ TEMPLATE = """\
 {%- set last.user = loop.index0 %}
 {%- endif %}
 {%- endfor %}
-{%- macro line(text) %}
-{{- (text | trim).replace('\\r\\n', '\\n').split('\\n') | select | join('\\n') }}
+{%- macro clean(text) %}
+{{- text.replace('\\r\\n', '\\n').split('\\n') | select | join('\\n') | trim }}
+{%- endmacro %}
+{%- macro said(text) %}
+{%- if text.lstrip().startswith('<think') and '</think>' in text %}
+{%- set text = text.split('</think>', 1)[1] %}
+{%- endif %}
+{{- text.lstrip().rstrip('\\n') }}
 {%- endmacro %}
 {{- bos_token }}
 {%- if tools %}
@@ -50,15 +62,11 @@ TEMPLATE = """\
 {%- endif %}
 {%- for message in messages %}
 {%- set text = message.content or '' %}
-{%- if message.role == 'assistant' %}
-{%- set text = text.split('</think>')[-1] %}
-{%- endif %}
+{%- set text = said(text) if message.role == 'assistant' else clean(text) %}
 {{- names.get(message.role, 'User') + ':' }}
-{%- if text | trim %}
-{{- ' ' + line(text) }}
-{%- endif %}
+{{- ' ' + text if text }}
 {%- for call in message.tool_calls or [] %}
-{{- ('\\n' if text | trim or not loop.first else ' ') + '<tool_call>\\n{"name": "' }}
+{{- ('\\n' if text or not loop.first else ' ') + '<tool_call>\\n{"name": "' }}
 {{- call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
 {{- '}\\n</tool_call>' }}
 {%- endfor %}
@@ -86,7 +94,8 @@ def world_chat(tokenizer: Tokenizer, found: ChatTemplate | None) -> ChatTemplate
         return replace(found, source=TEMPLATE, turns=TURNS) if found and is_named else None
     if found is None or is_named:
         return ChatTemplate(TEMPLATE, special_tokens=SPECIAL_TOKENS, turns=TURNS)
+    shown = (end for sign, end in OTHER_ENDS.items() if sign in found.source)
     own = {n: t for n, t in found.special_tokens.items() if t in tokenizer.special_ids}
     thinking = thinking_in(found.source)
-    turns = replace(TURNS, thinking=thinking and replace(thinking, close="\n</think>\n"))
+    turns = Turns((*ENDS, *shown), thinking and replace(thinking, close="\n</think>\n"))
     return replace(found, special_tokens={**SPECIAL_TOKENS, **own}, turns=turns)

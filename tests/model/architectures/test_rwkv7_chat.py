@@ -41,9 +41,20 @@ def test_turns_have_an_empty_line_between_them() -> None:
     assert written(HI, HELLO, prompt=False) == "User: Hi\n\nAssistant: Hello!"
 
 
-def test_message_has_no_empty_line_in_it() -> None:
-    for text in ("a\n\nb", "  a\n\n\nb \n", "a\r\n\r\nb"):
-        assert written({**HI, "content": text}) == "User: a\nb\n\nAssistant:"
+@pytest.mark.parametrize("role", ["User", "System"])
+def test_question_has_no_empty_line_in_it(role: str) -> None:
+    for text in ("a\n\nb", "  a\n\n\nb \n", "a\r\n\r\nb", "\n\na\nb"):
+        message = {"role": role.lower(), "content": text}
+        assert written(message) == f"{role}: a\nb\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    "text", ["One.\n\nTwo.", "```\na\n\n\n  b\r\n```", "Spaces ", "a </think> b", "a\n \n\tb"]
+)
+def test_answer_is_written_as_the_model_wrote_it(text: str) -> None:
+    said = {**HELLO, "content": text}
+    assert written(HI, said, HI) == f"{written(HI)} {text}\n\n{written(HI)}"
+    assert written(HI, {**HELLO, "content": text + "\n"}, HI) == written(HI, said, HI)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +134,14 @@ def test_template_of_the_checkpoint_comes_first_and_its_turns_end_the_same() -> 
     assert chat.special_tokens["bos_token"] == END_OF_TEXT
     assert chat.thinking == Thinking(close="\n</think>\n", can_switch=False)
     assert chat_of(rwkv7(), world(), ChatTemplate("{{ x }}")).thinking is None
+
+
+@pytest.mark.parametrize(
+    ("source", "end"), [("{{ 'User✿' }}", "✿"), ("{{ '### User\n' }}", "\n### User")]
+)
+def test_turns_of_another_form_end_as_the_template_writes_them(source: str, end: str) -> None:
+    chat = chat_of(rwkv7(), world(), ChatTemplate(source))
+    assert chat.turns.ends == (*TURNS.ends, end)
 
 
 def test_other_vocabularies_and_families_have_the_plain_template() -> None:

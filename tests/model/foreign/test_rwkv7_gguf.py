@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf import GGUFWriter
 
-from model.architectures.rwkv7.chat import TEMPLATE
+from model.architectures.rwkv7.chat import ENDS, TEMPLATE
 from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
 from model.config import ConfigError
 from model.tokenizer import TokenizerError
@@ -120,7 +120,7 @@ def test_template_is_that_of_the_file(path: Path, template: str) -> None:
     found = load_checkpoint(write_gguf(path, SHAPE, TENSORS, fill=fill)).chat_template
     assert found.source == (TEMPLATE if template == "rwkv-world" else template)
     assert found.special_tokens == {"bos_token": "<|endoftext|>"}
-    assert found.turns.ends == (("\n\n",) if template == "rwkv-world" else ())
+    assert found.turns.ends == (ENDS if template == "rwkv-world" else ())
 
 
 def drop(name: str) -> Change:

@@ -188,14 +188,14 @@ def test_pairs_that_are_no_vocabulary_are_refused(tokens: list[tuple[int, bytes]
 
 
 def test_folder_with_a_vocabulary_file_has_its_tokenizer(tmp_path: Path) -> None:
-    write(tmp_path, "261 '\\n\\n' 2")
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [0, 261, 65_530]}))
+    write(tmp_path, "261 '\\n\\n' 2\n300 '<end>' 5")
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [0, 261, 300, 65_530]}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "\n\n"}))
     tokenizer = load_folder(tmp_path)
-    assert tokenizer.eos_token_ids == (0, 261)
+    assert tokenizer.eos_token_ids == (0, 300), "an empty line is part of many texts"
     assert tokenizer.token_bytes(261) == b"\n\n"
     (tmp_path / "copy").mkdir()
     save_tokenizer(tmp_path / "copy", tokenizer)
     again = load_folder(tmp_path / "copy")
-    assert (again.digest, again.eos_token_ids) == (tokenizer.digest, (0, 261))
+    assert (again.digest, again.eos_token_ids) == (tokenizer.digest, (0, 300))
     assert again.encode(TEXT) == tokenizer.encode(TEXT)

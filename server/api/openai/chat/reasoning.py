@@ -109,7 +109,7 @@ def turn_of(
         thinking.end,
         prompted,
         lead,
-        () if is_bound(format) or ignore_eos else template.turns.ends_anywhere,
+        () if is_bound(format) or ignore_eos else template.turns.ends,
         reasoning.budget,
         tuple(encode(thinking.close)),
         tuple(encode(thinking.gap)),

@@ -61,8 +61,7 @@ def _stops(
     stops = [given] if isinstance(given, str) else list(given or ())
     may_be_text = isinstance(format, ToolCallsFormat) and isinstance(format.otherwise, TextFormat)
     if not ignore_eos and (may_be_text or not is_bound(format)):
-        turns = service.chat_template.turns
-        stops += [end for end in (*turns.ends, *turns.ends_anywhere) if end not in stops]
+        stops += [end for end in service.chat_template.turns.ends if end not in stops]
     return stops or None
 
 

@@ -192,7 +192,7 @@ async def test_stop_strings_are_for_the_answer() -> None:
 async def test_ends_of_turns_do_not_end_it_where_they_are_ignored() -> None:
     async with thinking_server(reasoning="on") as server:
         found = await answer(server, ignore_eos=True, max_tokens=len(SAID))
-    assert found["choices"][0]["message"]["content"] == "Hello, you!\n\nUser: and"
+    assert found["choices"][0]["message"]["content"] == ANSWER + "\n\nUser: and"
 
 
 async def test_logprobs_are_those_of_the_answer() -> None:
@@ -200,7 +200,7 @@ async def test_logprobs_are_those_of_the_answer() -> None:
         whole = await answer(server, logprobs=True)
         told = chunks(await ask(server, logprobs=True, stream=True))
     tokens = [entry["token"] for entry in whole["choices"][0]["logprobs"]["content"]]
-    assert "".join(tokens) == ANSWER + "\n\n"
+    assert "".join(tokens) == ANSWER + "\n\nUser:"
     streamed = [
         entry["token"]
         for chunk in told
@@ -210,7 +210,7 @@ async def test_logprobs_are_those_of_the_answer() -> None:
 
 
 async def test_each_choice_has_its_own_thinking() -> None:
-    said = ">\n" + "so so so so so\n</think>\n" + ANSWER + "\n\n"
+    said = ">\n" + "so so so so so\n</think>\n" + ANSWER + "\n\nUser:"
     async with thinking_server(said, reasoning="on") as server:
         found = await answer(server, n=2)
     first, second = (choice["message"] for choice in found["choices"])

@@ -137,16 +137,16 @@ async def test_conversation_continues_from_the_state_without_thinking() -> None:
         before = (await server.stats()).prompt_tokens_total
         second = await asked(server, input="more", previous_response_id=first["id"])
         read = (await server.stats()).prompt_tokens_total - before
-    new = "User: more\n\nAssistant:"
+    new = " more\n\nAssistant:"
     assert text_of(first) == "Hello!"
     assert read == len(new)
-    whole = ASKED + " Hello!\n\n" + new
+    whole = ASKED + " Hello!\n\nUser:" + new
     assert second["usage"]["input_tokens"] == 1 + len(whole)
 
 
 @pytest.mark.parametrize(("setting", "after"), [("on", ASKED + " <think"), ("off", ASKED + OFF)])
 async def test_conversation_is_read_again_without_its_thinking(setting: str, after: str) -> None:
-    said = SAID if setting == "on" else ">\n" + ANSWER + "\n\n"
+    said = SAID if setting == "on" else ">\n" + ANSWER + "\n\nUser:"
     async with thinking_server(said, after, reasoning=setting) as server:
         first = await asked(server, **LONG)
         second = await asked(server, input="more", previous_response_id=first["id"])

@@ -17,10 +17,10 @@ WORLD = ChatTemplate(TEMPLATE, special_tokens={"bos_token": "<|endoftext|>"}, tu
 ASKED = "User: hi\n\nAssistant:"
 ON, OFF = " <think", " <think>\n</think"
 
-SAID = ">\nLet me see.\n</think>\nHello, you!\n\nUser: and"
-THOUGHT, ANSWER = "Let me see.", "Hello, you!"
+SAID = ">\nLet me see.\n</think>\nHello, you!\n\n- one\n\n- two\n\nUser: and"
+THOUGHT, ANSWER = "Let me see.", "Hello, you!\n\n- one\n\n- two"
 #: What the model has written when it ends: a token for each letter.
-NUM_SAID = len(SAID.removesuffix("User: and"))
+NUM_SAID = len(SAID.removesuffix(" and"))
 NUM_THOUGHT = len(">\nLet me see.\n</think>")
 
 
