@@ -44,8 +44,9 @@ class ServerConfig(BaseModel):
 
     At most one of ``max_sessions`` and ``state_memory`` (bytes) is set: they are two
     ways to fix the size of the state pool. ``threads`` None leaves the number to
-    the backend. ``reasoning`` is "on", "off" or a number of tokens, for chats with models that
-    think; None leaves it to their templates. ``max_waiting`` bounds the requests
+    the backend. ``reasoning`` is "on", "off", "template" (whatever that does by itself) or a number
+    of tokens, for chats with models that think; None is the family's default, or else the
+    template's. ``max_waiting`` bounds the requests
     that are admitted and not yet running, ``max_queued_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in,
     ``allowed_hosts`` the names that a server without keys answers to.
@@ -209,8 +210,8 @@ class ServerConfig(BaseModel):
         if value is None:
             return None
         text = str(value)  # a file may have a number
-        if not re.fullmatch(r"on|off|[1-9]\d{0,8}", text, re.ASCII):
-            raise ValueError("must be on, off, or the most tokens that a model may think")
+        if not re.fullmatch(r"on|off|template|[1-9]\d{0,8}", text, re.ASCII):
+            raise ValueError("must be on, off, template, or the most tokens that a model may think")
         return text
 
     @field_validator("replicas")

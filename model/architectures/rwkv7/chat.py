@@ -21,10 +21,12 @@ from model.tokenizer import Tokenizer
 #: What GGUF files have in the place of a template.
 NAME = "rwkv-world"
 
-THINKING = Thinking(close="\n</think>\n", efforts=("minimal", "low", "medium", "high"))
+#: A model thinks where it is asked to, whatever the format of its file and its template.
+USUAL = Thinking(close="\n</think>\n", default=False)
+THINKING = replace(USUAL, efforts=("minimal", "low", "medium", "high"))
 #: The longer one first takes the empty line out of the answer.
 ENDS = ("\n\nUser:", "\nUser:")
-TURNS = Turns(ENDS, THINKING)
+TURNS = Turns(ENDS, THINKING, space=" ")
 
 #: Ends of turns in other forms that published templates offer, by what shows that they do.
 OTHER_ENDS = {"✿": "✿", "### User": "\n### User"}
@@ -77,7 +79,7 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- 'Assistant:' }}
-{%- if enable_thinking is defined %}
+{%- if enable_thinking is defined and enable_thinking is not none %}
 {{- ' <think' if enable_thinking else ' <think>\\n</think' }}
 {%- endif %}
 {%- endif %}
@@ -96,6 +98,7 @@ def world_chat(tokenizer: Tokenizer, found: ChatTemplate | None) -> ChatTemplate
         return ChatTemplate(TEMPLATE, special_tokens=SPECIAL_TOKENS, turns=TURNS)
     shown = (end for sign, end in OTHER_ENDS.items() if sign in found.source)
     own = {n: t for n, t in found.special_tokens.items() if t in tokenizer.special_ids}
-    thinking = thinking_in(found.source)
-    turns = Turns((*ENDS, *shown), thinking and replace(thinking, close="\n</think>\n"))
+    if (thinking := thinking_in(found.source)) is not None:
+        thinking = replace(USUAL, switches=thinking.switches, efforts=thinking.efforts)
+    turns = Turns((*ENDS, *shown), thinking, TURNS.space)
     return replace(found, special_tokens={**SPECIAL_TOKENS, **own}, turns=turns)

@@ -10,7 +10,7 @@ from model.architectures.rwkv7.chat import NAME, TEMPLATE, TURNS, world_chat
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.chat import chat_of
 from model.chat_template import PLAIN, ChatTemplate
-from model.chat_turns import Thinking
+from model.chat_turns import SWITCHES, Switch, Thinking
 from model.config import ModelConfig
 from model.tokenization.world import WorldCodec
 from model.tokenizer import END_OF_TEXT, Tokenizer
@@ -108,6 +108,9 @@ def test_prompt_shows_which_markers_it_ends_with() -> None:
     for text, found in (
         ("Assistant: <think", ("open", ">")),
         ("Assistant: <think>\n</think", ("closed", ">")),
+        ("Assistant: <think></think", ("closed", ">")),
+        ("Assistant: <think></think>\n", ("closed", "")),
+        ("Bot✿<think>", ("open", "")),
         ("<|im_start|>assistant\n<think>\n", ("open", "")),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ("closed", "")),
         ("Assistant:", ("", "")),
@@ -132,7 +135,7 @@ def test_template_of_the_checkpoint_comes_first_and_its_turns_end_the_same() -> 
     assert chat.source == own.source
     assert chat.turns.ends == TURNS.ends
     assert chat.special_tokens["bos_token"] == END_OF_TEXT
-    assert chat.thinking == Thinking(close="\n</think>\n", can_switch=False)
+    assert chat.thinking == Thinking(close="\n</think>\n", switches=(), default=False)
     assert chat_of(rwkv7(), world(), ChatTemplate("{{ x }}")).thinking is None
 
 
@@ -150,17 +153,31 @@ def test_other_vocabularies_and_families_have_the_plain_template() -> None:
     assert chat_of(ModelConfig(vocab_size=300), tiny_tokenizer(), None).source == PLAIN
 
 
+ENABLE, THINK, RWKV = SWITCHES
+
+
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "switches"),
     [
-        ("{{ x }}", None),
-        ("<think>\n</think>", Thinking(can_switch=False)),
-        ("{% if enable_thinking %}</think>", Thinking()),
-        (
-            "{{ enable_thinking }}{{ reasoning_effort }}</think>",
-            Thinking(efforts=("low", "medium", "high")),
-        ),
+        ("", ()),
+        ("{% if enable_thinking %}", (ENABLE,)),
+        ("enable_thinking", ()),
+        ("{{ 'thinking' }}", ()),
+        ("{% if message.thinking or message['thinking'] %}", ()),
+        ("{% set thinking = message.reasoning_content %}{{ thinking }}", ()),
+        ("{%- set thinking = thinking | default(false) %}", (THINK,)),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", (THINK,)),
+        ("{{ enable_thinking_now }}{% if rwkv_generation_prompt == 'open_think' %}", (RWKV,)),
+        ("{{ enable_thinking or thinking }}", (ENABLE, THINK)),
+        ("{{ thinking", ()),
     ],
 )
-def test_template_shows_how_a_model_thinks(source: str, found: Thinking | None) -> None:
-    assert ChatTemplate(source).thinking == found
+def test_template_shows_what_turns_thinking_on(source: str, switches: tuple[Switch, ...]) -> None:
+    for end in ("</think>", "</think"):
+        assert ChatTemplate(source + end).thinking == Thinking(switches=switches)
+
+
+def test_template_shows_whether_a_model_thinks_and_its_levels() -> None:
+    assert ChatTemplate("{{ enable_thinking }}").thinking is None
+    levels = ChatTemplate("{{ enable_thinking }}{{ reasoning_effort }}</think>").thinking
+    assert levels == Thinking(efforts=("low", "medium", "high"))

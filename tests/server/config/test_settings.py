@@ -50,8 +50,9 @@ def test_variables_are_read_as_their_fields_are() -> None:
         ServerConfig.load({"EVERSTREAM_PORT": ""})
 
 
-def test_reasoning_is_on_off_or_a_number_of_tokens() -> None:
-    for given, found in (("on", "on"), ("off", "off"), ("500", "500"), (500, "500"), (None, None)):
+def test_reasoning_is_a_word_or_a_number_of_tokens() -> None:
+    for given in ("on", "off", "template", "500", 500, None):
+        found = None if given is None else str(given)
         assert ServerConfig.load({}, reasoning=given).reasoning == found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from model.chat_turns import Thinking
+from model.chat_turns import SWITCHES, Thinking
 from server.api.openai.chat.tools import ToolCallsFormat
 from server.api.schemas.formats import ResponseFormat, TextFormat
 from server.engine.types import Request, Turn
@@ -18,8 +18,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 #: What a model without levels understands.
 USUAL: Effort = "medium"
 
-#: The template's variables.
-SWITCH, LEVEL = "enable_thinking", "reasoning_effort"
+#: The template's variable.
+LEVEL = "reasoning_effort"
 
 Format = ResponseFormat | ToolCallsFormat | None
 
@@ -49,12 +49,14 @@ def reasoning_of(
         if effort not in (None, "none"):
             raise invalid(param, "is not supported: the model does not reason apart")
         return ReasoningOptions(effort=effort)
-    is_on = _asked(effort, param, given or {})
-    if is_on is None and service.reasoning is not None:
-        is_on = service.reasoning != "off"
+    given = given or {}
+    is_on = _asked(effort, param, given)
+    if is_on is None:
+        is_on = _usual(service, thinking)
     variables: dict[str, Any] = {}
-    if is_on is not None and thinking.can_switch:
-        variables[SWITCH] = is_on
+    if is_on is not None:
+        switches = (switch for switch in thinking.switches if switch.name not in given)
+        variables = {switch.name: switch.on if is_on else switch.off for switch in switches}
     if effort is not None and effort != "none":
         variables |= _level(thinking, effort, param)
     return ReasoningOptions(variables, _budget(service, thinking, is_on), effort)
@@ -62,14 +64,31 @@ def reasoning_of(
 
 def _asked(effort: Effort | None, param: str, given: Mapping[str, Any]) -> bool | None:
     """Whether a request wants thinking; None where it does not say."""
-    switch = given.get(SWITCH)
-    if switch is not None and not isinstance(switch, bool):
-        raise invalid("chat_template_kwargs", f"{SWITCH} must be true or false")
-    if effort is None:
-        return switch
-    if switch is not None and switch != (effort != "none"):
-        raise invalid("chat_template_kwargs", f"{SWITCH} contradicts {param}")
-    return effort != "none"
+    is_on = None if effort is None else effort != "none"
+    for switch in SWITCHES:
+        value = given.get(switch.name)
+        if value is None:
+            continue
+        if type(value) is not type(switch.on) or value not in (switch.on, switch.off):
+            if isinstance(value, str) and isinstance(switch.on, str):
+                continue  # one more form of a prompt, which the template knows
+            raise invalid("chat_template_kwargs", f"{switch.name} must be true or false")
+        if is_on not in (None, value == switch.on):
+            other = "another variable" if effort is None else param
+            raise invalid("chat_template_kwargs", f"{switch.name} contradicts {other}")
+        is_on = value == switch.on
+    return is_on
+
+
+def _usual(service: Service, thinking: Thinking) -> bool | None:
+    """Whether a request that does not say has thinking; None leaves it to the template."""
+    match service.reasoning:
+        case None:
+            return thinking.default
+        case "template":
+            return None
+        case setting:
+            return setting != "off"
 
 
 def _level(thinking: Thinking, effort: Effort, param: str) -> dict[str, Any]:
@@ -85,8 +104,9 @@ def _level(thinking: Thinking, effort: Effort, param: str) -> dict[str, Any]:
 def _budget(service: Service, thinking: Thinking, is_on: bool | None) -> int | None:
     """The server's bound; a template that always thinks has its thinking closed at once."""
     if is_on is False:
-        return None if thinking.can_switch else 0
-    return None if service.reasoning in (None, "on", "off") else int(service.reasoning)
+        return None if thinking.switches else 0
+    setting = service.reasoning or ""
+    return int(setting) if setting.isdecimal() else None
 
 
 def turn_of(
@@ -94,16 +114,18 @@ def turn_of(
 ) -> tuple[Turn | None, list[int]]:
     """How the engine reads the answer to a prompt that ends with ``prompt_end``; tokens to add.
 
-    These end a marker that the prompt has begun, where a grammar leaves no room for it.
+    These are what the model writes before its answer, where a grammar leaves no room for it: the
+    end of a marker that the prompt has begun, and white space.
     """
     template, encode = service.chat_template, service.tokenizer.encode_continuation
     thinking = template.thinking
-    if thinking is None:
-        return None, []
+    prompted, lead = (thinking or Thinking()).prompted("" if thinking is None else prompt_end)
     added: list[int] = []
-    prompted, lead = thinking.prompted(prompt_end)
-    if is_bound(format) and prompted == "closed" and lead:
-        added, lead = encode(lead + thinking.gap), ""
+    if is_bound(format) and prompted != "open" and prompt_end[-1:].strip():
+        gap = thinking.gap if thinking is not None and prompted else template.turns.space
+        added, lead = encode(lead + gap), ""
+    if thinking is None:
+        return None, added
     turn = Turn(
         thinking.begin,
         thinking.end,

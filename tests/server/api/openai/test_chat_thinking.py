@@ -80,11 +80,12 @@ async def test_stream_has_deltas_of_the_thinking_before_those_of_the_answer() ->
     assert len(parts) == NUM_SAID + 2  # each token is seen
 
 
-@pytest.mark.parametrize("setting", [None, "off"])
+@pytest.mark.parametrize("setting", [None, "off", "template"])
 async def test_model_that_is_not_to_think_answers_at_once(setting: str | None) -> None:
-    """Without the setting the plain turns of its checkpoint, else with the thinking skipped."""
-    said = " Hello!\n\nUser:" if setting is None else ">\n\nHello!\n\nUser:"
-    after = ASKED + ("" if setting is None else OFF)
+    """With the thinking skipped, or in the plain turns of its checkpoint."""
+    is_plain = setting == "template"
+    said = " Hello!\n\nUser:" if is_plain else ">\n\nHello!\n\nUser:"
+    after = ASKED + ("" if is_plain else OFF)
     async with thinking_server(said, after, reasoning=setting) as server:
         found = await answer(server)
     assert found["choices"][0]["message"]["content"] == "Hello!"
@@ -94,7 +95,7 @@ async def test_model_that_is_not_to_think_answers_at_once(setting: str | None) -
 
 async def test_model_may_open_the_thinking() -> None:
     said = " <think" + SAID
-    async with thinking_server(said, ASKED) as server:
+    async with thinking_server(said, ASKED, reasoning="template") as server:
         message = (await answer(server))["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (THOUGHT, ANSWER)
 
@@ -247,14 +248,17 @@ FORMAT = {
     [
         ("medium", "User: hi (think)\n\nAssistant:" + ON, '>\nLet me see.\n</think>\n{"a":true}'),
         ("none", ASKED + OFF + ">\n", '{"a":true}'),
-        (None, ASKED, '{"a":true}'),
+        (None, ASKED + OFF + ">\n", '{"a":true}'),
+        ("plain", ASKED + " ", '{"a":true}'),
     ],
 )
 async def test_format_is_that_of_the_answer_alone(
     constraints: FormatCompiler, effort: str | None, after: str, said: str
 ) -> None:
-    async with thinking_server(said, after, constraints=constraints) as server:
-        found = await answer(server, response_format=FORMAT, reasoning_effort=effort)
+    given = {} if effort == "plain" else {"reasoning_effort": effort}
+    setting = "template" if effort == "plain" else None
+    async with thinking_server(said, after, constraints=constraints, reasoning=setting) as server:
+        found = await answer(server, response_format=FORMAT, **given)
     (choice,) = found["choices"]
     assert choice["finish_reason"] == "stop"
     assert choice["message"].get("reasoning_content") == (THOUGHT if effort == "medium" else None)

@@ -132,7 +132,7 @@ async def test_what_is_not_supported_is_refused(reasoning: dict[str, Any], param
 
 async def test_conversation_continues_from_the_state_without_thinking() -> None:
     said = " Hello!\n\nUser: what"
-    async with thinking_server(said, ASKED) as server:
+    async with thinking_server(said, ASKED, reasoning="template") as server:
         first = await asked(server, **LONG)
         before = (await server.stats()).prompt_tokens_total
         second = await asked(server, input="more", previous_response_id=first["id"])

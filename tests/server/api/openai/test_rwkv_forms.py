@@ -1,0 +1,103 @@
+"""The chat of RWKV-7 over HTTP, with the templates of its published files and with ours."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from model.architectures.rwkv7.chat import NAME, world_chat
+from model.chat_template import ChatTemplate
+from model.tokenization import world
+from model.tokenizer import Tokenizer
+from tests.server.api.openai.rwkv_templates import PUBLISHED
+from tests.server.api.openai.test_chat_thinking import HI, answer, ask
+from tests.server.api.openai.thinking import thinking_server
+from tests.server.harness import Running
+
+pytestmark = pytest.mark.process
+
+#: What each template's prompt of a question ends with, with thinking and without.
+ENDS = {
+    "ours": ("Assistant: <think", "Assistant: <think>\n</think"),
+    "official": ("Assistant: <think", "Assistant: <think></think>\n"),
+    "switched": ("Bot✿<think", "Bot✿<think></think"),
+    "converted": ("Assistant: <think>", "Assistant: <think>\n</think>"),
+}
+
+
+class WorldNames:
+    """What `world_chat` asks of a tokenizer with the World vocabulary."""
+
+    file_name = world.FILE
+    special_ids = {"<|endoftext|>": 0}  # noqa: RUF012 - never written to
+
+
+def chat_of(name: str) -> ChatTemplate:
+    found = ChatTemplate(PUBLISHED.get(name, NAME))
+    chat = world_chat(cast(Tokenizer, WorldNames()), found)
+    assert chat is not None
+    return chat
+
+
+async def prompt_of(server: Running, **body: Any) -> str:
+    """What the model reads of a question."""
+    told = await server.http.post("/tokenize", json={"messages": HI, **body})
+    assert told.status_code == 200, told.text
+    text = await server.http.post("/detokenize", json={"tokens": told.json()["tokens"]})
+    return str(text.json()["prompt"])
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_thinking_is_off_unless_it_is_asked_for(name: str) -> None:
+    on, off = ENDS[name]
+    async with thinking_server(chat_template=chat_of(name)) as server:
+        for given, end in (
+            ({}, off),
+            ({"enable_thinking": True}, on),
+            ({"enable_thinking": False}, off),
+            ({"thinking": True}, on),
+            ({"rwkv_generation_prompt": "open_think"}, on),
+            ({"rwkv_generation_prompt": "fake_think"}, off),
+        ):
+            prompt = await prompt_of(server, chat_template_kwargs=given)
+            assert prompt.endswith(end), (given, prompt)
+        num_off = (await answer(server, max_tokens=1))["usage"]["prompt_tokens"]
+        for effort, more in (("none", 0), ("medium", len(on.encode()) - len(off.encode()))):
+            found = await answer(server, reasoning_effort=effort, max_tokens=1)
+            words = len(" (think)") if name == "ours" and effort == "medium" else 0
+            assert found["usage"]["prompt_tokens"] == num_off + more + words
+        refused = await ask(
+            server, chat_template_kwargs={"thinking": True, "enable_thinking": False}
+        )
+        assert "contradicts" in refused.json()["error"]["message"]
+    async with thinking_server(chat_template=chat_of(name), reasoning="on") as server:
+        assert (await prompt_of(server)).endswith(on)
+
+
+async def test_server_can_leave_thinking_to_the_template() -> None:
+    for name, end in (("ours", "\n\nAssistant:"), ("converted", " <think>")):
+        async with thinking_server(chat_template=chat_of(name), reasoning="template") as server:
+            assert (await prompt_of(server)).endswith(end)
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_answer_is_whole_and_apart_from_the_thinking(name: str, thinks: bool) -> None:
+    kwargs = {"enable_thinking": thinks}
+    async with thinking_server(chat_template=chat_of(name)) as server:
+        prompt = await prompt_of(server, chat_template_kwargs=kwargs)
+    lead = "" if prompt.rstrip().endswith(">") else ">"
+    thought = "\nIt is a list.\n</think>" if thinks else ""
+    whole = "Here:\n\n- one\n\n```\na\n\nb\n```"
+    end = "✿User" if name == "switched" else "\n\nUser: so"
+    after = "x" * (len(prompt.removeprefix("<|endoftext|>").encode()) - 1)
+    if prompt.startswith("<|endoftext|>"):
+        after += "x"
+    async with thinking_server(
+        lead + thought + "\n" + whole + end, after, chat_template=chat_of(name)
+    ) as server:
+        (choice,) = (await answer(server, chat_template_kwargs=kwargs))["choices"]
+    assert choice["message"]["content"] == whole
+    assert choice["message"].get("reasoning_content") == ("It is a list." if thinks else None)
+    assert choice["finish_reason"] == "stop"
