@@ -30,7 +30,7 @@ from server.api.openai.chat import routes as chat
 from server.api.openai.completions import routes as completions
 from server.api.openai.responses import routes as responses
 from server.api.openai.responses.socket import ResponsesCodec
-from server.api.routes import admin, admin_models, admin_states, pages
+from server.api.routes import admin, admin_models, admin_states, durable_streams, pages
 from server.api.routes import health as http
 from server.api.routes import models as model_routes
 from server.api.routes import sessions as session_routes
@@ -58,6 +58,7 @@ ROUTERS = (
     score.router,
     tokens.router,
     session_routes.router,
+    durable_streams.router,
     admin.router,
     admin_models.router,
     admin_states.router,

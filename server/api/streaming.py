@@ -92,13 +92,16 @@ class DirectWriter:
 
 
 async def send_stream(
-    send: Send, pieces: AsyncGenerator[bytes, None], error: Callable[[RequestError], bytes]
+    send: Send,
+    pieces: AsyncGenerator[bytes, None],
+    error: Callable[[RequestError], bytes],
+    headers: Sequence[tuple[bytes, bytes]] = HEADERS,
 ) -> None:
     """Sends ``pieces`` as fast as the client reads them, those that are not empty.
 
     ``error`` writes what ends the stream where they raise a `RequestError`.
     """
-    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    await send({"type": "http.response.start", "status": 200, "headers": [*headers]})
     try:
         async with aclosing(pieces):
             async for piece in pieces:

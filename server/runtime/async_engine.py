@@ -26,6 +26,7 @@ from server.runtime.command_queue import CommandQueue
 from server.runtime.commands import Call, Command, evict
 from server.runtime.delivery_queue import DeliveryQueue
 from server.runtime.engine_thread import EngineThread
+from server.runtime.followers import Followers
 from server.runtime.request_registry import RequestRegistry, Sink
 from server.runtime.store_queue import StoreQueue
 from server.runtime.store_thread import StoreThread
@@ -53,7 +54,7 @@ class AsyncEngine:
 
     Call `start` before and `stop` after use. ``died`` is set when the engine's or
     the store's thread ended by an error; it never recovers. ``requests`` are those that
-    have a reader.
+    have a reader; ``followers`` read the logs of sessions and are no one's readers.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class AsyncEngine:
         self._store_thread = StoreThread(store, clock, *queues)
         self._thread = EngineThread(engine, clock, *queues)
         self.requests = RequestRegistry(metrics, clock, self._command_queue, tracer)
+        self.followers = Followers()
         self._calls: set[asyncio.Future[Any]] = set()
         #: Why new work is refused, where it is.
         self._refusal: Callable[[], RequestError] | None = None
@@ -203,6 +205,7 @@ class AsyncEngine:
     def begin_drain(self) -> None:
         """Refuses new work from here on; what runs continues."""
         self._refusal = Draining
+        self.followers.end()
 
     def begin_retirement(self, refusal: Callable[[], RequestError]) -> None:
         """Refuses new work on sessions: see `check_retirement`.
@@ -211,6 +214,7 @@ class AsyncEngine:
         async engine by now are still taken.
         """
         self._retirement = refusal
+        self.followers.end()
 
     def check_retirement(self) -> None:
         """Raises the error that refuses new work on sessions, if there is one."""
@@ -273,6 +277,7 @@ class AsyncEngine:
                 else:
                     command.future.set_result(command.result)
             self.requests.sort(step.events, step.done_s, batches)
+            self.followers.note(step.records)
             for owner, num_tokens in step.usage.items():
                 if (tenant := self.tenants.get(owner)) is not None:
                     tenant.spend(num_tokens)

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from server.sessions.resume import PAGE_EVENTS, Page
-from server.store.base import Loaded, Store
+from server.store.base import Loaded, Numbered, Store
 from server.store.errors import HistoryGone, OwnedElsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Some entries of a log with their numbers, from ``start`` on; its next one gets ``end``."""
+
+    start: int
+    entries: Numbered
+    end: int
+
+
+def read_log(store: Store, session: str, owner: str, place: int | None) -> LogPage:
+    """The entries of a session's log from number ``place`` on; None is the oldest that is kept.
+
+    Raises `SessionNotFound`, `SessionBroken` or `HistoryGone`.
+    """
+    end = store.log_end(session, owner)
+    if place is not None and place > end:
+        return LogPage(place, [], end)
+    entries = store.entries(session, owner, place or 0, PAGE_EVENTS)
+    start = entries[0][0] if entries else end
+    if place not in (None, start):
+        raise HistoryGone("the stream begins later: older messages are no longer kept", "offset")
+    return LogPage(start, entries, max(end, start + len(entries)))
 
 
 def read_page(store: Store, session: str, owner: str, after_seq: int) -> Page:

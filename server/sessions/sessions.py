@@ -24,7 +24,7 @@ from server.sessions.loader import Elsewhere, SessionLoader
 from server.sessions.named_states import NamedStates, StateNotFound
 from server.sessions.ownership import AttachedElsewhere, Handover, Ownership
 from server.sessions.prefix_tier import PrefixTier
-from server.sessions.questions import read_page
+from server.sessions.questions import LogPage, read_log, read_page
 from server.sessions.quota import within_quota
 from server.sessions.resume import PAGE_EVENTS, Cursor, Resumed, renamed, resumed, resumed_elsewhere
 from server.store.base import Listed, Numbered
@@ -255,6 +255,17 @@ class Sessions:
         return await self._async_engine.ask_store(
             lambda store: store.entries(session, owner, place, PAGE_EVENTS)
         )
+
+    async def log(self, session: str, owner: str, place: int | None) -> LogPage:
+        """See `read_log`: the session stays where it is, and with its reader."""
+        return await self._async_engine.ask_store(
+            lambda store: read_log(store, session, owner, place)
+        )
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether other replicas may add to the logs of the sessions."""
+        return self._ownership is not None
 
     # Other replicas
 

@@ -122,6 +122,9 @@ class Store(Protocol):
         Raises `SessionNotFound` or `SessionBroken`.
         """
 
+    def log_end(self, session: str, owner: str) -> int:
+        """The number that the next entry of the log gets. Raises as `entries` does."""
+
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """The request that came under ``key``, also where its session is gone by now."""
 

@@ -79,6 +79,12 @@ def entries(
     return page
 
 
+def log_end(head: Head, rest: Iterable[Entry] = NOTHING) -> int:
+    """See `server.store.base.Store.log_end`; ``rest`` as for `events`."""
+    check(head)
+    return head.num_entries + sum(1 for _ in rest)
+
+
 def _begins(page: Numbered, place: int, head: Head) -> bool:
     """Whether nothing is missing before ``page`` but what is no longer kept."""
     if page and page[0][0] == place:

@@ -56,6 +56,11 @@ class TableStore(ABC):
             head = self._find(connection, session, owner)
             return reading.entries(connection, head, place, max_entries)
 
+    def log_end(self, session: str, owner: str) -> int:
+        """See `server.store.base.Store.log_end`."""
+        with self._connected() as connection:
+            return reading.log_end(self._find(connection, session, owner))
+
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
         with self._connected() as connection:

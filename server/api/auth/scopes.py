@@ -43,6 +43,7 @@ ROUTES: Mapping[str, frozenset[Scope]] = {
     "/v1/sessions/{session}/export": frozenset({"sessions"}),
     "/v1/sessions/{session}/fork": frozenset({"sessions"}),
     "/v1/sessions/{session}/rewind": frozenset({"sessions"}),
+    "/v1/sessions/{session}/stream": frozenset({"sessions"}),
     "/v1/sessions/{session}/text": frozenset({"sessions"}),
     "/v1/models": frozenset({"read"}),
     "/v1/models/{model}": frozenset({"read"}),

@@ -17,7 +17,10 @@ from server.api.errors import ForeignOrigin, MethodNotAllowed
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 #: Ours that a page may read, apart from those that every page may.
-EXPOSED = ("Allow", "Retry-After", "WWW-Authenticate", "X-Request-Id")
+EXPOSED = (
+    *("Allow", "Retry-After", "WWW-Authenticate", "X-Request-Id"),
+    *("ETag", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor"),
+)
 MAX_AGE_S = 600
 MAX_HEADERS_CHARS = 4096
 

@@ -128,8 +128,12 @@ class Reply:
 
 
 def _as_get(scope: Scope) -> Scope:
-    """HEAD wherever GET is: the routes answer a GET, and write no body directly."""
-    if scope["method"] != "HEAD":
+    """HEAD wherever GET is: the routes answer a GET, and write no body directly.
+
+    For one to which it makes a difference, ``is_head`` is in the state.
+    """
+    scope["state"]["is_head"] = scope["method"] == "HEAD"
+    if not scope["state"]["is_head"]:
         return scope
     extensions = {n: v for n, v in scope.get("extensions", {}).items() if n != DIRECT_WRITE}
     return {**scope, "method": "GET", "extensions": extensions}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -60,3 +60,19 @@ class EventsQuery(Query):
     starting_after: Seq | SkipJsonSchema[None] = None
     epoch: Epoch | SkipJsonSchema[None] = None
     take_over: Flag = False
+
+
+class StreamQuery(Query):
+    """`GET /v1/sessions/{id}/stream`: the parameters of the Durable Streams protocol, and two more.
+
+    The protocol wants those that are unknown to be ignored. With ``turn``, an offset, there is
+    only what the session generates next from there on.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    offset: Label | SkipJsonSchema[None] = None
+    live: Literal["long-poll", "sse"] | SkipJsonSchema[None] = None
+    cursor: Seq | SkipJsonSchema[None] = None
+    format: Literal["events", "text", "ai-sdk", "ag-ui"] = "events"
+    turn: Label | SkipJsonSchema[None] = None

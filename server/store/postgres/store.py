@@ -133,6 +133,12 @@ class PostgresStore:
         with self._seen(session, owner) as (connection, head, rest):
             return reading.entries(connection, head, place, max_entries, rest)
 
+    @twice
+    def log_end(self, session: str, owner: str) -> int:
+        """See `server.store.base.Store.log_end`; also of a session of another replica."""
+        with self._seen(session, owner) as (_, head, rest):
+            return reading.log_end(head, rest)
+
     def find_key(self, owner: str, key: str) -> Keyed | None:
         """See `server.store.base.Store.find_key`."""
         return self._ask(lambda connection: connection.tables.find_key(owner, key))
