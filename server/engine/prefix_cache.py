@@ -52,17 +52,23 @@ class Evicted(NamedTuple):
     kept: bool = False
 
 
-def boundaries(num_tokens: int, grid: tuple[int, ...], start: int = 0) -> tuple[int, ...]:
+def boundaries(
+    num_tokens: int, grid: tuple[int, ...], start: int = 0, asked: Sequence[int] = ()
+) -> tuple[int, ...]:
     """After how many tokens of a prompt to keep its state, ascending, all ``num_tokens`` excluded.
 
-    Its last token but one, for the prompt that comes again, and powers of two, for
-    others that begin like it. The prompt begins at position ``start`` of the session. With a
-    ``grid`` each position is lowered to a multiple of its largest size:
-    `server.engine.scheduler` says why other positions give other bits.
+    Powers of two, for others that begin like it, those that are ``asked`` for, and its last
+    token but one, for the prompt that comes again, unless one of the others is near enough. The
+    prompt begins at position ``start`` of the session. With a ``grid`` each position is lowered
+    to a multiple of its largest size: `server.engine.scheduler` says why other positions give
+    other bits.
     """
     size = grid[0] if grid else 1
     powers = takewhile(lambda power: power < num_tokens, (FIRST_POWER << n for n in range(64)))
-    found = {count - (start + count) % size for count in (*powers, num_tokens - 1)}
+    last = num_tokens - 1
+    is_near = any(last - MIN_TOKENS < count <= last for count in asked)
+    wanted = [*powers, *(count for count in asked if count <= last), *([] if is_near else [last])]
+    found = {count - (start + count) % size for count in wanted}
     return tuple(sorted(count for count in found if count >= MIN_TOKENS))
 
 
@@ -160,15 +166,30 @@ class PrefixCache:
         return Hit(entry.num_tokens, entry.block)
 
     def insert(
-        self, owner: str, tokens: Sequence[int], block: StateBlock, origin: str = ""
+        self,
+        owner: str,
+        tokens: Sequence[int],
+        block: StateBlock,
+        origin: str = "",
+        continues: int = 0,
     ) -> None:
-        """Keeps ``block``, the state after ``origin`` and all of ``tokens``, unless it is here."""
+        """Keeps ``block``, the state after ``origin`` and all of ``tokens``, unless it is here.
+
+        It takes the place of the entry of ``continues`` tokens that it was computed from, where
+        no other prompt has used that one: the earlier turn of a conversation.
+        """
         assert tokens
-        (key,) = keys(owner, tokens, (len(tokens),), origin)
-        if owner in self._owners and key in self._owners[owner].entries:
+        lengths = (*((continues,) if continues else ()), len(tokens))
+        *earlier, key = keys(owner, tokens, lengths, origin)
+        entries = self._owners[owner].entries if owner in self._owners else {}
+        if key in entries:
             return
         if self.num_entries == self._max_entries:
-            self._evict()
+            superseded = entries.get(earlier[0]) if earlier else None
+            if superseded is not None and superseded.num_uses <= 2:
+                self._supersede(superseded)
+            else:
+                self._evict()
         priority = self._clock + len(tokens)
         entry = _Entry(owner, key, len(tokens), block, priority, self._next_age())
         self._owners.setdefault(owner, _Owned()).add(entry)
@@ -206,6 +227,15 @@ class PrefixCache:
             heapq.heapreplace(self._queue, (entry.priority, entry.age, entry))
         heapq.heappop(self._queue)
         self._clock = priority
+        self._take_out(entry)
+
+    def _supersede(self, entry: _Entry) -> None:
+        """Takes out an entry that is not the one of the least priority."""
+        self._queue = [item for item in self._queue if item[2] is not entry]
+        heapq.heapify(self._queue)
+        self._take_out(entry)
+
+    def _take_out(self, entry: _Entry) -> None:
         owned = self._owners[entry.owner]
         owned.remove(entry)
         if not owned.entries:

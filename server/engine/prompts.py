@@ -34,7 +34,9 @@ class Prompts:
         live.prompt_at = start = session.position
         prompt = (*session.next(session.length - start), *prompt)
         if self._prefixes is not None:
-            found = boundaries(len(prompt), self._grid, start)
+            before = len(prompt) - len(live.request.tokens)
+            asked = [before + count for count in live.request.cache_at]
+            found = boundaries(len(prompt), self._grid, start, asked)
             live.cached_at = tuple(start + count for count in found)
         copied_at = (start + len(prompt) - 1,) if live.request.num_choices > 1 else ()
         places = {*live.cached_at, *copied_at}
@@ -65,7 +67,9 @@ class Prompts:
             assert state is not None and self._prefixes is not None
             if self._sessions.is_finite(state):
                 read = live.prompt[: place - live.prompt_at]
-                self._prefixes.insert(live.owner, read, state, session.origin_digest)
+                continues = live.num_cached if place == live.cached_at[-1] else 0
+                origin = session.origin_digest
+                self._prefixes.insert(live.owner, read, state, origin, continues)
         self._drop_read_prompt(live)
 
     def _drop_read_prompt(self, live: Live) -> None:

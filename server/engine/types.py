@@ -102,6 +102,8 @@ class Request:
     for as long as the session is. One that is ``unattended`` does not park where
     it has no reader, and its session may be discarded where there is no store to take it.
     A new session begins with the named state ``state``; `Engine.submit` gets that state itself.
+    Later prompts will begin with ``cache_at`` of the ``tokens``: the prefix cache keeps the states
+    there.
     """
 
     request_id: str
@@ -120,6 +122,7 @@ class Request:
     note: str | None = None
     unattended: bool = False
     state: str | None = None
+    cache_at: tuple[int, ...] = ()
 
     @property
     def num_branches(self) -> int:

@@ -61,6 +61,36 @@ def test_boundaries_on_a_grid_are_its_multiples(num_tokens: int, expected: tuple
     assert boundaries(num_tokens, TORCH_GRID) == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "grid", "expected"),
+    [
+        ((250,), (), (128, 250, 256)),
+        ((190, 290), (), (128, 190, 256, 290)),
+        ((190,), (), (128, 190, 256, 299)),
+        ((300, 400, 20), (), (128, 256, 299)),
+        ((290,), TORCH_GRID, (128, 256)),
+        ((250,), TORCH_GRID, (128, 192, 256)),
+    ],
+)
+def test_boundaries_that_are_asked_for_replace_the_last_token_but_one_near_them(
+    asked: tuple[int, ...], grid: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    num_tokens = 300 if 250 not in asked else 270
+    assert boundaries(num_tokens, grid, 0, asked) == expected
+
+
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_longer_entry_takes_the_place_of_the_one_that_it_alone_continues(num_turns: int) -> None:
+    """The other entry is worth less, but nothing shows that its text is over."""
+    cache = PrefixCache(2, max_evicted=8)
+    cache.insert("me", (7,), block())
+    cache.insert("me", (1, 2), block())
+    for _ in range(num_turns):
+        cache.lookup("me", (1, 2, 3, 4))
+    cache.insert("me", (1, 2, 3), block(), continues=2)
+    assert [entry.num_tokens for entry in evicted_of(cache)] == [2 if num_turns == 1 else 1]
+
+
 @given(num_tokens=st.integers(0, 200_000), grid=st.sampled_from([(), (16,), (48,), TORCH_GRID]))
 def test_boundaries_leave_a_token_to_feed(num_tokens: int, grid: tuple[int, ...]) -> None:
     found = boundaries(num_tokens, grid)
@@ -167,17 +197,24 @@ class Cache(RuleBasedStateMachine):
         self.hits: list[int] = []
         self.num_misses = 0
 
-    @rule(owner=OWNERS, tokens=TOKENS)
-    def insert(self, owner: str, tokens: tuple[int, ...]) -> None:
+    @rule(owner=OWNERS, tokens=TOKENS, continues=st.integers(0, 5))
+    def insert(self, owner: str, tokens: tuple[int, ...], continues: int) -> None:
         self.count += 1
         mark = self.count % 256
-        self.cache.insert(owner, tokens, block(mark))
+        continues = min(continues, len(tokens) - 1)
+        self.cache.insert(owner, tokens, block(mark), "", continues)
         if (owner, tokens) in self.known:
             return
         if len(self.known) == 4:
             worst = min(self.known, key=lambda k: (self.known[k].priority, self.known[k].last_use))
-            gone = self.known.pop(worst)
-            self.clock = gone.priority
+            earlier = self.known.get((owner, tokens[:continues]))
+            if earlier is not None and earlier.num_uses <= 2:
+                worst = owner, tokens[:continues]
+                self.known.pop(worst)
+                gone = earlier
+            else:
+                gone = self.known.pop(worst)
+                self.clock = gone.priority
             (key,) = keys(*worst, (len(worst[1]),))
             self.evicted.append((worst[0], key, len(worst[1]), gone.mark))
         self.known[owner, tokens] = Known(mark, self.clock + len(tokens), self.count)

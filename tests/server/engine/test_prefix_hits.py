@@ -114,3 +114,22 @@ def test_append_is_looked_up_too(make_engine: MakeEngine) -> None:
         )
     assert found[0] == found[1] == found[2]
     assert warm.stats().prefix_hits_total == 1
+
+
+@pytest.mark.parametrize("max_prefixes", [3, 8])
+def test_conversation_reads_from_the_place_that_it_asked_to_keep(
+    make_engine: MakeEngine, max_prefixes: int
+) -> None:
+    """Each prompt ends with what the next one has not. It does not push itself out."""
+    cold, warm = make_engine(), make_engine(max_prefixes=max_prefixes)
+    said, reread = tuple(range(5, 90)), []
+    for turn_number in range(20):
+        asked = (*said, *range(200, 240))
+        wanted = replace(request("r", (*asked, *range(100, 110)), seed=1), cache_at=(len(asked),))
+        events = solo(warm, wanted)
+        assert tokens_of(events) == tokens_of(solo(cold, wanted))
+        usage = finished(events).usage
+        reread.append(usage.prompt_tokens - usage.cached_tokens)
+        assert warm.stats().prefix_entries <= max_prefixes
+        said = (*asked, *range(120 + turn_number, 150))
+    assert max(reread[1:]) <= 40 + 30 + 10 + 64, reread  # as far back as the grid reaches

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.api.openai.chat.boundaries import MIN_TOKENS, places, shared_texts
 from server.api.openai.chat.messages import (
     MAX_DEPTH,
     AssistantMessage,
@@ -32,10 +33,14 @@ END_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``ids`` are the tokens of a prompt, ``end`` the last characters of its text."""
+    """``ids`` are the tokens of a prompt, ``end`` the last characters of its text.
+
+    The conversation's next prompt begins with ``cache_at`` of the tokens.
+    """
 
     ids: list[int]
     end: str
+    cache_at: tuple[int, ...] = ()
 
 
 async def prompt_of(
@@ -46,13 +51,14 @@ async def prompt_of(
     *,
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
+    to_be_followed: bool = False,
 ) -> Prompt:
     """What the template writes of ``messages``, to generate the next one from.
 
     With ``continue_final_message`` the last one is left open, to continue with it; else it
     is followed by what begins the next one, unless ``add_generation_prompt`` is false.
-    ``template_kwargs`` are more variables for the template. Raises
-    `InvalidRequest` with what the template says.
+    ``template_kwargs`` are more variables for the template. With ``to_be_followed`` the prompt
+    knows its ``cache_at``. Raises `InvalidRequest` with what the template says.
     """
     template, names = service.chat_template, service.tokenizer.special_ids
     source = template.of(bool(tools))
@@ -78,18 +84,26 @@ async def prompt_of(
     variables = {
         **template.special_tokens,
         **{name: marks.all_of(value) for name, value in given.items()},
-        "messages": rendered,
         "tools": marks.all_of(described) if described else None,
-        "add_generation_prompt": add_generation_prompt,
     }
+
+    async def render(messages: Sequence[Mapping[str, Any]], opens_answer: bool) -> str:
+        more = {"messages": messages, "add_generation_prompt": opens_answer}
+        return await service.renderer.render(source, variables | more)
+
     try:
-        text = await service.renderer.render(source, variables)
+        text = await render(rendered, add_generation_prompt)
     except InvalidRequest as error:
         raise InvalidRequest(marks.without(error.message), error.param) from None
     if continue_final_message:
         text = _left_open(text, rendered[-1]["content"])
-    ids = await asyncio.to_thread(marks.ids, text, service.tokenizer)
-    return Prompt(ids, text[-END_CHARS:])
+    tokenizer = service.tokenizer
+    ids = await asyncio.to_thread(marks.ids, text, tokenizer)
+    cache_at: tuple[int, ...] = ()
+    if to_be_followed and len(ids) > MIN_TOKENS:
+        others = await shared_texts(render, rendered, bool(tools))
+        cache_at = await asyncio.to_thread(places, ids, text, others, marks, tokenizer)
+    return Prompt(ids, text[-END_CHARS:], cache_at)
 
 
 def _plain(message: ChatMessage, knows_developer: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
@@ -97,6 +98,7 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
         body.add_generation_prompt,
         continue_final_message=open_end,
         template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
+        to_be_followed=True,
     )
     turn, added = None, list[int]()
     if not open_end:
@@ -111,7 +113,7 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
         work = await Translator(service).generate(id, owner, wanted, sampling, num_choices)
     except InvalidRequest as error:
         raise _in_our_words(error, body, tools) from None
-    return with_turn(work, turn)
+    return replace(with_turn(work, turn), cache_at=prompt.cache_at)
 
 
 def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:

@@ -93,7 +93,11 @@ class Answer:
 async def whole_prompt(service: Service, ask: Ask, before: Sequence[Json] = ()) -> Prompt:
     """Everything, to be read from the beginning."""
     return await prompt_of(
-        service, ask.messages(before), ask.tools or None, template_kwargs=ask.variables
+        service,
+        ask.messages(before),
+        ask.tools or None,
+        template_kwargs=ask.variables,
+        to_be_followed=True,
     )
 
 

@@ -148,7 +148,7 @@ async def work_of(
             state=state if source is None else None,
         )
         request = await Translator(service).generate(id, owner, wanted, sampling)
-        request = with_turn(request, turn)
+        request = replace(with_turn(request, turn), cache_at=prompt.cache_at)
     except InvalidRequest as error:
         raise in_our_words(error, body) from None
     assert request.sampling is not None
