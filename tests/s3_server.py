@@ -132,6 +132,10 @@ class S3Server:
             for file in files
         }
 
+    def copy(self, bucket: str, to: str) -> None:
+        """All that is in a bucket, while it is used."""
+        shutil.copytree(self._data / bucket, self._data / to, dirs_exist_ok=True)
+
     def spoil(self, bucket: str, name: str) -> None:
         """Alters one byte in the middle of an object, as a broken disk would."""
         path = self._data / bucket / name

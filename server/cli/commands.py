@@ -37,13 +37,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "state make": ("server.cli.state", "make_command"),
     "state inspect": ("server.cli.state", "inspect_command"),
     "store check": ("server.cli.store", "check_command"),
+    "store backup": ("server.cli.backup", "backup_command"),
+    "store new-id": ("server.cli.backup", "new_id_command"),
     "store salvage": ("server.cli.store", "salvage_command"),
     "store compact": ("server.cli.store", "compact_command"),
     "store export": ("server.cli.store", "export_command"),
 }
 
 GROUPS = {
-    "store": "Check, repair, compact and export a folder of kept sessions.",
+    "store": "Check, back up, repair and export a folder of kept sessions.",
     "state": "Make and inspect initial states of sessions.",
 }
 
