@@ -6,7 +6,7 @@ A header is metadata (key, type, value), then for each tensor its name, sizes, t
 The reader of the package ``gguf`` makes several arrays for every string of a vocabulary (1.7 s
 and 120 MB for 65,536 tokens) and trusts every count in the header. Here each count is checked
 against the bytes that are left, so that a damaged file cannot ask for more memory than it has.
-Quantised blocks are unpacked by that package.
+Quantised blocks are unpacked by that package (`model.gguf_kinds`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from model.files import open_file
+from model.gguf_kinds import KINDS, NUMPY, QUANTIZED, Kind, kind_name, unpacked
 from model.tensor_spec import Shape
 from model.weights import (
     Array,
@@ -44,36 +45,6 @@ MAX_ALIGNMENT = 1 << 16
 #: Codes of metadata types -> `struct` format of one number.
 _SCALARS = dict(enumerate(("B", "b", "H", "h", "I", "i", "f", "?"))) | {10: "Q", 11: "q", 12: "d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How numbers are stored: blocks of ``block`` numbers in ``num_bytes`` bytes."""
-
-    name: str
-    block: int
-    num_bytes: int
-
-
-#: Codes of tensor types. Those of one number in a block are floating point; the rest is quantised.
-KINDS = {
-    0: Kind("F32", 1, 4),
-    1: Kind("F16", 1, 2),
-    2: Kind("Q4_0", 32, 18),
-    3: Kind("Q4_1", 32, 20),
-    6: Kind("Q5_0", 32, 22),
-    7: Kind("Q5_1", 32, 24),
-    8: Kind("Q8_0", 32, 34),
-    10: Kind("Q2_K", 256, 84),
-    11: Kind("Q3_K", 256, 110),
-    12: Kind("Q4_K", 256, 144),
-    13: Kind("Q5_K", 256, 176),
-    14: Kind("Q6_K", 256, 210),
-    30: Kind("BF16", 1, 2),
-}
-_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-#: Numbers that are unpacked at a time: a block's intermediate results stay in the cache.
-_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -121,13 +92,13 @@ class GgufFile(MappedWeights[Tensor]):
         kind, columns = tensor.kind, tensor.shape[-1]
         if kind.block == 1:
             count = math.prod(tensor.shape)
-            raw = np.frombuffer(self._bytes, _NUMPY[kind.name], count, tensor.start)
+            raw = np.frombuffer(self._bytes, NUMPY[kind.name], count, tensor.start)
             return decoded(raw.reshape(tensor.shape)[rows], kind.name)
         row_bytes = columns // kind.block * kind.num_bytes
         bytes_ = np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.start)
         blocks = bytes_.reshape(*tensor.shape[:-1], row_bytes)
         found = blocks[rows] if len(tensor.shape) > 1 else blocks
-        values = _unpacked(found.reshape(-1, row_bytes), kind, columns)
+        values = unpacked(found.reshape(-1, row_bytes), kind, columns)
         values = values.reshape(*found.shape[:-1], columns)
         return values if len(tensor.shape) > 1 else values[rows]
 
@@ -137,21 +108,7 @@ class GgufFile(MappedWeights[Tensor]):
 
     @property
     def is_quantized(self) -> bool:
-        return self.stored_dtype.startswith("Q")
-
-
-def _unpacked(rows: Array, kind: Kind, columns: int) -> Array:
-    """Rows of blocks as float32 [rows, columns], a part at a time."""
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    values = np.empty((len(rows), columns), np.float32)
-    step = max(1, _CHUNK // columns)
-    with np.errstate(all="ignore"):  # a scale may be any bits; what is not finite is found later
-        for at in range(0, len(rows), step):
-            part = rows[at : at + step]
-            values[at : at + step] = dequantize(part, GGMLQuantizationType[kind.name])
-    return values
+        return self.stored_dtype in QUANTIZED
 
 
 class _Damaged(Exception):
@@ -209,7 +166,7 @@ class _Header:
         kind = KINDS.get(code)
         if kind is None:
             known = ", ".join(kind.name for kind in KINDS.values())
-            raise _Damaged(f"{name} is of type {_kind_name(code)}; supported are {known}")
+            raise _Damaged(f"{name} is of type {kind_name(code)}; supported are {known}")
         if 0 in sizes or sizes[0] % kind.block:
             raise _Damaged(f"{name} has rows of {sizes[0]} numbers, no blocks of {kind.block}")
         if offset % alignment:
@@ -291,11 +248,3 @@ def _check_places(tensors: Mapping[str, Tensor], file_bytes: int) -> None:
         end, before = tensor.start + tensor.num_bytes, name
         if end > file_bytes:
             raise _Damaged(f"it is cut off at {name}: {file_bytes} bytes, {end} expected")
-
-
-def _kind_name(code: int) -> str:
-    """What the format calls a type that is not supported."""
-    from gguf.constants import GGMLQuantizationType
-
-    known = {kind.value: kind.name for kind in GGMLQuantizationType}
-    return known.get(code, str(code))

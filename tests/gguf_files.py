@@ -16,6 +16,8 @@ from model.tokenizer import Tokenizer
 from tests.rwkv7 import Published, Shape
 
 Tensors = dict[str, npt.NDArray[np.float32]]
+#: Blocks of a type by name.
+Raw = dict[str, tuple[npt.NDArray[np.uint8], GGMLQuantizationType]]
 #: Changes a writer before the tensors are added.
 Fill = Callable[[GGUFWriter], None]
 
@@ -81,10 +83,12 @@ def write_gguf(
     kind: str = "F32",
     fill: Fill | None = None,
     change: dict[str, Any] | None = None,
+    raw: Raw | None = None,
 ) -> Path:
     """The file; matrices as ``kind``, the rest as F32. ``fill`` adds a tokenizer.
 
-    ``change`` has other values for the keys ``rwkv7.*``; None leaves a key out.
+    ``change`` has other values for the keys ``rwkv7.*``; None leaves a key out. ``raw`` has
+    tensors that are blocks already.
     """
     writer = GGUFWriter(path, "rwkv7")
     decay, rate, value, gate = shape.ranks
@@ -113,7 +117,11 @@ def write_gguf(
         writer.add_tokenizer_model("no_vocab")
     else:
         fill(writer)
+    for name, (blocks, type_) in (raw or {}).items():
+        writer.add_tensor(name, blocks, raw_dtype=type_)
     for name, data in tensors.items():
+        if raw and name in raw:
+            continue
         fits = data.ndim == 2 and "_norm" not in name and name[-9:-8] not in "wavg"
         type_ = GGMLQuantizationType[kind if fits and _has_blocks(data, kind) else "F32"]
         writer.add_tensor(name, quantize(np.ascontiguousarray(data), type_), raw_dtype=type_)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.gguf_file import KINDS, GgufFile
+from model.gguf_file import GgufFile
+from model.gguf_kinds import KINDS
 from model.weights import CheckpointError
 from tests.gguf_files import finish
 
@@ -91,14 +92,20 @@ def test_numbers_of_every_type_are_those_of_the_package(path: Path, kind: str) -
     assert file.shape("x") == (rows, columns)
     assert file["x"].dtype == np.float32
     assert np.array_equal(file["x"], dequantize(theirs.data, type_).reshape(rows, columns))
-    assert file.is_quantized == kind.startswith("Q")
+    assert file.is_quantized == (kind not in ("F32", "F16", "BF16"))
+
+
+def test_codes_and_sizes_are_those_of_the_package() -> None:
+    for code, kind in KINDS.items():
+        assert GGMLQuantizationType(code).name == kind.name
+        assert GGML_QUANT_SIZES[GGMLQuantizationType(code)] == (kind.block, kind.num_bytes)
 
 
 def test_types_that_are_not_supported_are_named(path: Path) -> None:
     writer = GGUFWriter(path, "rwkv7")
-    writer.add_tensor("x", np.zeros((2, 136), np.uint8), raw_dtype=GGMLQuantizationType.IQ4_XS)
+    writer.add_tensor("x", np.zeros((2, 292), np.uint8), raw_dtype=GGMLQuantizationType.Q8_K)
     finish(writer)
-    with refused(path, "x is of type IQ4_XS; supported are F32, F16, .*Q6_K", 1 << 24):
+    with refused(path, "x is of type Q8_K; supported are F32, F16, .*Q6_K", 1 << 24):
         GgufFile(path)
 
 

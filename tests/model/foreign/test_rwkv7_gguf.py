@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize
 
 from model.architectures.rwkv7.chat import ENDS, TEMPLATE
 from model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
@@ -59,6 +60,25 @@ def test_lower_precisions_are_the_same_model_with_their_error(
     exact = logits(native)
     difference = (logits(checkpoint) - exact).std() / exact.std()
     assert error / 50 < difference < error
+
+
+@pytest.mark.parametrize("kind", ["IQ2_XXS", "IQ4_XS", "TQ1_0"])
+def test_types_of_few_bits_are_the_model_of_their_numbers(path: Path, kind: str) -> None:
+    """The package writes no IQ types, so the blocks are random bits with a scale near 1e-3."""
+    type_, (block, num_bytes) = (each := GGMLQuantizationType[kind]), GGML_QUANT_SIZES[each]
+    name = "blk.1.channel_mix_value.weight"
+    rows, columns = TENSORS[name].shape
+    blocks = np.random.default_rng(0).integers(0, 256, (rows, columns // block, num_bytes))
+    scale = slice(-2, None) if kind == "TQ1_0" else slice(0, 2)
+    blocks[..., scale] = (0x00, 0x14)
+    raw = blocks.astype(np.uint8).reshape(rows, -1)
+    write_gguf(path, SHAPE, TENSORS, fill=VOCABULARY, raw={name: (raw, type_)})
+    found = load_checkpoint(path)
+    numbers = TENSORS | {name: dequantize(raw, type_)}
+    wanted = load_checkpoint(
+        write_gguf(path.with_name("f32.gguf"), SHAPE, numbers, fill=VOCABULARY)
+    )
+    assert torch.equal(logits(found), logits(wanted))
 
 
 def test_digest_is_of_the_file(path: Path) -> None:
