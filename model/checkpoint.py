@@ -192,7 +192,7 @@ def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
             f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"
         )
     inside = file.metadata.get(GGUF_TEMPLATE)
-    files = [path] if tokenizer_file is None else [path, tokenizer_file]
+    files = file.paths if tokenizer_file is None else [*file.paths, tokenizer_file]
     found = read_chat_template(path.parent) if inside is None else None
     if inside is not None:
         source = checked_template(GGUF_TEMPLATE, inside)

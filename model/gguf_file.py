@@ -15,7 +15,7 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ import numpy as np
 
 from model.files import open_file
 from model.gguf_kinds import KINDS, NUMPY, QUANTIZED, Kind, kind_name, unpacked
+from model.gguf_parts import COUNT, check_parts
+from model.split_files import part_paths
 from model.tensor_spec import Shape
 from model.weights import (
     Array,
@@ -49,53 +51,61 @@ _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor is: ``start`` and ``num_bytes`` count bytes of the file."""
+    """Where a tensor is: ``start`` and ``num_bytes`` count bytes of the file ``data``."""
 
     kind: Kind
     shape: Shape
     start: int
     num_bytes: int
+    data: mmap.mmap
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is in one file."""
+
+    data: mmap.mmap
+    metadata: dict[str, Any]
+    arrays: dict[str, Any]
+    tensors: dict[str, Tensor]
 
 
 class GgufFile(MappedWeights[Tensor]):
     """The tensors by name, [rows, columns] as numpy has it, and what the header says by key.
 
     ``metadata`` has strings and single numbers. ``arrays`` has lists of strings, as bytes, and
-    arrays of numbers, which share the file's memory.
+    arrays of numbers, which share the file's memory. ``paths`` has all parts of a split file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `CheckpointError` in one line for what is damaged or not supported."""
-        self._name = path.name
-        try:
-            with open_file(path) as file:
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:  # an empty file cannot be mapped
-            raise CheckpointError(f"{path.name} is not a GGUF file: it is empty") from error
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror or error}") from error
-        try:
-            header = _Header(self._bytes)
-            fields = header.fields()
-            is_array = {key: isinstance(value, list | np.ndarray) for key, value in fields.items()}
-            self.metadata = {key: value for key, value in fields.items() if not is_array[key]}
-            self.arrays = {key: value for key, value in fields.items() if is_array[key]}
-            self._tensors = header.tensors(self.metadata.get("general.alignment", 32))
-        except _Damaged as error:
-            raise CheckpointError(f"{path.name}: {error}") from error
+        """Raises `CheckpointError` in one line for what is damaged or not supported.
+
+        ``path`` may be that of any part of a split file; the others lie in the same folder.
+        """
+        part = _read(path)
+        self.paths = [path] if part.metadata.get(COUNT, 1) == 1 else part_paths(path)
+        others = {other: _read(other) for other in self.paths if other != path}
+        parts = {other.name: others.get(other, part) for other in self.paths}
+        if part.metadata.get(COUNT, 1) != 1:
+            check_parts({name: (each.metadata, each.tensors) for name, each in parts.items()})
+        first = parts[self.paths[0].name]
+        self.metadata, self.arrays = first.metadata, first.arrays
+        self._tensors = {name: t for each in parts.values() for name, t in each.tensors.items()}
+        self._maps = [each.data for each in parts.values()]
 
     def release(self) -> None:
-        release_pages(self._bytes)
+        for data in self._maps:
+            release_pages(data)
 
     def _rows(self, name: str, rows: slice) -> Array:
         tensor = self._tensors[name]
         kind, columns = tensor.kind, tensor.shape[-1]
         if kind.block == 1:
             count = math.prod(tensor.shape)
-            raw = np.frombuffer(self._bytes, NUMPY[kind.name], count, tensor.start)
+            raw = np.frombuffer(tensor.data, NUMPY[kind.name], count, tensor.start)
             return decoded(raw.reshape(tensor.shape)[rows], kind.name)
         row_bytes = columns // kind.block * kind.num_bytes
-        bytes_ = np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.start)
+        bytes_ = np.frombuffer(tensor.data, np.uint8, tensor.num_bytes, tensor.start)
         blocks = bytes_.reshape(*tensor.shape[:-1], row_bytes)
         found = blocks[rows] if len(tensor.shape) > 1 else blocks
         values = unpacked(found.reshape(-1, row_bytes), kind, columns)
@@ -109,6 +119,27 @@ class GgufFile(MappedWeights[Tensor]):
     @property
     def is_quantized(self) -> bool:
         return self.stored_dtype in QUANTIZED
+
+
+def _read(path: Path) -> _Part:
+    """One file. Raises `CheckpointError`."""
+    try:
+        with open_file(path) as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError as error:  # an empty file cannot be mapped
+        raise CheckpointError(f"{path.name} is not a GGUF file: it is empty") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    try:
+        header = _Header(data)
+        fields = header.fields()
+        is_array = {key: isinstance(value, list | np.ndarray) for key, value in fields.items()}
+        metadata = {key: value for key, value in fields.items() if not is_array[key]}
+        arrays = {key: value for key, value in fields.items() if is_array[key]}
+        tensors = header.tensors(metadata.get("general.alignment", 32))
+    except _Damaged as error:
+        raise CheckpointError(f"{path.name}: {error}") from error
+    return _Part(data, metadata, arrays, tensors)
 
 
 class _Damaged(Exception):
@@ -151,9 +182,7 @@ class _Header:
                 raise _Damaged(f"the tensor {name!r} is there twice")
             found[name] = self._tensor(name, alignment)
         start = -(-self._at // alignment) * alignment
-        placed = {
-            name: Tensor(t.kind, t.shape, start + t.start, t.num_bytes) for name, t in found.items()
-        }
+        placed = {name: replace(t, start=start + t.start) for name, t in found.items()}
         _check_places(placed, len(self._data))
         return placed
 
@@ -172,7 +201,7 @@ class _Header:
         if offset % alignment:
             raise _Damaged(f"{name} begins at {offset}, which {alignment} does not divide")
         num_bytes = math.prod(sizes) // kind.block * kind.num_bytes
-        return Tensor(kind, tuple(reversed(sizes)), offset, num_bytes)
+        return Tensor(kind, tuple(reversed(sizes)), offset, num_bytes, self._data)
 
     def _value(self, code: int, key: str) -> Any:
         if code == _STRING:

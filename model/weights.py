@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from model.architectures.config import Config, read_json
 from model.files import FileError, open_file
+from model.split_files import part_paths
 from model.tensor_spec import Shape
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -223,9 +224,12 @@ def is_quantized(weights: Weights) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The one file, or those that the index names, in order; ``folder`` where it is a file."""
+    """The one file, or those that the index names, in order.
+
+    ``folder`` may be a file that is a model, then its parts.
+    """
     if folder.is_file():
-        return [folder]
+        return part_paths(folder)
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     names = read_json(folder / INDEX).get("weight_map")

@@ -84,13 +84,15 @@ def write_gguf(
     fill: Fill | None = None,
     change: dict[str, Any] | None = None,
     raw: Raw | None = None,
+    split: int = 0,
 ) -> Path:
     """The file; matrices as ``kind``, the rest as F32. ``fill`` adds a tokenizer.
 
     ``change`` has other values for the keys ``rwkv7.*``; None leaves a key out. ``raw`` has
-    tensors that are blocks already.
+    tensors that are blocks already. ``split`` writes parts of so many tensors; the first is
+    returned.
     """
-    writer = GGUFWriter(path, "rwkv7")
+    writer = GGUFWriter(path, "rwkv7", split_max_tensors=split)
     decay, rate, value, gate = shape.ranks
     values: dict[str, Any] = {
         "context_length": 1 << 20,
@@ -126,7 +128,7 @@ def write_gguf(
         type_ = GGMLQuantizationType[kind if fits and _has_blocks(data, kind) else "F32"]
         writer.add_tensor(name, quantize(np.ascontiguousarray(data), type_), raw_dtype=type_)
     finish(writer)
-    return path
+    return writer.format_shard_names(path)[0]
 
 
 def _has_blocks(data: npt.NDArray[Any], kind: str) -> bool:

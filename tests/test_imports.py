@@ -85,6 +85,7 @@ ON_THE_NATIVE_WAY = (
     *("model.foreign.flash_linear_attention", "model.ops.cpu.runtime"),
     *("model.architectures", "model.architectures.rwkv7.config", "model.foreign.rwkv7"),
     *("model.torch_file", "model.tensor_pickle", "model.gguf_file", "model.gguf_kinds"),
+    *("model.gguf_parts", "model.split_files"),
     "model.tokenization.gguf",
     "model.export.cli",
     "model.foreign.rwkv7_gguf",

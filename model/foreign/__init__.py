@@ -74,8 +74,6 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:
     for tensor in file:
         if re.search(r"\.attn_(q|k|v|qkv)\.", tensor):
             raise ConfigError(f"{name}: {family!r:.80} models are not supported: {GROWS}")
-    if file.metadata.get("split.count", 1) != 1:
-        raise ConfigError(f"{name} is a part of a split file: llama-gguf-split --merge joins them")
     if family not in GGUF_READERS:
         known = ", ".join(GGUF_READERS)
         raise ConfigError(

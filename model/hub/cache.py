@@ -18,6 +18,7 @@ from pathlib import Path
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
+from model.split_files import is_first_part, part_paths
 from model.weights import INDEX, WEIGHTS, CheckpointError, weight_files
 
 _FOLDER = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
@@ -121,12 +122,13 @@ def local(name: HubName) -> Path | None:
         return None
     snapshot = place.snapshot(commit)
     if name.file is not None:
-        return snapshot / name.file if (snapshot / name.file).is_file() else None
+        parts = part_paths(snapshot / name.file)
+        return snapshot / name.file if all(part.is_file() for part in parts) else None
     if is_whole_folder(snapshot):
         return snapshot
     files = single_files(snapshot)
     if len(files) > 1:
-        sizes = {str(f.relative_to(snapshot)): f.stat().st_size for f in files}
+        sizes = {str(f.relative_to(snapshot)): num_bytes(f) for f in files}
         raise CheckpointError(several(name, sizes))
     return files[0] if files else None
 
@@ -141,6 +143,15 @@ def is_whole_folder(snapshot: Path) -> bool:
 
 
 def single_files(snapshot: Path) -> list[Path]:
-    """The models of a snapshot that are one file."""
+    """The models of a snapshot that are one file, and the first parts of those that are split."""
     files = (p for p in snapshot.rglob("*") if p.name.endswith(FILE_SUFFIXES))
-    return sorted(file for file in files if file.is_file())
+    return sorted(
+        file
+        for file in files
+        if is_first_part(file.name) and all(part.is_file() for part in part_paths(file))
+    )
+
+
+def num_bytes(file: Path) -> int:
+    """The size of a file with all its parts."""
+    return sum(part.stat().st_size for part in part_paths(file))

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from model import chat_template
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
+from model.split_files import is_first_part, part_names
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import INDEX, WEIGHTS, CheckpointError
@@ -43,8 +44,16 @@ class Listing:
 
     @property
     def single_files(self) -> list[HubFile]:
-        """The models that are one file."""
-        return [f for path, f in sorted(self.files.items()) if path.endswith(FILE_SUFFIXES)]
+        """The models that are one file, and the first parts of those that are split."""
+        files = [f for path, f in sorted(self.files.items()) if path.endswith(FILE_SUFFIXES)]
+        return [file for file in files if is_first_part(file.path)]
+
+    def parts(self, path: str) -> tuple[HubFile, ...]:
+        """All parts of a file, which has one where it is not split."""
+        for part in part_names(path):
+            if part not in self.files:
+                raise CheckpointError(f"{self.name.repository} has no file {part!r}")
+        return tuple(self.files[part] for part in part_names(path))
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,8 @@ def choose(listing: Listing) -> Choice:
             f" (or its index) nor a file {' or '.join(FILE_SUFFIXES)}"
         )
     if len(candidates) > 1:
-        raise CheckpointError(several(listing.name, {f.path: f.num_bytes for f in candidates}))
+        sizes = {f.path: sum(p.num_bytes for p in listing.parts(f.path)) for f in candidates}
+        raise CheckpointError(several(listing.name, sizes))
     return _single_file(listing, candidates[0].path)
 
 
@@ -109,12 +119,11 @@ def _single_file(listing: Listing, path: str) -> Choice:
             f"{listing.name}: a single file is {' or '.join(FILE_SUFFIXES)};"
             " safetensors are found without naming a file"
         )
-    if path not in listing.files:
-        raise CheckpointError(f"{listing.name.repository} has no file {path!r}")
+    weights = listing.parts(path)
     folder = path[: -len(PurePosixPath(path).name)]
     # A GGUF has its tokenizer inside.
     small = () if path.endswith(GGUF_SUFFIX) else _companions(listing, folder)
-    return Choice(small, (listing.files[path],), False)
+    return Choice(small, weights, False)
 
 
 def _companions(listing: Listing, folder: str) -> tuple[HubFile, ...]:

@@ -16,11 +16,13 @@ from model.hub.cache import (
     INCOMPLETE,
     Repository,
     is_whole_folder,
+    num_bytes,
     repositories,
     repository,
     single_files,
 )
 from model.hub.names import MAIN, HubName, parse_name
+from model.split_files import part_names
 from model.weights import CheckpointError, weight_files
 
 
@@ -58,7 +60,9 @@ def remove(text: str) -> int:
     if name is None or name.revision != MAIN:
         raise CheckpointError(f"{text}: only a pulled OWNER/NAME[:FILE] can be removed")
     place = repository(name.repository)
-    files = place.blobs.glob("*") if name.file is None else place.blobs_of(name.file)
+    parts = [] if name.file is None else part_names(name.file)
+    blobs = {blob for part in parts for blob in place.blobs_of(part)}
+    files = place.blobs.glob("*") if name.file is None else blobs
     sizes = {file: file.stat().st_size for file in files if file.is_file()}
     if name.file is None and place.folder.is_dir():
         shutil.rmtree(place.folder)
@@ -78,7 +82,7 @@ def _pulled(place: Repository) -> Iterator[ModelOnDisk]:
         for file in files:
             path = str(file.relative_to(snapshot))
             if (family := _family_of_file(file)) is not None:
-                size = file.stat().st_size
+                size = num_bytes(file)
                 form = file.suffix.removeprefix(".")
                 full = str(HubName(place.name, revision, path))
                 yield ModelOnDisk(full, "hub", family, form, size, file)

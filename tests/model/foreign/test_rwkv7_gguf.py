@@ -258,6 +258,73 @@ def test_attention_is_refused_under_any_name_of_the_architecture(path: Path, let
         load_checkpoint(path)
 
 
-def test_part_of_a_split_file_is_refused(path: Path) -> None:
-    with pytest.raises(ConfigError, match="a part of a split file: llama-gguf-split --merge"):
+def split(path: Path) -> list[Path]:
+    """The parts of a split file."""
+    write_gguf(path, SHAPE, TENSORS, fill=VOCABULARY, split=30)
+    return sorted(path.parent.glob("*-of-*.gguf"))
+
+
+def test_parts_of_a_split_file_are_read_as_one(path: Path) -> None:
+    parts = split(path)
+    assert len(parts) == 3
+    whole = load_checkpoint(write_gguf(path, SHAPE, TENSORS, fill=VOCABULARY))
+    found = [load_checkpoint(part) for part in parts]
+    assert len({each.digest for each in found}) == 1
+    for each in found:
+        assert torch.equal(logits(each), logits(whole))
+        assert each.tokenizer.digest == whole.tokenizer.digest
+
+
+def other_part(parts: list[Path]) -> None:
+    """The second part of another split, into fewer parts."""
+    folder = parts[0].parent / "other"
+    folder.mkdir()
+    write_gguf(folder / "model.gguf", SHAPE, TENSORS, fill=VOCABULARY, split=40)
+    (folder / "model-00002-of-00002.gguf").rename(parts[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[1].unlink(), "model-00002-of-00003.gguf: No such file"),
+        (
+            lambda parts: parts[1].write_bytes(parts[2].read_bytes()),
+            "model-00002-of-00003.gguf: split.no is 2, not 1",
+        ),
+        (other_part, "model-00002-of-00003.gguf: split.count is 2, its name says 3 parts"),
+        (
+            lambda parts: parts[1].write_bytes(parts[1].read_bytes()[:-4000]),
+            "model-00002-of-00003.gguf: it is cut off",
+        ),
+        (
+            lambda parts: parts[0].rename(parts[0].with_name("model-00001-of-00004.gguf")),
+            "split.count is 3, its name says 4 parts|model-00002-of-00004.gguf: No such file",
+        ),
+    ],
+)
+def test_missing_doubled_and_mismatching_parts_are_named(
+    path: Path, change: Callable[[list[Path]], object], message: str
+) -> None:
+    parts = split(path)
+    change(parts)
+    first = next(path.parent.glob("*-00001-of-*.gguf"))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(first)
+
+
+def test_tensor_in_two_parts_is_named(path: Path) -> None:
+    for number, tensor in enumerate(("x", "x")):
+        writer = GGUFWriter(path.with_name(f"model-{number + 1:05}-of-00002.gguf"), "rwkv7")
+        for key, value in (("no", number), ("count", 2)):
+            writer.add_uint16(f"split.{key}", value)
+        writer.add_int32("split.tensors.count", 2)
+        writer.add_tensor(tensor, np.ones((2, 2), np.float32))
+        finish(writer)
+    message = "model-00002-of-00002.gguf: the tensor x is in model-00001-of-00002.gguf too"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path.with_name("model-00001-of-00002.gguf"))
+
+
+def test_part_under_another_name_is_refused(path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"NAME-00001-of-00003\.gguf and so on"):
         load_checkpoint(minimal(path, "rwkv7", split=3))

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from model.checkpoint import load_checkpoint
+from tests.gguf_files import gguf_tensors, world_vocabulary, write_gguf
 from tests.hub_server import Hub, Repository
 from tests.model.hub.commands import Commands
+from tests.rwkv7 import SHAPES, published
 
 pytestmark = pytest.mark.process
 
@@ -29,6 +31,28 @@ def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> N
     assert load_checkpoint(file).digest == load_checkpoint(models / "gguf" / file.name).digest
     (row,) = listed(everstream).values()
     assert (row["family"], row["form"]) == ("rwkv7", "gguf")
+
+
+def test_all_parts_of_a_split_gguf_are_pulled_listed_and_removed(
+    everstream: Commands, hub: Hub, tmp_path: Path
+) -> None:
+    shape = SHAPES["square"]
+    fill = world_vocabulary({b + 1: bytes([b]) for b in range(256)}, shape.vocab_size)
+    tensors = gguf_tensors(published(shape))
+    first = write_gguf(tmp_path / "small.gguf", shape, tensors, fill=fill, split=40)
+    names = [file.name for file in sorted(tmp_path.iterdir())]
+    assert len(names) > 1
+    hub.add("owner/split", tmp_path)
+    file = everstream.pull("owner/split", "--file", names[1])
+    assert [path for path, _ in hub.gets()] == names
+    assert load_checkpoint(file).digest == load_checkpoint(first).digest
+    ((name, row),) = listed(everstream).items()
+    assert name == f"owner/split:{names[0]}"
+    assert row["num_bytes"] == sum(f.stat().st_size for f in tmp_path.iterdir())
+    everstream.run("models", "rm", f"owner/split:{names[0]}")
+    assert listed(everstream) == {}
+    everstream.pull("owner/split")
+    assert [path for path, _ in hub.gets()] == names
 
 
 def test_models_lists_and_removes(everstream: Commands, hub: Hub, models: Path) -> None:
