@@ -37,15 +37,8 @@ from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
-from model.weights import (
-    INDEX,
-    WEIGHTS,
-    CheckpointError,
-    Weights,
-    check_weights,
-    read_weights,
-    weight_files,
-)
+from model.weight_files import read_weights, weight_files
+from model.weights import FORMS, WEIGHTS, CheckpointError, Weights, check_weights
 
 if TYPE_CHECKING:
     import torch
@@ -265,7 +258,7 @@ def _why_no_folder(path: Path) -> str:
 
 def _complete(folder: Path) -> Path:
     for name in FILES:
-        instead = {WEIGHTS: (INDEX,), TOKENIZER_FILES[0]: TOKENIZER_FILES[1:]}.get(name, ())
+        instead = {WEIGHTS: sum(FORMS, ()), TOKENIZER_FILES[0]: TOKENIZER_FILES[1:]}.get(name, ())
         if not any(_is_readable(folder / file) for file in (name, *instead)):
             raise CheckpointError(f"{folder} has no {name}")
     return folder

@@ -23,6 +23,12 @@ STORAGES = {
     "torch HalfStorage": ("F16", "<f2"),
     "torch BFloat16Storage": ("BF16", "<u2"),
     "torch DoubleStorage": ("F64", "<f8"),
+    "torch LongStorage": ("I64", "<i8"),
+    "torch IntStorage": ("I32", "<i4"),
+    "torch ShortStorage": ("I16", "<i2"),
+    "torch CharStorage": ("I8", "i1"),
+    "torch ByteStorage": ("U8", "u1"),
+    "torch BoolStorage": ("BOOL", "?"),
 }
 TENSOR, PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
 ORDERED_DICT = "collections OrderedDict"

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from model.tensor_pickle import STORAGES, PickleError, Tensor, read_tensors
+from model.tensor_spec import Shape
 from model.torch_archive import Archive, ArchiveError
 from model.weights import Array, CheckpointError, MappedWeights, decoded, most_common_dtype
 
@@ -67,10 +68,16 @@ class TorchFile(MappedWeights[Tensor]):
         )
         return decoded(raw[rows] if tensor.shape else raw, dtype)
 
+    def is_float(self, name: str) -> bool:
+        return name in self and "F" in STORAGES[self._tensors[name].storage.kind][0]
+
     @property
     def stored_dtype(self) -> str:
-        tensors = self._tensors.values()
-        return most_common_dtype((STORAGES[t.storage.kind][0], t.shape) for t in tensors)
+        return most_common_dtype(self.dtypes())
+
+    def dtypes(self) -> list[tuple[str, Shape]]:
+        """The dtype and the shape of each tensor."""
+        return [(STORAGES[t.storage.kind][0], t.shape) for t in self._tensors.values()]
 
     def _check_order(self) -> None:
         there = f"{self._folder}/byteorder" in self._archive.members

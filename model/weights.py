@@ -22,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from model.architectures.config import Config, read_json
+from model.architectures.config import Config
 from model.files import FileError, open_file
-from model.split_files import part_paths
 from model.tensor_spec import Shape
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: A folder's weights are one file, or several that an index names: the first form that is there.
+FORMS = ((WEIGHTS, INDEX), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 #: Ends the name of an int8 matrix's scales, [rows] float32.
 SCALE = ".scale"
 
@@ -72,7 +73,12 @@ class _Entry:
 
 
 class StoredWeights(Mapping[str, Array], ABC):
-    """Tensors in files, each read when it is asked for, as float32 where it is floating point."""
+    """Tensors in files, each read when it is asked for, as float32 where it is floating point.
+
+    ``name`` is what messages call the files.
+    """
+
+    name = WEIGHTS
 
     @abstractmethod
     def __contains__(self, name: object) -> bool:
@@ -210,36 +216,14 @@ def most_common_dtype(tensors: Iterable[tuple[str, Shape]]) -> str:
     return _NAMES.get(most, most)
 
 
-def read_weights(folder: Path) -> WeightFiles:
-    """The weights of a checkpoint's folder, in one file or in those that an index names.
-
-    Raises `CheckpointError`; reading a key raises it for a dtype that is unknown.
-    """
-    return WeightFiles(weight_files(folder))
+def file_name(weights: Weights) -> str:
+    """What messages call the files of these weights."""
+    return weights.name if isinstance(weights, StoredWeights) else WEIGHTS
 
 
 def is_quantized(weights: Weights) -> bool:
     """Whether the files of these weights hold integers with scales."""
     return isinstance(weights, StoredWeights) and weights.is_quantized
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The one file, or those that the index names, in order.
-
-    ``folder`` may be a file that is a model, then its parts.
-    """
-    if folder.is_file():
-        return part_paths(folder)
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    names = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
-        raise CheckpointError(f"{INDEX} has no weight_map of file names")
-    files = [folder / name for name in sorted(set(names.values()))]
-    for file in files:
-        if file.parent != folder:
-            raise CheckpointError(f"{INDEX} names a file outside the folder: {file.name!r}")
-    return files
 
 
 def num_parameters(config: Config) -> int:
@@ -250,10 +234,11 @@ def num_parameters(config: Config) -> int:
 
 def check_weights(config: Config, weights: Weights) -> None:
     """Raises `CheckpointError` where a key is missing, unknown, or of another shape or kind."""
+    file = file_name(weights)
     # Before anything is made for each layer: the number is the config's word alone.
     if config.num_hidden_layers > len(weights):
         raise CheckpointError(
-            f"{WEIGHTS} has {len(weights)} keys, too few for {config.num_hidden_layers} layers"
+            f"{file} has {len(weights)} keys, too few for {config.num_hidden_layers} layers"
         )
     wanted = config.weight_shapes()
     for kind, names in (
@@ -261,13 +246,13 @@ def check_weights(config: Config, weights: Weights) -> None:
         ("has an unknown", weights.keys() - wanted.keys()),
     ):
         if names:
-            raise CheckpointError(f"{WEIGHTS} {kind} key {min(names)!r} ({len(names)} in all)")
+            raise CheckpointError(f"{file} {kind} key {min(names)!r} ({len(names)} in all)")
     for name, shape in wanted.items():
         found, is_float = _shape_and_kind(weights, name)
         if found != shape:
-            raise CheckpointError(f"{WEIGHTS}: {name} is {list(found)}, wanted {list(shape)}")
+            raise CheckpointError(f"{file}: {name} is {list(found)}, wanted {list(shape)}")
         if not is_float:
-            raise CheckpointError(f"{WEIGHTS}: {name} is of integers and has no {name}{SCALE}")
+            raise CheckpointError(f"{file}: {name} is of integers and has no {name}{SCALE}")
 
 
 def _shape_and_kind(weights: Weights, name: str) -> tuple[Shape, bool]:

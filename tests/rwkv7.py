@@ -194,19 +194,30 @@ def fla_config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def write_fla(folder: Path, weights: Published, config: dict[str, Any], shards: int = 1) -> Path:
-    """A folder of fla-hub, without a tokenizer; ``weights`` by its names."""
+def write_fla(
+    folder: Path,
+    weights: Published,
+    config: dict[str, Any],
+    shards: int = 1,
+    form: str = "model.safetensors",
+) -> Path:
+    """A folder of fla-hub, without a tokenizer; ``weights`` by its names.
+
+    ``form`` may be "pytorch_model.bin".
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write = torch.save if form.endswith(".bin") else save_file
     if shards == 1:
-        save_file(weights, folder / "model.safetensors")
+        write(weights, folder / form)
         return folder
+    stem, suffix = form.split(".")
     names = {}
     for shard in range(shards):
-        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        file = f"{stem}-{shard + 1:05}-of-{shards:05}.{suffix}"
         part = {key: weights[key] for key in sorted(weights)[shard::shards]}
-        save_file(part, folder / file)
+        write(part, folder / file)
         names |= dict.fromkeys(part, file)
     index = {"metadata": {}, "weight_map": names}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (folder / f"{form}.index.json").write_text(json.dumps(index), encoding="utf-8")
     return folder

@@ -16,7 +16,8 @@ from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import SIZES
 from model.config import ModelConfig
 from model.ops.cpu.runtime import Runtime
-from model.weights import num_parameters, read_weights
+from model.weight_files import read_weights
+from model.weights import num_parameters
 
 MAX_READ_TOKENS = 8192
 WARM_UP_S = 0.05

@@ -22,7 +22,7 @@ from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7_names import FLA, FUSED, NATIVE, Names, Part, parts_of
 from model.foreign.weights import Weights
 from model.tensor_spec import Shape
-from model.weights import WEIGHTS, Array, CheckpointError, StoredWeights
+from model.weights import Array, CheckpointError, StoredWeights, file_name
 
 #: What training and other kernels use, and special ids: see the module's docstring.
 HARMLESS = (
@@ -120,7 +120,8 @@ def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Re
     """The model in a folder of fla-hub: see the module's docstring."""
     source.ignore(*HARMLESS)
     files = weights.take_all()
-    _refuse_variants(files, WEIGHTS)
+    file = file_name(files)
+    _refuse_variants(files, file)
     if (attention := source.anything("attn")) is not None:
         raise ConfigError(f"{source.family}: attn {attention!r:.80} is not supported: {GROWS}")
     # Folders of `Rwkv7ForCausalLM`: the epsilon of their group norm does not follow the head size.
@@ -131,12 +132,12 @@ def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Re
     source.choice("norm_bias", True)
     source.choice("tie_word_embeddings", False)
     names = FUSED if "model.layers.0.attn.x_x" in files else FLA
-    config = sizes(files, WEIGHTS, names)
+    config = sizes(files, file, names)
     norm_eps = source.number("norm_eps", 1e-5)
     group_norm_eps = 64e-5 if renamed_fields else norm_eps * config.head_dim
     config = replace(config, norm_eps=norm_eps, group_norm_eps=group_norm_eps)
     _check_sizes(source, config)
-    return config, renamed(files, WEIGHTS, config, names, set())
+    return config, renamed(files, file, config, names, set())
 
 
 def shape_in(files: Mapping[str, Array], key: str) -> Shape:
@@ -205,7 +206,11 @@ def renamed(
             if _formed_shape(found, part.form) != shape:
                 want = shape[::-1] if part.form == "transposed" else shape
                 raise CheckpointError(f"{name}: {key} is {list(found)}, wanted {list(want)}")
-    return Renamed(files, parts)
+    weights = Renamed(files, parts)
+    for ours, part in parts.items():
+        if not weights.is_float(ours):
+            raise CheckpointError(f"{name}: {part.keys[0]} is of integers")
+    return weights
 
 
 def _formed_shape(shape: Shape, form: str) -> Shape:

@@ -19,7 +19,8 @@ from model.checkpoint_files import CONFIG, FILE_SUFFIXES
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.split_files import is_first_part, part_paths
-from model.weights import INDEX, WEIGHTS, CheckpointError, weight_files
+from model.weight_files import weight_files
+from model.weights import FORMS, CheckpointError
 
 _FOLDER = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
 INCOMPLETE = ".incomplete"
@@ -134,10 +135,10 @@ def local(name: HubName) -> Path | None:
 
 
 def is_whole_folder(snapshot: Path) -> bool:
-    """Whether a snapshot has ``config.json`` and all of its safetensors."""
+    """Whether a snapshot has ``config.json`` and all files of its weights."""
     if not (snapshot / CONFIG).is_file():
         return False
-    if not any((snapshot / name).is_file() for name in (WEIGHTS, INDEX)):
+    if not any((snapshot / name).is_file() for form in FORMS for name in form):
         return False
     return all(file.is_file() for file in weight_files(snapshot))
 

@@ -1,8 +1,8 @@
 """What a repository has, and which of its files a model needs.
 
-Weights have one of two forms. A folder has ``config.json`` and safetensors, in one file or
-in several with an index. A single file (``FILE_SUFFIXES``) holds the whole network. A folder
-is preferred; of several single files the user chooses one.
+Weights have one of two forms. A folder has ``config.json`` and safetensors, or else torch's own
+files, in one file or in several with an index. A single file (``FILE_SUFFIXES``) holds the whole
+network. A folder is preferred; of several single files the user chooses one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from model.hub.names import HubName
 from model.split_files import is_first_part, part_names
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
-from model.weights import INDEX, WEIGHTS, CheckpointError
+from model.weights import FORMS, WEIGHTS, CheckpointError
 
 #: Small files next to the weights.
 COMPANIONS = (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *chat_template.FILES)
@@ -60,7 +60,7 @@ class Listing:
 class Choice:
     """What to fetch: first the small files, then the weights.
 
-    ``weights`` is empty for safetensors in several files: the index names them.
+    ``weights`` is empty for several files: the index names them.
     ``is_folder`` where a ``config.json`` is part of the model.
     """
 
@@ -77,10 +77,11 @@ def choose(listing: Listing) -> Choice:
     if listing.name.file is not None:
         return _single_file(listing, listing.name.file)
     files = listing.files
-    if CONFIG in files and WEIGHTS in files:
-        return Choice(_companions(listing, ""), (files[WEIGHTS],), True)
-    if CONFIG in files and INDEX in files:
-        return Choice((*_companions(listing, ""), files[INDEX]), (), True)
+    for one, index in FORMS if CONFIG in files else ():
+        if one in files:
+            return Choice(_companions(listing, ""), (files[one],), True)
+        if index in files:
+            return Choice((*_companions(listing, ""), files[index]), (), True)
     candidates = listing.single_files
     if not candidates:
         raise CheckpointError(

@@ -23,7 +23,8 @@ from model.hub.cache import (
 )
 from model.hub.names import MAIN, HubName, parse_name
 from model.split_files import part_names
-from model.weights import CheckpointError, weight_files
+from model.weight_files import weight_files
+from model.weights import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,10 @@ def _whole_folder(name: str, snapshot: Path) -> ModelOnDisk | None:
 
 
 def _folder(name: str, source: str, family: str | None, folder: Path) -> ModelOnDisk:
-    size = sum(file.stat().st_size for file in weight_files(folder))
-    return ModelOnDisk(name, source, family or "", "safetensors", size, folder)
+    files = weight_files(folder)
+    form = files[0].suffix.removeprefix(".")
+    size = sum(file.stat().st_size for file in files)
+    return ModelOnDisk(name, source, family or "", form, size, folder)
 
 
 def _family(folder: Path) -> str | None:

@@ -16,7 +16,8 @@ from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
 from model.hub.listing import HubFile, Listing, choose, size_text
 from model.hub.names import HubName
 from model.hub.remote import read_listing
-from model.weights import CheckpointError, weight_files
+from model.weight_files import weight_files
+from model.weights import CheckpointError
 
 logger = logging.getLogger("everstream.hub")
 

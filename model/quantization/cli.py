@@ -78,7 +78,7 @@ def quantize_command(
 
 def _num_bytes(folder: Path) -> int:
     """Size of the weight files in bytes."""
-    from model.weights import weight_files
+    from model.weight_files import weight_files
 
     return sum(file.stat().st_size for file in weight_files(folder))
 

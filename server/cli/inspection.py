@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from model.chat_template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
 from model.state import StateLayout, kv_cache_bytes_per_token
-from model.weights import StoredWeights, num_parameters, weight_files
+from model.weight_files import weight_files
+from model.weights import StoredWeights, num_parameters
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -73,6 +73,14 @@ def test_parameters_and_ordered_dictionaries_are_read(file: Path) -> None:
     assert list(TorchFile(write_pth(file, parameters))) == ["weight", "bias"]
 
 
+def test_integers_come_out_as_they_are(file: Path) -> None:
+    tensors = {"a": torch.arange(3), "b": torch.tensor([True, False]), "c": torch.ones(2)}
+    weights = TorchFile(write_pth(file, tensors))
+    for name, tensor in tensors.items():
+        assert np.array_equal(weights[name], tensor.numpy())
+        assert weights.is_float(name) == tensor.is_floating_point()
+
+
 def test_most_numbers_name_the_dtype(file: Path) -> None:
     weights = {"a": torch.ones(2), "b": torch.ones(3, dtype=torch.bfloat16)}
     assert TorchFile(write_pth(file, weights)).stored_dtype == "bfloat16"
@@ -89,7 +97,10 @@ def test_most_numbers_name_the_dtype(file: Path) -> None:
         ({"a": {"b": torch.ones(2)}}, "'a' is not a tensor"),
         (torch.ones(2), "it holds a Tensor, not a dictionary of tensors"),
         ([torch.ones(2)], "its pickle has the instruction EMPTY_LIST: no tensor needs it"),
-        ({"a": torch.ones(2, dtype=torch.int64)}, "a is of the unsupported 'torch LongStorage'"),
+        (
+            {"a": torch.ones(2, dtype=torch.complex64)},
+            "a is of the unsupported 'torch ComplexFloatStorage'",
+        ),
     ],
 )
 def test_what_is_no_dictionary_of_tensors_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
@@ -94,6 +96,42 @@ def test_folder_equals_the_file(file: Path, tmp_path: Path, fused: bool, shards:
     assert torch.equal(logits(found), logits(wanted))
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_folder_of_torch_files_equals_that_of_safetensors(
+    folder: Path, tmp_path: Path, shards: int
+) -> None:
+    weights = fla_names(published(SHAPE))
+    other = write_fla(tmp_path / "bin", weights, fla_config(SHAPE), shards, "pytorch_model.bin")
+    tiny_tokenizer().save(other / "tokenizer.json")
+    found, wanted = load_checkpoint(other), load_checkpoint(folder)
+    assert found.config == wanted.config
+    assert torch.equal(logits(found), logits(wanted))
+    save_file(fla_names(published(SHAPE, seed=1)), other / "model.safetensors")
+    assert not torch.equal(logits(load_checkpoint(other)), logits(wanted))
+
+
+def test_torch_files_of_a_folder_are_checked_as_any_others(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    weights = fla_names(published(SHAPE))
+    write_pth(folder / "pytorch_model.bin", {**weights, "model.extra": torch.arange(3)})
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin has an unknown key 'model.extra"
+    ):
+        load_checkpoint(folder)
+    write_pth(folder / "pytorch_model.bin", {**weights, "model.norm.weight": print})
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: its pickle would call"):
+        load_checkpoint(folder)
+    index = {"weight_map": dict.fromkeys(weights, "pytorch_model-00001-of-00001.bin")}
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"pytorch_model-00001-of-00001\.bin: No such file"):
+        load_checkpoint(folder)
+    index["weight_map"] = {"x": "weights.pkl"}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"names a file of another kind: 'weights\.pkl'"):
+        load_checkpoint(folder)
+
+
 def test_one_layer_has_no_value_residual(file: Path) -> None:
     one = {k: t for k, t in published(SHAPE).items() if not k.startswith("blocks.1.")}
     write_pth(file, one)
@@ -128,6 +166,10 @@ def put(key: str, *shape: int) -> Change:
         (put("blocks.0.att.r_k", 3, 64), r"r_k is \[3, 64\] for a width of 128"),
         (put("blocks.7.ln1.weight", 128), "lacks key 'blocks.2.att.x_r'"),
         (put(f"blocks.{'1' * 5000}.ln1.weight", 128), r"has an unknown key 'blocks\.1111"),
+        (
+            lambda weights: weights.update({"ln_out.bias": weights["ln_out.bias"].int()}),
+            "ln_out.bias is of integers",
+        ),
         (put("blocks.0.ffn.s_emb.weight", 9, 9), "is an RWKV-7a model"),
         (put("blocks.0.qkv.weight", 9, 9), "is an RWKV-7b model.*its state grows"),
         (put("blocks.0.ffn.enn.weight", 9, 9), "is an RWKV-8 model"),

@@ -13,7 +13,8 @@ from model.checkpoint import load_checkpoint
 from tests.gguf_files import gguf_tensors, world_vocabulary, write_gguf
 from tests.hub_server import Hub, Repository
 from tests.model.hub.commands import Commands
-from tests.rwkv7 import SHAPES, published
+from tests.rwkv7 import SHAPES, fla_config, fla_names, published, write_fla
+from tests.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.process
 
@@ -31,6 +32,21 @@ def test_gguf_is_pulled_alone(everstream: Commands, hub: Hub, models: Path) -> N
     assert load_checkpoint(file).digest == load_checkpoint(models / "gguf" / file.name).digest
     (row,) = listed(everstream).values()
     assert (row["family"], row["form"]) == ("rwkv7", "gguf")
+
+
+def test_folder_of_torch_files_is_pulled_and_listed(
+    everstream: Commands, hub: Hub, tmp_path: Path
+) -> None:
+    shape = SHAPES["square"]
+    weights = fla_names(published(shape))
+    write_fla(tmp_path, weights, fla_config(shape), 2, "pytorch_model.bin")
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    repository = hub.add("owner/torch", tmp_path)
+    folder = everstream.pull("owner/torch")
+    assert {path for path, _ in hub.gets()} == repository.files.keys()
+    assert load_checkpoint(folder).digest == load_checkpoint(tmp_path).digest
+    (row,) = listed(everstream).values()
+    assert (row["name"], row["form"]) == ("owner/torch", "bin")
 
 
 def test_all_parts_of_a_split_gguf_are_pulled_listed_and_removed(
