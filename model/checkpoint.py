@@ -25,6 +25,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from model.architectures import config_from_dict
 from model.architectures.config import Config, ConfigError, read_json
 from model.bundled_models import bundled_models
@@ -64,7 +67,8 @@ class Checkpoint:
     """A loaded model: ``weights`` by name as numpy arrays, floating point as float32.
 
     ``digest`` is SHA-256 in hex over the three files. ``chat_template`` is the
-    checkpoint's own, its family's, or the plain one.
+    checkpoint's own, its family's, or the plain one. ``tuned_state`` is a block of state that
+    is merged into the weights' file, [num_bytes] uint8, for sessions to begin with.
     """
 
     config: Config
@@ -72,6 +76,7 @@ class Checkpoint:
     tokenizer: Tokenizer
     digest: str
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
+    tuned_state: npt.NDArray[np.uint8] | None = None
 
     @cached_property
     def model(self) -> Network:
@@ -154,9 +159,14 @@ def _find_beside(path: Path) -> Path | None:
 def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     """A native RWKV file; one of the published size has the published vocabulary by default."""
     from model.foreign.rwkv7 import read_native
+    from model.foreign.rwkv7_state import merged_states
+    from model.foreign.tuned_states import state_block
     from model.torch_file import TorchFile
 
-    config, weights = read_native(TorchFile(path), path.name)
+    file = TorchFile(path)
+    config, weights = read_native(file, path.name)
+    states = merged_states(file)
+    tuned = state_block(states, path.name, config) if states else None
     if tokenizer_file is None and config.vocab_size == PADDED_SIZE:
         tokenizer_file = _find_beside(path) or PUBLISHED
     tokenizer_file = tokenizer_file or _beside(path)
@@ -166,7 +176,8 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
             f"{tokenizer_file} has {tokenizer.vocab_size} ids, {path.name} {config.vocab_size}"
         )
     template = chat_of(config, tokenizer, read_chat_template(path.parent))
-    return Checkpoint(config, weights, tokenizer, _digest([path, tokenizer_file]), template)
+    digest = _digest([path, tokenizer_file])
+    return Checkpoint(config, weights, tokenizer, digest, template, tuned)
 
 
 def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:

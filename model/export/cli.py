@@ -49,6 +49,8 @@ def export_command(
             raise typer.BadParameter(f"is the model's own {kind}", param_hint="OUT")
         checkpoint = load_checkpoint(source, tokenizer=tokenizer)
         _write(checkpoint, out, format, dtype, is_file)
+    if checkpoint.tuned_state is not None and format != "pth":
+        typer.echo("everstream: the model's tuned state is left out: only pth has it", err=True)
     size = out.stat().st_size if is_file else sum(f.stat().st_size for f in out.iterdir())
     typer.echo(f"{out}: {size:,} bytes")
 

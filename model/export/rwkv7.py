@@ -21,13 +21,15 @@ from model.checkpoint import Checkpoint, CheckpointError, save_tokenizer
 from model.checkpoint_files import CONFIG
 from model.export.rwkv7_tensors import config_of, published, refuse_others
 from model.foreign.rwkv7_names import FLA, NATIVE, Names
+from model.foreign.rwkv7_state import time_states
+from model.state import StateLayout
 from model.weights import WEIGHTS
 
 GROUP_NORM_EPS, NORM_EPS = 64e-5, 1e-5
 
 
 def write_pth(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
-    """The native file, and the tokenizer's next to it.
+    """The native file, and the tokenizer's next to it. A tuned state stays merged, in float32.
 
     Raises `CheckpointError` where the file cannot say what the model computes.
     """
@@ -40,7 +42,12 @@ def write_pth(path: Path, checkpoint: Checkpoint, dtype: str) -> None:
     companion = path.with_name(tokenizer.file_name)
     if companion.exists() and companion.read_text(encoding="utf-8") != tokenizer.content:
         raise CheckpointError(f"{companion} is another tokenizer than the model's")
-    torch.save(_tensors(checkpoint, NATIVE, dtype), path)
+    tensors = _tensors(checkpoint, NATIVE, dtype)
+    if checkpoint.tuned_state is not None:
+        (*layers,) = StateLayout.of(config).views(checkpoint.tuned_state[None])
+        states = time_states([{"S": layer["S"][0]} for layer in layers])
+        tensors |= {key: torch.from_numpy(state) for key, state in states.items()}
+    torch.save(tensors, path)
     save_tokenizer(path.parent, tokenizer)
 
 

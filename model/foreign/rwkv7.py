@@ -111,8 +111,10 @@ def read_native(files: StoredWeights, name: str) -> tuple[Rwkv7Config, Renamed]:
     """The model in a ``.pth`` called ``name``. Raises `CheckpointError` that names the key."""
     _refuse_variants(files, name)
     config = sizes(files, name, NATIVE)
-    # The first layer has no values to mix in, but its file may: never used.
+    # The first layer has no values to mix in, but its file may: never used. A tuned state that
+    # is merged in is read by `model.foreign.rwkv7_state`.
     unused = {f"blocks.0.att.v{n}" for n in "012"}
+    unused |= {key for key in files if re.fullmatch(r"blocks\.\d+\.att\.time_state", key)}
     return config, renamed(files, name, config, NATIVE, unused)
 
 

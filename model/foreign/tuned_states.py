@@ -29,25 +29,32 @@ READERS: dict[str, tuple[str, str]] = {
 _ZIP = b"PK\x03\x04"
 
 
-def read_tuned_state(path: Path, config: Config) -> npt.NDArray[np.uint8]:
+def read_tuned_state(path: Path, config: Config, transposed: bool = False) -> npt.NDArray[np.uint8]:
     """The state in a ``.pth`` or safetensors file, [num_bytes] uint8 as `StateLayout` has it.
 
-    What the file does not have is zero. Raises `CheckpointError` that names the file and what
-    is wrong with it, and OSError.
+    What the file does not have is zero. The matrices of a ``transposed`` one are the other way
+    round than a family's usually are. Raises `CheckpointError` that names the file and what is
+    wrong with it, and OSError.
     """
     if config.model_type not in READERS:
         raise CheckpointError(f"{path}: tuned states of {config.attention} models are not known")
-    files = _tensors(path)
-    module, name = READERS[config.model_type]
-    reader: Reader = getattr(import_module(module), name)
+    return state_block(_tensors(path), path.name, config, transposed)
+
+
+def state_block(
+    files: Mapping[str, Array], name: str, config: Config, transposed: bool = False
+) -> npt.NDArray[np.uint8]:
+    """The same of the tensors of a file called ``name``. Raises `CheckpointError`."""
+    module, function = READERS[config.model_type]
+    reader: Reader = getattr(import_module(module), function)
     layout = StateLayout.of(config)
     block = np.zeros(layout.num_bytes, np.uint8)
-    tensors = reader(files, path.name, config)
+    tensors = reader(files, name, config)
     for layer, (views, given) in enumerate(zip(layout.views(block[None]), tensors, strict=True)):
         for key, values in given.items():
             if not np.isfinite(values).all():
-                raise CheckpointError(f"{path.name}: the state of layer {layer} is not finite")
-            views[key][0] = values
+                raise CheckpointError(f"{name}: the state of layer {layer} is not finite")
+            views[key][0] = values.swapaxes(-1, -2) if transposed else values
     return block
 
 

@@ -70,6 +70,8 @@ def quantize_command(
         if out.resolve() == folder.resolve():
             raise typer.BadParameter("is the model's own folder", param_hint="OUT")
         checkpoint = load_checkpoint(folder)
+        if checkpoint.tuned_state is not None:
+            typer.echo("everstream: the model's tuned state is left out", err=True)
         save_quantized(out, checkpoint, dtype)
         typer.echo(f"{out}: {_num_bytes(out):,} bytes of weights, before {_num_bytes(folder):,}")
         if evaluate is not None:

@@ -60,6 +60,7 @@ def _model_table(checkpoint: Checkpoint, files: list[Path]) -> Table:
         ("sessions per GiB", f"{GIB // state_bytes:,}" if state_bytes else "any number"),
         ("tokenizer", f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids"),
         ("chat template", _template(checkpoint.chat_template)),
+        *([("tuned state", "merged in")] if checkpoint.tuned_state is not None else []),
         ("digest", checkpoint.digest[:16]),
     ):
         table.add_row(name, value)

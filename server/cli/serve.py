@@ -42,7 +42,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     (
         "state",
         list[str],
-        "Initial state for sessions, as NAME=FILE or MODEL/NAME=FILE; repeat for more.",
+        "Initial state for sessions, as [MODEL/]NAME=[transposed:]FILE; repeat for more.",
     ),
     ("host", str, "Address to listen on [127.0.0.1]."),
     ("port", int, "Port to listen on; 0 selects a free one [8000]."),

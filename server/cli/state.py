@@ -12,6 +12,7 @@ from model.weights import CheckpointError
 from server.cli.failures import clear_errors, fail
 from server.cli.inspection import format_bytes
 from server.cli.options import BackendName, Dtype, Model, TokenizerFile
+from server.config.sources import state_file
 from server.errors import RequestError
 from server.store.named_state import NamedState, about_of, read_any_identity
 
@@ -26,7 +27,10 @@ def make_command(
     prompt: Annotated[str | None, typer.Option(help="Text for the state to read.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with that text.")] = None,
     tuned: Annotated[
-        Path | None, typer.Option(help="Tuned state to start from; the text is optional then.")
+        str | None,
+        typer.Option(
+            help="Tuned state to start from, as FILE or transposed:FILE; the text is optional then."
+        ),
     ] = None,
     backend: Annotated[BackendName, typer.Option(help="Runtime of the model.")] = "auto",
     threads: Annotated[
@@ -56,7 +60,8 @@ def make_command(
         opened = open_backend(checkpoint, backend, dtype, threads)
         identity = identity_of(checkpoint, opened)
         if tuned is not None:
-            state = read_state(tuned, identity, checkpoint.config)
+            path, transposed = state_file(tuned)
+            state = read_state(path, identity, checkpoint.config, transposed)
         if text is not None:
             state = read_prompt(opened, text, state)
     assert state is not None

@@ -28,9 +28,11 @@ from server.config.sizes import parse_bytes
 from server.config.sources import (
     MODEL_NAME,
     ModelSource,
+    StateFile,
     StateSource,
     bundled_named,
     model_source,
+    state_file,
     state_source,
 )
 
@@ -261,11 +263,11 @@ class ServerConfig(BaseModel):
             raise ValueError("--state: two states of a model have the same name")
         return self
 
-    def states_of(self, model: str) -> Mapping[str, Path]:
+    def states_of(self, model: str) -> Mapping[str, StateFile]:
         """The files of the states of ``model`` by their names."""
         first = self.model[0].name
         own = [state for state in self.state if (state.model or first) == model]
-        return {state.name: Path(state.path).expanduser() for state in own}
+        return {state.name: state_file(state.path) for state in own}
 
     @property
     def num_replicas(self) -> tuple[int, int]:

@@ -12,6 +12,9 @@ from model.bundled_models import DEFAULT_NAME, bundled_models
 #: What a model may be called: it is the name of a folder of its store, too.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
+#: Comes before the file of a tuned state whose matrices have keys as rows.
+TRANSPOSED = "transposed:"
+
 
 class ModelSource(NamedTuple):
     """A model to serve: a folder, a bundled model's name or a hub id; None is the default.
@@ -26,8 +29,18 @@ class ModelSource(NamedTuple):
     tokenizer: Path | None = None
 
 
+class StateFile(NamedTuple):
+    """A file with a state. The matrices of one that is ``transposed`` have keys as rows."""
+
+    path: Path
+    transposed: bool = False
+
+
 class StateSource(NamedTuple):
-    """A file with a state that sessions of ``model`` can begin with; None is the first model."""
+    """A file with a state that sessions of ``model`` can begin with; None is the first model.
+
+    ``path`` is read by `state_file`.
+    """
 
     name: str
     path: str
@@ -59,6 +72,12 @@ def state_source(text: str) -> StateSource:
     if found is None:
         raise ValueError("must be NAME=FILE, or MODEL/NAME=FILE where there are several models")
     return StateSource(found[2], found[3], found[1])
+
+
+def state_file(text: str) -> StateFile:
+    """``FILE``, or ``transposed:FILE`` for a state that was tuned the other way round."""
+    path = text.removeprefix(TRANSPOSED)
+    return StateFile(Path(path).expanduser(), path != text)
 
 
 def bundled_named(sources: tuple[ModelSource, ...]) -> tuple[ModelSource, ...]:

@@ -23,6 +23,7 @@ from server.config.settings import ServerConfig
 from server.config.sources import ModelSource
 from server.constraints.compiler import FormatCompiler
 from server.engine.config import EngineConfig
+from server.engine.value import StateBlock
 from server.models.backend import Backend, BackendError, open_backend
 from server.models.changes import ModelBroken
 from server.models.info import ModelInfo, state_tensors
@@ -37,8 +38,10 @@ from server.sessions.loader import Elsewhere
 from server.sessions.named_states import NamedStates
 from server.store.base import Identity, Store
 from server.store.errors import StoreError
-from server.store.named_state import NamedState
+from server.store.named_state import NamedState, tuned_state
 
+#: What requests call the state that is merged into a model's file.
+MERGED_STATE = "tuned"
 DEFAULT_STATE_MEMORY_BYTES = 512 << 20
 
 
@@ -157,11 +160,13 @@ def load_model(source: str | None, tokenizer: Path | None = None) -> Checkpoint:
 def _fixed_states(
     config: ServerConfig, model: str, identity: Identity, checkpoint: Checkpoint
 ) -> dict[str, NamedState]:
-    """What ``--state`` names for a model. Raises `ModelBroken`."""
+    """The state that is merged into a model, and what ``--state`` names. Raises `ModelBroken`."""
     found = {}
-    for name, path in config.states_of(model).items():
+    if checkpoint.tuned_state is not None:
+        found[MERGED_STATE] = tuned_state(StateBlock(checkpoint.tuned_state))
+    for name, (path, transposed) in config.states_of(model).items():
         try:
-            found[name] = read_state(path, identity, checkpoint.config)
+            found[name] = read_state(path, identity, checkpoint.config, transposed)
         except OSError as error:
             raise ModelBroken(f"--state {name}: {path}: {error.strerror}") from None
         except StoreError as error:

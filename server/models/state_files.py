@@ -25,10 +25,13 @@ def max_file_bytes(state_bytes: int) -> int:
     return 2 * state_bytes + MAX_ABOUT_BYTES
 
 
-def read_state(path: Path, identity: Identity, config: Config) -> NamedState:
+def read_state(
+    path: Path, identity: Identity, config: Config, transposed: bool = False
+) -> NamedState:
     """The state in the file at ``path``.
 
-    A file of ours must belong to ``identity``, a tuned state must have the shapes of ``config``.
+    A file of ours must belong to ``identity``, a tuned state must have the shapes of ``config``;
+    only that may be ``transposed``: its matrices have keys as rows.
     Raises `ImportRefused`, `SnapshotMismatch` where a file of ours belongs to something else,
     and `OSError`.
     """
@@ -36,7 +39,9 @@ def read_state(path: Path, identity: Identity, config: Config) -> NamedState:
         raise ImportRefused("the file is too large to be a state of this model")
     data = path.read_bytes()
     if about_of(data) is None:
-        return _tuned(path, config)
+        return _tuned(path, config, transposed)
+    if transposed:
+        raise ImportRefused("the file is a state of everstream: only a tuned one is transposed")
     return _ours(data, identity, config)
 
 
@@ -52,9 +57,9 @@ def state_in(data: bytes, identity: Identity, config: Config) -> NamedState:
         return _tuned(path, config)
 
 
-def _tuned(path: Path, config: Config) -> NamedState:
+def _tuned(path: Path, config: Config, transposed: bool = False) -> NamedState:
     try:
-        return tuned_state(StateBlock(read_tuned_state(path, config)))
+        return tuned_state(StateBlock(read_tuned_state(path, config, transposed)))
     except CheckpointError as error:
         raise ImportRefused(str(error).replace(str(path), path.name)) from error
 

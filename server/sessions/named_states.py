@@ -44,12 +44,12 @@ class TooManyStates(RequestError):
 
 
 class StateFixed(RequestError):
-    """A state that was given at start: it is changed where it was given."""
+    """A state that --state or the model's own file gave: it is changed where it was given."""
 
     code = "state_fixed"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"name: the state {name} was given by --state", "name")
+        super().__init__(f"name: the state {name} was given at start", "name")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from server.config.settings import ServerConfig
-from server.config.sources import ModelSource, StateSource
+from server.config.sources import TRANSPOSED, ModelSource, StateSource, state_file
 
 #: For the process that starts Ray, and for no replica.
 OF_THE_CLUSTER = frozenset({"config", "host", "port", "ray", "ray_address"})
@@ -46,8 +46,9 @@ def read_settings(settings: Mapping[str, Any]) -> ServerConfig:
 
 def _state_text(state: StateSource) -> str:
     """The state as the flag ``--state`` names it."""
-    place = Path(state.path).expanduser().absolute()
-    return f"{state.model}/{state.name}={place}" if state.model else f"{state.name}={place}"
+    path, is_transposed = state_file(state.path)
+    name = f"{state.model}/{state.name}" if state.model else state.name
+    return f"{name}={TRANSPOSED if is_transposed else ''}{path.absolute()}"
 
 
 def _text(source: ModelSource) -> str | None:

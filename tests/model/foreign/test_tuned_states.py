@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from model.architectures.network import ModelState, model_of
+from model.checkpoint import load_checkpoint
 from model.config import ModelConfig
+from model.export import writer_of
 from model.foreign.rwkv7 import read_native
 from model.foreign.tuned_states import read_tuned_state
 from model.state import StateLayout
@@ -19,17 +21,22 @@ from model.weights import CheckpointError
 from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.attention.test_contract import assert_close
 from tests.rwkv7 import SHAPES, Published, published, write_pth
+from tests.tiny import tiny_tokenizer
 
 SHAPE = SHAPES["odd"]
 CONFIG = SHAPE.config
 
 
-def time_states(num_layers: int = CONFIG.num_hidden_layers, **changed: torch.Tensor) -> Published:
+def time_states(
+    num_layers: int = CONFIG.num_hidden_layers,
+    heads: int = CONFIG.num_attention_heads,
+    dim: int = CONFIG.head_dim,
+    **changed: torch.Tensor,
+) -> Published:
     """As state tuning writes them, in no way symmetric."""
     generator = torch.Generator().manual_seed(3)
-    size = (CONFIG.num_attention_heads, CONFIG.head_dim, CONFIG.head_dim)
     states = {
-        f"blocks.{layer}.att.time_state": torch.randn(size, generator=generator)
+        f"blocks.{layer}.att.time_state": torch.randn(heads, dim, dim, generator=generator)
         for layer in range(num_layers)
     }
     return {**states, **changed}
@@ -59,6 +66,15 @@ def test_recurrence_begins_with_the_matrix_of_the_file(tmp_path: Path, name: str
     logits, _ = model.chunk(torch.tensor([[3, 1, 4, 1, 5]]), state, torch.tensor([0]))
     assert_close(logits[0], wanted)
     assert not torch.allclose(wanted, without, rtol=0.01, atol=0.01)
+
+
+def test_transposed_file_is_the_same_state(tmp_path: Path) -> None:
+    states = time_states()
+    other = {key: tensor.transpose(1, 2).contiguous() for key, tensor in states.items()}
+    wanted = read_tuned_state(write(tmp_path / "state.pth", states), CONFIG)
+    file = write(tmp_path / "other.pth", other)
+    assert np.array_equal(read_tuned_state(file, CONFIG, transposed=True), wanted)
+    assert not np.array_equal(read_tuned_state(file, CONFIG), wanted)
 
 
 def test_numbers_of_16_bits_are_read(tmp_path: Path) -> None:
@@ -104,3 +120,23 @@ def test_weights_of_a_model_are_no_state(tmp_path: Path) -> None:
     file = write_pth(tmp_path / "model.pth", published(SHAPE))
     with pytest.raises(CheckpointError, match="is not a tuned state"):
         read_tuned_state(file, CONFIG)
+
+
+def test_state_that_is_merged_into_the_weights_is_apart_from_them(tmp_path: Path) -> None:
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    states, weights = time_states(2, heads=2, dim=64), published(SHAPES["square"])
+    plain = load_checkpoint(write_pth(tmp_path / "plain.pth", weights))
+    merged = load_checkpoint(write_pth(tmp_path / "merged.pth", weights | states))
+    wanted = read_tuned_state(write(tmp_path / "state.pth", states), plain.config)
+    assert plain.tuned_state is None
+    assert np.array_equal(merged.tuned_state, wanted)
+    assert list(merged.weights) == list(plain.weights)
+    assert merged.digest != plain.digest
+    writer_of(merged, "pth")(tmp_path / "again.pth", merged, "bfloat16")
+    assert np.array_equal(load_checkpoint(tmp_path / "again.pth").tuned_state, wanted)
+    for key in states:
+        write_pth(tmp_path / "part.pth", {k: t for k, t in (weights | states).items() if k != key})
+        with pytest.raises(
+            CheckpointError, match=r"part\.pth is a state of 1 layers, and the model"
+        ):
+            load_checkpoint(tmp_path / "part.pth")

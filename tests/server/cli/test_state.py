@@ -102,6 +102,13 @@ def test_prompt_may_come_from_a_file(models: Path, tmp_path: Path) -> None:
 def test_tuned_state_is_what_a_prompt_comes_after(models: Path, tmp_path: Path) -> None:
     tuned = write_pth(tmp_path / "tuned.pth", time_states())
     alone = make(models, "rwkv7", tmp_path / "alone", "--tuned", tuned)
+    other = {key: tensor.transpose(1, 2).contiguous() for key, tensor in time_states().items()}
+    turned = f"transposed:{write_pth(tmp_path / 'other.pth', other)}"
+    turned_file = make(models, "rwkv7", tmp_path / "turned", "--tuned", turned)
+    assert turned_file.read_bytes() == alone.read_bytes()
+    words = ("state", "make", "--model", models / "rwkv7", "--out", tmp_path / "no")
+    message = "only a tuned one is transposed"
+    assert message in the_line(run(*words, "--tuned", f"transposed:{alone}"))
     after = make(models, "rwkv7", tmp_path / "after", "--tuned", tuned, "--prompt", TEXT)
     plain = make(models, "rwkv7", tmp_path / "plain", "--prompt", TEXT)
     checkpoint = load_checkpoint(models / "rwkv7")

@@ -11,7 +11,7 @@ from server.cli.main import app
 from server.config.errors import VARIABLE_ONLY, ConfigError, flag_of
 from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig
 from server.config.sizes import parse_bytes
-from server.config.sources import ModelSource
+from server.config.sources import ModelSource, StateFile
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_states_belong_to_models() -> None:
     config = ServerConfig.load(
         {"EVERSTREAM_STATE": "a=one.state, m/b=x=y, n/a=~/other.pth"}, model=("m=x", "n=y")
     )
-    assert config.states_of("m") == {"a": Path("one.state"), "b": Path("x=y")}
-    assert config.states_of("n") == {"a": Path("~/other.pth").expanduser()}
+    assert config.states_of("m") == {"a": StateFile(Path("one.state")), "b": StateFile(Path("x=y"))}
+    assert config.states_of("n") == {"a": StateFile(Path("~/other.pth").expanduser())}
     named = ServerConfig.load({}, model=("x",), served_model_name="m", state=("m/a=f", "b=g"))
-    assert named.states_of("m") == {"a": Path("f"), "b": Path("g")}
+    assert named.states_of("m") == {"a": StateFile(Path("f")), "b": StateFile(Path("g"))}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,16 @@ def test_states_belong_to_models() -> None:
 def test_state_that_cannot_be_is_refused(states: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServerConfig.load({}, model=("m=x", "n=y"), state=states)
+
+
+def test_state_may_be_transposed() -> None:
+    config = ServerConfig.load(
+        {}, model=("m=x",), state=("a=transposed:~/x.pth", "b=./transposed:y")
+    )
+    assert config.states_of("m") == {
+        "a": StateFile(Path("~/x.pth").expanduser(), transposed=True),
+        "b": StateFile(Path("./transposed:y")),
+    }
 
 
 def test_two_states_of_a_served_name_are_refused() -> None:

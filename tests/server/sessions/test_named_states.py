@@ -17,10 +17,11 @@ from server.cli.state_making import read_prompt, write_state
 from server.models.backend import open_backend
 from server.models.changes import ModelBroken
 from server.models.storage import identity_of
-from tests.rwkv7 import write_pth
+from tests.rwkv7 import SHAPES, published, write_pth
 from tests.server.cli.test_state import time_states
 from tests.server.harness import receive, receive_until, send
 from tests.server.served import ENDLESS, Served, served, write_model
+from tests.tiny import tiny_tokenizer
 
 SYSTEM = "Every morning she fetched water from the well. "
 OTHER = "Who lives in the hollow tree? asked the fox there. "
@@ -209,6 +210,39 @@ async def test_tuned_state_is_served(folder: Path) -> None:
         assert await server.text(ASKED, session=session) == first
         answer = await server.http.post("/v1/completions", json={"state": "tuned", "prompt": ""})
         assert refusal(answer) == (400, "invalid_value", "prompt")
+
+
+async def test_merged_and_transposed_tuned_states_give_the_text_of_the_file(tmp_path: Path) -> None:
+    weights, states = published(SHAPES["square"]), time_states(heads=2, dim=64)
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    write_pth(tmp_path / "plain.pth", weights)
+    write_pth(tmp_path / "merged.pth", weights | states)
+    write_pth(tmp_path / "state.pth", states)
+    other = {key: tensor.transpose(1, 2).contiguous() for key, tensor in states.items()}
+    write_pth(tmp_path / "other.pth", other)
+    models = (f"plain={tmp_path / 'plain.pth'}", f"merged={tmp_path / 'merged.pth'}")
+    given = (
+        f"plain/file={tmp_path / 'state.pth'}",
+        f"plain/turned=transposed:{tmp_path / 'other.pth'}",
+        f"plain/wrong={tmp_path / 'other.pth'}",
+    )
+    async with served(*models, store="memory", state=given, dtype="float32") as server:
+        assert ("merged", "tuned", True) in await listed(server)
+        texts = {
+            (model, state): await server.text(ASKED, model=model, state=state)
+            for model, state in (
+                *(("plain", "file"), ("plain", "turned"), ("plain", "wrong")),
+                ("merged", "tuned"),
+            )
+        }
+        wanted = texts["plain", "file"]
+        assert texts["plain", "turned"] == texts["merged", "tuned"] == wanted
+        assert texts["plain", "wrong"] != wanted
+        without = [await server.text(ASKED, model=model) for model in ("plain", "merged")]
+        assert without[0] == without[1] != wanted
+    given = (f"merged/tuned=transposed:{tmp_path / 'state.pth'}",)
+    async with served(*models, store="memory", state=given, dtype="float32") as server:
+        assert await server.text(ASKED, model="merged", state="tuned") != wanted
 
 
 async def test_rewind_fork_and_export_have_the_state(folder: Path) -> None:

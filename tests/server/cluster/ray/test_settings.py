@@ -40,10 +40,10 @@ def test_paths_mean_the_same_from_another_folder(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").mkdir()
     chosen = ServerConfig.load(
-        {}, model=("m", "n=m"), model_dir="models", store="memory", state=("a=f",)
+        {}, model=("m", "n=m"), model_dir="models", store="memory", state=("a=f", "t=transposed:g")
     )
     settings = settings_of(chosen)
-    assert settings["state"] == [f"a={tmp_path}/f"]
+    assert settings["state"] == [f"a={tmp_path}/f", f"t=transposed:{tmp_path}/g"]
     assert settings["model"] == [f"{tmp_path}/m", f"n={tmp_path}/m"]
     assert settings["model_dir"] == f"{tmp_path}/models"
 
