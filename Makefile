@@ -46,6 +46,8 @@ ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell comma
 ARM_TESTS := tests/model/ops/cpu/arm
 POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres 2>/dev/null))
 POSTGRES_TESTS := tests/server/cluster tests/chaos
+NGINX := $(firstword $(shell command -v nginx 2>/dev/null) $(wildcard /usr/sbin/nginx))
+NGINX_TESTS := tests/deploy/test_nginx.py
 
 # Tests that need no process, browser, database or other package: see tests/needs.py.
 QUICK := tests/model tests/server tests/docs
@@ -72,10 +74,14 @@ endif
 ifeq ($(POSTGRES),)
 	@echo "$(POSTGRES_TESTS) are left out (Debian: apt-get install postgresql)." >&2
 endif
+ifeq ($(NGINX),)
+	@echo "$(NGINX_TESTS) is left out (Debian: apt-get install nginx)." >&2
+endif
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(BIN)/python -m pytest $(WORKERS) $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
 		$(if $(NODE),,--ignore=$(NODE_TESTS) --ignore=tests/compat/test_openai_node.py) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
+		$(if $(NGINX),,--ignore=$(NGINX_TESTS)) \
 		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) --ignore-glob='*/test_cluster_*.py') \
 		$$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
 

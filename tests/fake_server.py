@@ -27,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int)
     parser.add_argument("--step-ms", type=float, default=5.0, help="how long a step pretends")
+    parser.add_argument("--max-running", type=int, help="how many run at once")
     parser.add_argument("--user-timeout-ms", type=int, default=20_000)
     options = parser.parse_args()
     config = ServerConfig.load(port=options.port)
@@ -39,6 +40,7 @@ def main() -> int:
         config.max_waiting,
         config.session_ttl_s,
         before_step=lambda: time.sleep(options.step_ms / 1000),
+        **({} if options.max_running is None else {"max_running": options.max_running}),
     )
     listener = bind(config.host, config.port, options.user_timeout_ms)
     print(f"port {listener.getsockname()[1]}", flush=True)

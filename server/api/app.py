@@ -20,6 +20,7 @@ from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
 from server.api.middleware.access_log import AccessLog
 from server.api.middleware.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
 from server.api.middleware.cors import Cors
+from server.api.middleware.forwarded import Forwarded, TrustedProxies
 from server.api.middleware.gate import Gate
 from server.api.middleware.hosts import HostCheck
 from server.api.middleware.limits import BodyLimit
@@ -91,8 +92,11 @@ def create_app(
     )
     app.state.models, app.state.sockets = models, Sockets()
     app.state.keyring = Keyring(config.api_keys, config.admin_keys, config.keys_file)
+    proxies = TrustedProxies(config.trusted_proxies)
     app.state.connections = ConnectionTable(
-        config.max_connections or DEFAULT_MAX_CONNECTIONS, config.max_connections_per_address
+        config.max_connections or DEFAULT_MAX_CONNECTIONS,
+        config.max_connections_per_address,
+        proxies,
     )
     models.limit(app.state.keyring.tenants)
     app.state.changes = None
@@ -111,6 +115,8 @@ def create_app(
     app.add_middleware(traced, tracer=tracer)
     if config.access_log:
         app.add_middleware(AccessLog)
+    if config.trusted_proxies:
+        app.add_middleware(Forwarded, proxies=proxies)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -67,6 +67,11 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
         list[str],
         "Host name allowed for a server without keys; repeat for more.",
     ),
+    (
+        "trusted_proxies",
+        list[str],
+        "Address or network of proxies whose X-Forwarded-For is read; repeat for more.",
+    ),
     ("drain_timeout_s", float, "Seconds that running requests have to end at shutdown [10]."),
     ("retire_timeout_s", float, "Seconds that streams of a replaced model have to end [3600]."),
     (

@@ -47,6 +47,7 @@ def flag_of(field: str) -> str:
         "admin_keys": "admin_key",
         "allowed_origins": "allow_origin",
         "allowed_hosts": "allow_host",
+        "trusted_proxies": "trusted_proxy",
     }
     name = names.get(field, field)
     return "--" + name.removesuffix("_s").replace("_", "-")

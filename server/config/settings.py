@@ -51,7 +51,8 @@ class ServerConfig(BaseModel):
     template's. ``max_waiting`` bounds the requests
     that are admitted and not yet running, ``max_queued_events`` the events that wait
     for one slow reader, ``allowed_origins`` the foreign pages that may call in,
-    ``allowed_hosts`` the names that a server without keys answers to.
+    ``allowed_hosts`` the names that a server without keys answers to,
+    ``trusted_proxies`` the peers whose X-Forwarded-For names the client.
     ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
     that many replicas share, or "memory"; `load` puts a folder of the user's in the
     place of None. ``served_model_name`` is what clients call the one model, and
@@ -122,6 +123,7 @@ class ServerConfig(BaseModel):
     keys_file: Path | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
     retire_timeout_s: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
 
@@ -177,7 +179,10 @@ class ServerConfig(BaseModel):
             return value
         return tuple(map(state_source, value))
 
-    @field_validator("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", mode="before")
+    @field_validator(
+        *("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", "trusted_proxies"),
+        mode="before",
+    )
     @classmethod
     def _commas(cls, value: object) -> object:
         """A variable holds several values with commas between them."""
@@ -204,6 +209,16 @@ class ServerConfig(BaseModel):
     def _bare_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not re.fullmatch(r"\*|[A-Za-z0-9._-]+", host, re.ASCII) for host in value):
             raise ValueError("a host is a name without a port, or *")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            for network in value:
+                ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            raise ValueError("a proxy is an address, or a network such as 10.0.0.0/8") from None
         return value
 
     @field_validator("reasoning", mode="before")

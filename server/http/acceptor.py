@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from server.api.middleware.connections import ConnectionTable, OpenConnection, address_of
+from server.api.middleware.connections import ConnectionTable, OpenConnection
 from server.http.connection import CountedProtocol
 
 logger = logging.getLogger("everstream.connections")
@@ -72,7 +72,7 @@ class Acceptor:
                     self._pause(error)
                     return
             else:
-                self._begin(accepted, address_of(address[0]))
+                self._begin(accepted, self._table.address_of_peer(address[0]))
 
     def _pause(self, error: OSError) -> None:
         """Others of this process need what is left more, and what an idle connection has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
@@ -16,11 +17,15 @@ from server.api.auth.scopes import Scope as Right
 from server.api.errors import ForeignOrigin, InvalidApiKey, RouteNotFound
 from server.api.routes.route_table import RouteTable
 
+logger = logging.getLogger("everstream.connections")
+
 SUBPROTOCOL = "everstream.v1"
 KEY_SUBPROTOCOL = "everstream.key."
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 #: How an open socket ends whose key is taken out.
 REVOKED = (1008, "the key was revoked")
+#: Of an origin or a host in a line of the log.
+MAX_LOGGED_CHARS = 200
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -55,7 +60,13 @@ class Authenticator:
         origin = headers.get("origin")
         if origin is None or "*" in self._allowed_origins or origin in self._allowed_origins:
             return
-        if origin.partition("://")[2].lower() != headers.get("host", "").lower():
+        host = headers.get("host", "")
+        if origin.partition("://")[2].lower() != host.lower():
+            logger.warning(
+                "origin %r refused, Host is %r: see --allow-origin; a proxy must forward the Host",
+                origin[:MAX_LOGGED_CHARS],
+                host[:MAX_LOGGED_CHARS],
+            )
             raise ForeignOrigin
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -19,6 +19,8 @@ EXTENSION = "everstream.connection"
 DEFAULT_MAX_CONNECTIONS = 4096
 #: Connections beyond a bound, so that `/health` is answered and the excess gets an answer.
 SPARE = 16
+#: The address of all connections from trusted proxies.
+PROXY = "proxy"
 #: Idle connections among which one without unsent data is looked for.
 MAX_LOOK = 16
 
@@ -71,11 +73,18 @@ class ConnectionTable:
     """At most ``max_connections`` carry a request or are sockets; `SPARE` more may be open.
 
     The same holds for those of one client address with ``max_per_address``, where it
-    is given. Belongs to one event loop.
+    is given. The connections of ``proxies`` have many clients, so there it holds for the
+    requests of each. Belongs to one event loop.
     """
 
-    def __init__(self, max_connections: int, max_per_address: int | None = None) -> None:
+    def __init__(
+        self,
+        max_connections: int,
+        max_per_address: int | None = None,
+        proxies: Container[object] = (),
+    ) -> None:
         self._max_per_address = max_connections if max_per_address is None else max_per_address
+        self._proxies = proxies
         self._all = _Group(max_connections)
         self._by_address: dict[str, _Group] = {}
 
@@ -89,6 +98,10 @@ class ConnectionTable:
     def has_room(self) -> bool:
         """Whether another connection may be accepted."""
         return self._all.has_room
+
+    def address_of_peer(self, host: str) -> str:
+        """What a connection from ``host`` counts as."""
+        return PROXY if host in self._proxies else address_of(host)
 
     def add(self, address: str) -> OpenConnection | None:
         """A connection that was accepted; None where its address has too many."""
@@ -127,7 +140,8 @@ class ConnectionTable:
             return False
         for group in groups:
             group.num_admitted += 1
-            if connection is not None:
+        if connection is not None:
+            for group in self._groups(connection.address):
                 group.idle.pop(connection, None)
         return True
 
@@ -143,7 +157,8 @@ class ConnectionTable:
         yield self._group(address)
 
     def _group(self, address: str) -> _Group:
-        return self._by_address.setdefault(address, _Group(self._max_per_address))
+        num = self._all.max_admitted if address == PROXY else self._max_per_address
+        return self._by_address.setdefault(address, _Group(num))
 
     def _forget_unused(self, address: str) -> None:
         group = self._group(address)

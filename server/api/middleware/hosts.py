@@ -7,6 +7,7 @@ its own origin. A browser sends the name as the Host, so the Host shows it.
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -14,8 +15,12 @@ from starlette.types import Scope
 
 from server.api.errors import ForeignHost
 
+logger = logging.getLogger("everstream.connections")
+
 #: Probes come by any name, and learn a single word.
 PROBES = frozenset({"/health", "/ready"})
+#: What a proxy adds to the requests that it forwards.
+OF_PROXIES = ("x-forwarded-for", "forwarded", "via")
 
 
 class HostCheck:
@@ -23,13 +28,26 @@ class HostCheck:
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(name.lower() for name in allowed)
+        self._saw_proxy = False
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raises `ForeignHost` for a name other than those, localhost or an address."""
+        self._look_for_proxy(headers)
         name = name_of(headers.get("host", ""))
         is_ours = name == "localhost" or not {name, "*"}.isdisjoint(self._allowed)
         if not is_ours and not is_address(name) and scope["path"] not in PROBES:
+            logger.warning("Host %r refused: a server without keys needs --allow-host", name)
             raise ForeignHost
+
+    def _look_for_proxy(self, headers: Headers) -> None:
+        """Warns once: a proxy that does not forward the Host hides the names that are asked."""
+        if self._saw_proxy or not any(name in headers for name in OF_PROXIES):
+            return
+        self._saw_proxy = True
+        logger.warning(
+            "a proxy forwards requests to this server, which has no keys: all that can reach the"
+            " proxy may use it; set EVERSTREAM_API_KEYS (docs/proxy.md)"
+        )
 
 
 def name_of(host: str) -> str:

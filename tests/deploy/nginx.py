@@ -1,0 +1,111 @@
+"""A real nginx with the configuration of `deploy/nginx`, on ports of the loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.deploy.manifests import DEPLOY
+from tests.reliability.servers import LOCAL, STUCK_S, free_port
+
+CONFIGURATION = DEPLOY / "nginx" / "nginx.conf"
+#: Debian does not have it on the path of users other than root.
+PROGRAM = shutil.which("nginx", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
+NAME = "chat.example"
+
+
+@dataclass(frozen=True)
+class Nginx:
+    """Answers at ``port``; ``trust`` is what a client needs to believe its certificate."""
+
+    port: int
+    trust: ssl.SSLContext
+
+    @property
+    def url(self) -> str:
+        return f"https://{LOCAL}:{self.port}"
+
+    @property
+    def socket_url(self) -> str:
+        return f"wss://{LOCAL}:{self.port}"
+
+
+@contextmanager
+def nginx_before(folder: Path, *upstreams: int, **replaced: str) -> Iterator[Nginx]:
+    """Runs nginx before two servers, or one; ``replaced`` are values of its settings.
+
+    Apart from them only ports and files differ from what the page has.
+    """
+    assert PROGRAM is not None
+    certificate, key = _certificate(folder)
+    port = free_port()
+    text = CONFIGURATION.read_text("utf-8")
+    for old, new in {
+        "listen 80;": f"listen {LOCAL}:{free_port()};",
+        "listen 443 ": f"listen {LOCAL}:{port} ",
+        "/etc/nginx/chat.example.pem": str(certificate),
+        "/etc/nginx/chat.example.key": str(key),
+        "/var/log/nginx/access.log": str(folder / "access.log"),
+        "127.0.0.1:8001": f"{LOCAL}:{upstreams[0]}",
+        "127.0.0.1:8002": f"{LOCAL}:{upstreams[-1]}",
+        "http {": f"http {{\n{_temporary(folder)}",
+    }.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    for name, value in replaced.items():
+        text, num = re.subn(rf"(?m)^(\s*{name}) .*;$", rf"\1 {value};", text)
+        assert num == 1, name
+    file = folder / "nginx.conf"
+    file.write_text(text)
+    own = f"daemon off; pid {folder / 'pid'}; error_log {folder / 'error.log'};"
+    if os.geteuid() == 0:  # else its workers could not read the folder
+        own += " user root;"
+    process = subprocess.Popen([PROGRAM, "-e", "stderr", "-c", str(file), "-g", own])
+    try:
+        _wait_for(port, process)
+        yield Nginx(port, ssl.create_default_context(cafile=str(certificate)))
+    finally:
+        process.terminate()
+        process.wait(STUCK_S)
+
+
+def _temporary(folder: Path) -> str:
+    names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    return "".join(f"    {name}_temp_path {folder / name};\n" for name in names)
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", f"/CN={NAME}"),
+            *("-addext", f"subjectAltName=IP:{LOCAL},DNS:{NAME}"),
+            *("-addext", "basicConstraints=critical,CA:FALSE"),
+            *("-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + STUCK_S
+    while True:
+        try:
+            socket.create_connection((LOCAL, port)).close()
+            return
+        except OSError:
+            assert process.poll() is None, "nginx does not start"
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
