@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.model_card.facts import read
-from benchmarks.pages.speed import comparison_cells
+from benchmarks.pages.models import comparison_cells, stream_ratios
 from benchmarks.report import Figures
 from model.bundled_models import DEFAULT_MODEL, DEFAULT_NAME
 from model.checkpoint import load_checkpoint
@@ -58,14 +58,15 @@ def places() -> Iterator[Place]:
     yield Place(readme, r"the constant (\S+ \S+) of a session", state)
     yield Place(readme, r"everstream-stories` has (\S+) parameters", millions)
     yield Place(readme, r"constant: (\S+ \S+) for the bundled model", state)
-    row = r"\| a softmax model of that shape at 100,000 tokens \| (.*) \|\n"
-    yield Place(readme, row, " | ".join([state, *[cache] * 3]))
+    row = r"\| a KV cache of that shape at 100,000 tokens \| none \| (.*) \| none \|\n"
+    yield Place(readme, row, " | ".join([cache] * 3))
     yield Place(readme, r"each token \((\S+) in bfloat16\)", f"{per_token:,}")
     yield Place(readme, r"`everstream-stories` writes at (\S+) bits", _bits("valid.txt"))
     stories = _bits("simple_stories_valid.txt")
     yield Place(readme, r"never trained on, and at (\S+) on", stories)
     cells = r"\| tokens/s, one stream[^|]*\| ([^|]* \| [^|]*) \|"
     yield Place(readme, cells, " | ".join(comparison_cells()))
+    yield Place(readme, r"the ratio for one stream is \[(.*)\]\(docs/models.md", stream_ratios())
     counts = [f"{memory // num_bytes:,}" for memory in (DEFAULT_STATE_MEMORY_BYTES, 2 << 30)]
     capacity = (
         f"{num_bytes:,} bytes per session, so the default of 512 MiB holds {counts[0]} sessions,"

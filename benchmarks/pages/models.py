@@ -43,6 +43,29 @@ def table(rows: Sequence[Figures]) -> str:
     return markdown(head, body)
 
 
+def comparison_cells() -> list[str]:
+    """For the README: tokens/s of one stream of 0.4B on two threads, ours and llama.cpp's."""
+    rows = {
+        row["dtype"]: row["contenders"]
+        for row in read_result(RESULT)["rows"]
+        if (row["size"], row["threads"], row["streams"]) == ("0.4B", 2, 1)
+        and row["mode"] == "decode"
+    }
+    return [
+        ", ".join(f"{dtype}: {row[name]['tokens_per_s']:,.0f}" for dtype, row in rows.items())
+        for name in (OURS, PEERS[0])
+    ]
+
+
+def stream_ratios() -> str:
+    """The least and the greatest ratio to llama.cpp of one stream of a file."""
+    rows = read_result(RESULT)["rows"]
+    ratios = [
+        row["ratios"][PEERS[0]] for row in rows if row["streams"] == 1 and row["mode"] == "decode"
+    ]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
 def state_table(sizes: Sequence[Figures]) -> str:
     """What a session takes."""
     body = []

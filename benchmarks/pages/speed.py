@@ -238,24 +238,6 @@ def tables() -> dict[str, str]:
     }
 
 
-def comparison_cells() -> list[str]:
-    """The README's comparison of one stream with llama.cpp, on one thread with bfloat16 weights."""
-
-    def rate(name: str, context: int) -> str:
-        rows = read("decode")["rows"]
-        here = where(rows, size="S1", threads=1, mode="decode", dtype="bfloat16", streams=1)
-        (row,) = where(here, context=context)
-        return f"{row['contenders'][name]['tokens_per_s']:,.0f}"
-
-    ours, (llama, rwkv7, *_) = OURS[0], NATIVE_PEERS
-    of_rwkv7 = f"RWKV-7: {rate(rwkv7, 0)}, {rate(rwkv7, 100_000)} at 100,000"
-    of_llama = f"Llama: {rate(llama, 0)}, {rate(llama, 8192)} at 8,192"
-    return [
-        f"{rate(ours, 0)} at the beginning, {rate(ours, 100_000)} at 100,000 tokens",
-        f"{of_rwkv7}; {of_llama}",
-    ]
-
-
 def readme_tables() -> dict[str, str]:
     """Those of the README."""
     return {
