@@ -27,5 +27,5 @@ def chat_of(config: Config, tokenizer: Tokenizer, found: ChatTemplate | None) ->
 
 def plain_chat(config: Config, tokenizer: Tokenizer) -> ChatTemplate:
     """The template for a checkpoint without one: texts begin with the model's start token."""
-    starts = [name for name, id in tokenizer.special_ids.items() if id == config.bos_token_id]
+    starts = [n for id, n in tokenizer.special_names.items() if id == config.bos_token_id]
     return ChatTemplate(special_tokens={"bos_token": starts[0]} if starts else {})

@@ -4,8 +4,9 @@ Keys and shapes are checked strictly, and a digest over config, weights and
 tokenizer names the model: a session's state means something only to the model
 that made it. Folders of other projects load too, where `model.foreign` knows
 the ``model_type`` of their config; their weights may be several files next to
-an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth``, with
-a tokenizer in the same folder or the published one, and ``NAME.gguf``, which has one of its own.
+an index. So do files that are a model without a folder: a native RWKV-7 file, ``NAME.pth`` or
+``NAME.st``, with a tokenizer in the same folder or the published one, and ``NAME.gguf``, which
+has one of its own.
 
 A chat template may lie next to them (`model.chat_template`); what a state means
 does not depend on it, so the digest leaves it out.
@@ -33,7 +34,7 @@ from model.architectures.config import Config, ConfigError, read_json
 from model.bundled_models import bundled_models
 from model.chat import chat_of, plain_chat
 from model.chat_template import ChatTemplate, checked_template, read_chat_template
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX, TORCH_SUFFIX
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX
 from model.files import open_file
 from model.hub.names import parse_name
 from model.tokenization.ends import GENERATION_CONFIG
@@ -127,10 +128,10 @@ def load_checkpoint(
     Raises `CheckpointError`, `ConfigError` or `TokenizerError`.
     """
     found = locate(source, revision)
-    if found.suffix == TORCH_SUFFIX:
-        return _load_file(found, tokenizer)
     if found.suffix == GGUF_SUFFIX:
         return _load_gguf(found, tokenizer)
+    if found.suffix in FILE_SUFFIXES:
+        return _load_file(found, tokenizer)
     return _load_folder(found, tokenizer or _beside(found / CONFIG))
 
 
@@ -158,12 +159,11 @@ def _find_beside(path: Path) -> Path | None:
 
 def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     """A native RWKV file; one of the published size has the published vocabulary by default."""
-    from model.foreign.rwkv7 import read_native
+    from model.foreign.rwkv7 import open_native, read_native
     from model.foreign.rwkv7_state import merged_states
     from model.foreign.tuned_states import state_block
-    from model.torch_file import TorchFile
 
-    file = TorchFile(path)
+    file = open_native(path)
     config, weights = read_native(file, path.name)
     states = merged_states(file)
     tuned = state_block(states, path.name, config) if states else None
@@ -259,12 +259,12 @@ def _why_no_folder(path: Path) -> str:
         path.stat()
     except FileNotFoundError:
         return (
-            "there is no such folder; a model is a folder with config.json, a .pth or"
+            "there is no such folder; a model is a folder with config.json, a .pth, .st or"
             f" .gguf file, {', '.join(bundled_models())}, or owner/name on the Hugging Face hub"
         )
     except OSError as error:
         return str(error.strerror)
-    return "not a folder; a model is a folder with config.json, or a .pth or .gguf file"
+    return "not a folder; a model is a folder with config.json, or a .pth, .st or .gguf file"
 
 
 def _complete(folder: Path) -> Path:
@@ -291,9 +291,7 @@ def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
     from model import foreign  # most checkpoints are not
 
     values = read_json(folder / CONFIG)
-    foreign.refuse_unsupported(values.get("model_type"))
-    if values.get("attn_layer_idx"):  # Mamba's own files, which have no model_type
-        raise ConfigError(f"{CONFIG}: attn_layer_idx is not supported: {foreign.GROWS}")
+    foreign.refuse_config(values)
     if not foreign.is_foreign(values.get("model_type")):
         return config_from_dict(values), read_weights(folder)
     return foreign.read(values, read_weights(folder), tokenizer.vocab_size, tokenizer.eos_token_id)

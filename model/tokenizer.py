@@ -20,6 +20,7 @@ from model.tokenization import library, world
 from model.tokenization.base import END_OF_TEXT, Codec, TokenizerError
 from model.tokenization.ends import read_ends
 from model.tokenization.library import LibraryCodec
+from model.tokenization.world_json import world_tokens
 
 __all__ = [
     "END_OF_TEXT",
@@ -41,20 +42,24 @@ class Tokenizer:
     ``eos_token_ids`` end a text; ``eos_token_id`` is the main one, which separates texts.
     ``file_name`` is what the file is called in a checkpoint, ``kind`` what people call such
     files. ``puts_space_in_front``: a text that begins has other ids than one that continues.
-    ``silent_ids`` stand for no text.
+    ``silent_ids`` stand for no text. ``special_ids`` may have several names of one id, of which
+    ``special_names`` has the usual one.
     """
 
     def __init__(self, codec: Codec) -> None:
         self.eos_token_ids: tuple[int, ...] = codec.eos_token_ids
         self.eos_token_id: int = codec.eos_token_ids[0]
         self.vocab_size: int = len(codec.token_bytes)
-        self.special_ids: dict[str, int] = {t.content: id for id, t in codec.special.items()}
+        self.special_names: dict[int, str] = {id: t.content for id, t in codec.special.items()}
+        self.special_ids = {name: id for id, name in self.special_names.items()}
+        self.special_ids |= codec.aliases
         self.kind: str = codec.kind
         self.file_name = library.FILE if isinstance(codec, LibraryCodec) else world.FILE
         self.puts_space_in_front: bool = codec.puts_space_in_front
         self._codec, self._bytes = codec, codec.token_bytes
         self.silent_ids = frozenset(id for id, data in enumerate(self._bytes) if not data)
-        self._names = _pattern(codec.special.values())
+        others = (AddedToken(name, special=True) for name in codec.aliases)
+        self._names = _pattern([*codec.special.values(), *others])
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -67,7 +72,10 @@ class Tokenizer:
         try:
             if path.suffix == ".txt":
                 return cls(world.read_world(path, ends))
-            return cls(LibraryCodec(read_text(path, library.MAX_FILE_BYTES), ends))
+            text = read_text(path, library.MAX_FILE_BYTES)
+            if (tokens := world_tokens(text)) is not None:
+                return cls(world.WorldCodec(tokens.items(), ends))
+            return cls(LibraryCodec(text, ends))
         except FileNotFoundError as error:
             raise TokenizerError(f"{path} does not exist") from error
         except OSError as error:

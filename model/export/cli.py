@@ -18,7 +18,7 @@ Dtype = Literal["float32", "bfloat16", "float16", "q8_0"]
 
 def export_command(
     model: Annotated[
-        str, typer.Argument(help="Folder, .pth or .gguf file, bundled model or hub id.")
+        str, typer.Argument(help="Folder, .pth, .st or .gguf file, bundled model or hub id.")
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write, or file for gguf and pth.")],
     format: Annotated[

@@ -14,8 +14,10 @@ from model.weights import Array
 
 
 def config_of(checkpoint: Checkpoint) -> Rwkv7Config:
-    """The config, which is of this family."""
+    """The config, which is of this family. Raises `CheckpointError` where no format has it."""
     assert isinstance(checkpoint.config, Rwkv7Config), checkpoint.config
+    if not checkpoint.config.embedding_norm:
+        raise CheckpointError("the embedding is normed already, which no format of RWKV-7 can say")
     return checkpoint.config
 
 

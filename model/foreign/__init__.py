@@ -34,6 +34,7 @@ READERS: dict[str, tuple[str, str]] = {
     "rwkv7": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv7_native": ("model.foreign.rwkv7", "read_rwkv7"),
     "rwkv7_hf_adapter": ("model.foreign.rwkv7", "read_rwkv7"),
+    "rwkv": ("model.foreign.rwkv7", "read_rwkv7"),  # if `refuse_config` lets it pass
 }
 
 #: ``general.architecture`` of GGUF -> (module, function).
@@ -49,7 +50,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("granitehybrid", "nemotron_h_moe", "minimax-01", "lfm2moe"),
     ),
     "of this family only RWKV-7 is": (
-        *("rwkv", "rwkv4", "rwkv5", "rwkv6", "rwkv6qwen2", "arwkv7", "rwkv7qwen2", "rwkv_hybrid"),
+        *("rwkv4", "rwkv5", "rwkv6", "rwkv6qwen2", "arwkv7", "rwkv7qwen2", "rwkv_hybrid"),
     ),
 }
 
@@ -60,6 +61,19 @@ def refuse_unsupported(model_type: object, file: str = "") -> None:
         if model_type in families:
             where = f"{file}: " if file else ""
             raise ConfigError(f"{where}{model_type} models are not supported: {reason}")
+
+
+def refuse_config(values: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a ``config.json`` of a family that is known and cannot be served."""
+    family = values.get("model_type")
+    refuse_unsupported(family)
+    if family == "rwkv" and values.get("architecture_version") != "rwkv7":
+        raise ConfigError(
+            "rwkv models are not supported if architecture_version is not 'rwkv7': they are RWKV-4,"
+            " and of this family only RWKV-7 is"
+        )
+    if values.get("attn_layer_idx"):  # Mamba's own files, which have no model_type
+        raise ConfigError(f"config.json: attn_layer_idx is not supported: {GROWS}")
 
 
 def read_gguf(file: GgufFile, name: str) -> tuple[Config, StoredWeights]:

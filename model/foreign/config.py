@@ -74,12 +74,14 @@ class ForeignConfig:
             )
         return int(ids[0])
 
-    def rename(self, names: Mapping[str, str]) -> bool:
-        """Gives fields their usual names, by their other ones; whether any of these was there."""
-        found = [name for name in names if name in self._left]
-        for name in found:
+    def __contains__(self, name: object) -> bool:
+        """Whether a field is left."""
+        return name in self._left
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives fields their usual names, by their other ones."""
+        for name in [name for name in names if name in self._left]:
             self._left[names[name]] = self._left.pop(name)
-        return bool(found)
 
     def ignore(self, *names: str) -> None:
         """Fields of this family that say nothing about what the network computes."""

@@ -1,8 +1,9 @@
-"""RWKV-7 as it is published: native ``.pth`` files and Hugging Face folders of fla-hub.
+"""RWKV-7 as it is published: native ``.pth`` files and Hugging Face folders.
 
-Both hold the same tensors under other names. Native low-rank matrices are [in, out], those
-of fla are Linear weights [out, in]. Vectors may be [D] or [1, 1, D]. Sizes are read from the
-weights; a ``config.json`` may only agree with them. Tensors are read when they are asked for.
+All hold the same tensors; the keys, not the config, say under which names
+(`model.foreign.rwkv7_names`). Native low-rank matrices are [in, out], those of fla are Linear
+weights [out, in]. Vectors may be [D] or [1, 1, D]. Sizes are read from the weights; a
+``config.json`` may only agree with them. Tensors are read when they are asked for.
 
 Id 0 begins and ends texts in every RWKV vocabulary, whatever a ``config.json`` says.
 """
@@ -10,31 +11,51 @@ Id 0 begins and ends texts in every RWKV vocabulary, whatever a ``config.json`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from model.architectures.rwkv7.config import Rwkv7Config
+from model.checkpoint_files import ST_SUFFIX
 from model.config import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
-from model.foreign.rwkv7_names import FLA, FUSED, NATIVE, Names, Part, parts_of
+from model.foreign.rwkv7_names import (
+    NATIVE,
+    TURNED,
+    Names,
+    Part,
+    layout_of,
+    parts_of,
+    unused_keys,
+)
 from model.foreign.weights import Weights
 from model.tensor_spec import Shape
-from model.weights import Array, CheckpointError, StoredWeights, file_name
+from model.torch_file import TorchFile
+from model.weights import Array, CheckpointError, StoredWeights, WeightFiles, file_name
 
-#: What training and other kernels use, and special ids: see the module's docstring.
+#: What training and other kernels use, and special ids: see the module's docstring. Our sums are
+#: float32 whatever ``wkv_*`` say.
 HARMLESS = (
     *("attn_mode", "fuse_norm", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"),
     *("max_position_embeddings", "bos_token_id", "eos_token_id", "rescale_prenorm_residual"),
-    "tokenizer_class",
+    *("tokenizer_class", "context_length", "architecture_version", "number_of_conv_states"),
+    *("wkv_state_dtype", "wkv_implementation", "wkv_mode"),
+    *("rwkv7_hf_adapter_layout", "rwkv7_hf_runtime_version", "hidden_ratio"),
+    # How rwkv7-hf packs plain weights once it has loaded them.
+    *("use_native_mm8", "native_mm8_min_params", "native_mm8_policy"),
+    *("use_native_mm4", "native_mm4_min_params", "native_mm4_policy"),
+    *("native_mm4_group_size", "native_mm4_group_policy"),
+    # The shape of r_k decides: converters leave the number of another size here.
+    *("num_heads", "num_attention_heads"),
 )
 
 #: Every layer has more keys than these, in any of the files.
 MIN_KEYS = 16
 
-#: What folders of `Rwkv7ForCausalLM` call the fields.
+#: What some folders call the fields.
 OTHER_FIELDS = {
     "head_size": "head_dim",
     "layer_norm_epsilon": "norm_eps",
@@ -42,17 +63,20 @@ OTHER_FIELDS = {
     "lora_rank_iclr": "a_low_rank_dim",
     "lora_rank_value_residual_mix": "v_low_rank_dim",
     "lora_rank_gate": "gate_low_rank_dim",
-    "attention_hidden_size": "value_dim",
 }
 
 #: Keys that only another generation has, the newest first.
 VARIANTS = (
     (r"\.ffn\.enn\.weight$", "an RWKV-8 model; only RWKV-7 is supported"),
-    (r"^blocks\.\d+\.qkv\.", "an RWKV-7b model, which is not supported: its state grows"),
+    (r"\bblocks\.\d+\.qkv\.", "an RWKV-7b model, which is not supported: its state grows"),
     (r"\.ffn\.s_emb", "an RWKV-7a model; its deep embeddings are not supported"),
     (r"\.att\.time_maa_", "an RWKV-6 model; only RWKV-7 is supported"),
     (r"\.att\.gate\.weight$", "an RWKV-5 model; only RWKV-7 is supported"),
-    (r"\.att\.time_decay$", "an RWKV-4 or RWKV-5 model; only RWKV-7 is supported"),
+    (r"\.att(ention)?\.time_decay$", "an RWKV-4 or RWKV-5 model; only RWKV-7 is supported"),
+    (
+        r"\.(q_weight\w*|qweight|packed_\w+)$",
+        "packed for the kernels of rwkv7-hf, which is not supported: publish the weights unpacked",
+    ),
 )
 
 
@@ -107,39 +131,56 @@ class Renamed(StoredWeights):
         return isinstance(self._files, StoredWeights) and self._files.is_quantized
 
 
+def open_native(path: Path) -> StoredWeights:
+    """The tensors of a ``.pth`` or ``.st`` file, by its keys."""
+    return WeightFiles([path]) if path.suffix == ST_SUFFIX else TorchFile(path)
+
+
 def read_native(files: StoredWeights, name: str) -> tuple[Rwkv7Config, Renamed]:
-    """The model in a ``.pth`` called ``name``. Raises `CheckpointError` that names the key."""
+    """The model in a file called ``name``. Raises `CheckpointError` that names the key."""
     _refuse_variants(files, name)
-    config = sizes(files, name, NATIVE)
-    # The first layer has no values to mix in, but its file may: never used. A tuned state that
-    # is merged in is read by `model.foreign.rwkv7_state`.
-    unused = {f"blocks.0.att.v{n}" for n in "012"}
-    unused |= {key for key in files if re.fullmatch(r"blocks\.\d+\.att\.time_state", key)}
-    return config, renamed(files, name, config, NATIVE, unused)
+    names = NATIVE
+    if name.endswith(ST_SUFFIX) and "blocks.0.att.w1" in files:
+        down = files.shape("blocks.0.att.w1")  # its longer axis is the width
+        names = TURNED if len(down) == 2 and down[0] < down[1] else NATIVE
+    config = sizes(files, name, names)
+    # A tuned state that is merged in is read by `model.foreign.rwkv7_state`.
+    states = {key for key in files if re.fullmatch(r"blocks\.\d+\.att\.time_state", key)}
+    return config, renamed(files, name, config, names, states)
 
 
 def read_rwkv7(source: ForeignConfig, weights: Weights) -> tuple[Rwkv7Config, Renamed]:
-    """The model in a folder of fla-hub: see the module's docstring."""
+    """The model in a folder: see the module's docstring."""
     source.ignore(*HARMLESS)
     files = weights.take_all()
     file = file_name(files)
-    _refuse_variants(files, file)
+    names = _refuse_variants(files, file)
+    _refuse_fields(source)
+    # A group norm whose epsilon does not follow the head size comes with this name of the other.
+    has_own_eps = "layer_norm_epsilon" in source
+    source.rename(OTHER_FIELDS)
+    is_normed = not source.boolean("embedding_layer_norm_fused", False)
+    config = replace(sizes(files, file, names), embedding_norm=is_normed)
+    norm_eps = source.number("norm_eps", 1e-5)
+    follows = 64e-5 if has_own_eps else norm_eps * config.head_dim
+    group_norm_eps = source.number("group_norm_epsilon", follows)
+    config = replace(config, norm_eps=norm_eps, group_norm_eps=group_norm_eps)
+    _check_sizes(source, config)
+    return config, renamed(files, file, config, names)
+
+
+def _refuse_fields(source: ForeignConfig) -> None:
+    """Raises `ConfigError` for what this network does not do."""
     if (attention := source.anything("attn")) is not None:
         raise ConfigError(f"{source.family}: attn {attention!r:.80} is not supported: {GROWS}")
-    # Folders of `Rwkv7ForCausalLM`: the epsilon of their group norm does not follow the head size.
-    renamed_fields = source.rename(OTHER_FIELDS)
+    kinds = source.anything("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "linear_attention" for kind in kinds):
+        raise ConfigError(f"{source.family}: layer_types {kinds!r:.80} is not supported: {GROWS}")
     source.choice("head_size_divisor", 8)
     source.choice("hidden_act", "sqrelu")
     source.choice("norm_first", True)
     source.choice("norm_bias", True)
     source.choice("tie_word_embeddings", False)
-    names = FUSED if "model.layers.0.attn.x_x" in files else FLA
-    config = sizes(files, file, names)
-    norm_eps = source.number("norm_eps", 1e-5)
-    group_norm_eps = 64e-5 if renamed_fields else norm_eps * config.head_dim
-    config = replace(config, norm_eps=norm_eps, group_norm_eps=group_norm_eps)
-    _check_sizes(source, config)
-    return config, renamed(files, file, config, names, set())
 
 
 def shape_in(files: Mapping[str, Array], key: str) -> Shape:
@@ -170,7 +211,10 @@ def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:
     heads, head_dim = shape(f"{names.block.format(0)}.{names.vectors[2]}")
     inner = names.projections["channel_mix.key"]
     if heads * head_dim != width:
-        raise CheckpointError(f"{name}: r_k is {[heads, head_dim]} for a width of {width}")
+        raise CheckpointError(
+            f"{name}: r_k is {[heads, head_dim]} for a width of {width}: an attention_hidden_size"
+            " other than hidden_size is not supported"
+        )
     return Rwkv7Config(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -189,16 +233,16 @@ def renamed(
     name: str,
     config: Rwkv7Config,
     names: Names,
-    unused: set[str],
+    unused: Set[str] = frozenset(),
 ) -> Renamed:
-    """The weights, of which each key is there, has its shape, and none is left over."""
+    """The weights, of which each key is there, has its shape, and none but ``unused`` is left."""
     parts, wanted = parts_of(config, names), config.weight_shapes()
     assert parts.keys() == wanted.keys(), parts.keys() ^ wanted.keys()
     known = {key for part in parts.values() for key in part.keys}
     missing = [key for part in parts.values() for key in part.keys if key not in files]
     if missing:
         raise CheckpointError(f"{name} lacks key {missing[0]!r} ({len(missing)} in all)")
-    left = sorted(set(files) - known - unused)
+    left = sorted(set(files) - known - unused_keys(names) - unused)
     if left:
         raise CheckpointError(f"{name} has an unknown key {left[0]!r} ({len(left)} in all)")
     for ours, part in parts.items():
@@ -230,13 +274,13 @@ def _formed(tensor: Array, form: str) -> Array:
 
 def _check_sizes(source: ForeignConfig, config: Rwkv7Config) -> None:
     """Raises `ConfigError` where ``config.json`` says another size than the weights have."""
-    width, heads = config.hidden_size, config.num_attention_heads
+    width = config.hidden_size
     sizes = {
         "vocab_size": config.vocab_size,
         "hidden_size": width,
         "num_hidden_layers": config.num_hidden_layers,
         "head_dim": config.head_dim,
-        "num_heads": heads,
+        "attention_hidden_size": width,
         "intermediate_size": config.intermediate_size,
         "decay_low_rank_dim": config.decay_rank,
         "a_low_rank_dim": config.rate_rank,
@@ -246,7 +290,6 @@ def _check_sizes(source: ForeignConfig, config: Rwkv7Config) -> None:
         sizes["v_low_rank_dim"] = config.value_rank
     else:
         source.ignore("v_low_rank_dim")
-    source.ignore("hidden_ratio")
     for name, size in sizes.items():
         found = source.integer(name, size)
         if found != size:
@@ -257,10 +300,15 @@ def _check_sizes(source: ForeignConfig, config: Rwkv7Config) -> None:
         raise ConfigError(f"{source.family}: value_dim must be {width} in all layers, not {dims}")
 
 
-def _refuse_variants(files: Mapping[str, Array], name: str) -> None:
-    """Raises `CheckpointError` for the other generations of RWKV, by name."""
+def _refuse_variants(files: Mapping[str, Array], name: str) -> Names:
+    """The names of the tensors. Raises `CheckpointError` for the other generations, by name."""
     for pattern, what in VARIANTS:
         if any(re.search(pattern, key) for key in files):
             raise CheckpointError(f"{name} is {what}")
-    if not any(re.search(r"\.att[n]?\.r_k$", key) for key in files):
-        raise CheckpointError(f"{name} is not an RWKV-7 model: it has no key 'blocks.0.att.r_k'")
+    names = layout_of(files)
+    if names is None:
+        raise CheckpointError(
+            f"{name} is not an RWKV-7 model: it has no key 'blocks.0.att.r_k',"
+            " nor what this is called in other files"
+        )
+    return names

@@ -53,8 +53,7 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Rwkv7Config, Renamed]:
         eos_token_id=source.special_id(EOS, config.vocab_size),
     )
     source.refuse_unknown()
-    unused = {f"blk.0.time_mix_v{n}.weight" for n in "012"}
-    return config, renamed(tensors, name, config, GGUF, unused)
+    return config, renamed(tensors, name, config, GGUF)
 
 
 def _check(source: ForeignConfig, prefix: str, config: Rwkv7Config) -> None:

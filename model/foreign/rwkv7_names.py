@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from model.architectures.rwkv7.config import LOW_RANKS, Rwkv7Config
@@ -63,6 +63,24 @@ NATIVE = Names(
         "channel_mix.value": "ffn.value",
     },
 )
+#: Of `.st` files, whose low-rank matrices are turned round.
+TURNED = replace(NATIVE, low_rank_form="same")
+#: Of folders of the RWKV project.
+OFFICIAL = replace(
+    NATIVE,
+    embedding="rwkv7.emb.weight",
+    embedding_norm="rwkv7.blocks.0.ln0",
+    norm="rwkv7.ln_out",
+    block="rwkv7.blocks.{}",
+)
+#: Of folders of transformers-rwkv until August 2026.
+BLOCKS = replace(
+    NATIVE,
+    embedding="model.emb.weight",
+    embedding_norm="model.blocks.0.ln0",
+    norm="model.ln_out",
+    block="model.blocks.{}",
+)
 FLA = Names(
     embedding="model.embeddings.weight",
     head="lm_head.weight",
@@ -94,6 +112,30 @@ FLA = Names(
 )
 #: Older files have one tensor [6, D] for the token shift of the time mix.
 FUSED = replace(FLA, shift_mix=Part(("attn.x_x",)))
+#: Of folders of transformers-rwkv since then.
+LINEAR_ATTENTION = replace(
+    FLA,
+    embedding="model.embed_tokens.weight",
+    embedding_norm="model.embedding_norm",
+    shift_mix=Part(tuple(f"linear_attn.x_{letter}" for letter in INPUTS), "flat"),
+    channel_shift_mix="mlp.x_k",
+    vectors=("linear_attn.k_k", "linear_attn.k_a", "linear_attn.r_k"),
+    low_rank=("linear_attn.{}1", "linear_attn.{}2", "linear_attn.{}0"),
+    low_rank_form="transposed",
+    norms={
+        "time_norm": "input_layernorm",
+        "channel_norm": "post_attention_layernorm",
+        "time_mix.group_norm": "linear_attn.g_norm",
+    },
+    projections={
+        "time_mix.receptance": "linear_attn.r_proj",
+        "time_mix.key": "linear_attn.k_proj",
+        "time_mix.value": "linear_attn.v_proj",
+        "time_mix.output": "linear_attn.o_proj",
+        "channel_mix.key": "mlp.key",
+        "channel_mix.value": "mlp.value",
+    },
+)
 #: Of GGUF, without the axes of one that some tensors have there; see `model.foreign.rwkv7_gguf`.
 GGUF = Names(
     embedding="token_embd.weight",
@@ -121,17 +163,42 @@ GGUF = Names(
     },
 )
 
+#: Of folders and of files that are safetensors.
+LAYOUTS = (NATIVE, OFFICIAL, BLOCKS, LINEAR_ATTENTION, FLA, FUSED)
+
+
+def layout_of(keys: Container[str]) -> Names | None:
+    """The names of the files that have ``keys``; None where they are no RWKV-7."""
+    for names in LAYOUTS:
+        first, (_, _, r_k) = names.block.format(0), names.vectors
+        is_other = names is FLA and f"{first}.{FUSED.shift_mix.keys[0]}" in keys
+        if f"{first}.{r_k}" in keys and not is_other:
+            return names
+    return None
+
 
 def parts_of(config: Rwkv7Config, names: Names) -> dict[str, Part]:
     """Where each weight of a model with ``config`` is, by our names."""
     parts = {"embedding.weight": Part((names.embedding,)), "head.weight": Part((names.head,))}
-    parts |= _affine("embedding_norm", names.embedding_norm) | _affine("norm", names.norm)
+    if config.embedding_norm:
+        parts |= _affine("embedding_norm", names.embedding_norm)
+    parts |= _affine("norm", names.norm)
     for layer in range(config.num_hidden_layers):
         theirs = names.block.format(layer)
         for ours, part in _block_parts(layer, names).items():
             keys = tuple(f"{theirs}.{key}" for key in part.keys)
             parts[f"blocks.{layer}.{ours}"] = Part(keys, part.form)
     return parts
+
+
+def unused_keys(names: Names) -> set[str]:
+    """What files may have and no model computes with.
+
+    The first layer has no values to mix in. The norm of the embedding may be in its rows already.
+    """
+    first = names.block.format(0)
+    mix = {f"{first}.{key.format('v')}" for key in names.low_rank}
+    return mix | {f"{names.embedding_norm}.{kind}" for kind in ("weight", "bias")}
 
 
 def _block_parts(layer: int, names: Names) -> dict[str, Part]:

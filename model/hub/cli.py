@@ -19,7 +19,8 @@ NAME_HELP = "Name on the Hugging Face hub: OWNER/NAME[@REVISION][:FILE]."
 def pull_command(
     name: Annotated[str, typer.Argument(help=NAME_HELP)],
     file: Annotated[
-        str | None, typer.Option(help="File to download, if there are several .pth or .gguf files.")
+        str | None,
+        typer.Option(help="File to download, if there are several .pth, .st or .gguf files."),
     ] = None,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit to download [main].")

@@ -121,13 +121,12 @@ def _family(folder: Path) -> str | None:
 
 def _family_of_file(path: Path) -> str | None:
     """The same for a single file, of which only the list of tensors is read."""
-    from model.foreign.rwkv7 import read_native
+    from model.foreign.rwkv7 import open_native, read_native
     from model.gguf_file import GgufFile
-    from model.torch_file import TorchFile
 
     try:
         if path.suffix == GGUF_SUFFIX:
             return foreign.read_gguf(GgufFile(path), path.name)[0].attention
-        return read_native(TorchFile(path), path.name)[0].attention
+        return read_native(open_native(path), path.name)[0].attention
     except (CheckpointError, ConfigError):
         return None

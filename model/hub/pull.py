@@ -97,6 +97,6 @@ def _shards(listing: Listing, place: Repository) -> tuple[HubFile, ...]:
 def _check_config(snapshot: Path) -> None:
     """Raises `ConfigError` for a family that is not supported."""
     values = read_json(snapshot / CONFIG)
-    foreign.refuse_unsupported(values.get("model_type"))
+    foreign.refuse_config(values)
     if not foreign.is_foreign(values.get("model_type")):
         config_from_dict(values)

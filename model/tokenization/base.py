@@ -39,6 +39,10 @@ class Codec(Protocol):
         """Tokens that stand for no text, by id. Those that end a text are among them."""
 
     @property
+    def aliases(self) -> Mapping[str, int]:
+        """Other names of such tokens, which templates use."""
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The ids that end a text; the first one, which is special, is the main one."""
 

@@ -29,10 +29,11 @@ class LibraryCodec:
     """See `model.tokenization.base.Codec`. Raises `TokenizerError` or `ConfigError`."""
 
     kind = "tokenizer.json"
+    aliases: dict[str, int] = {}  # noqa: RUF012 - a file names each id once
 
     def __init__(self, text: str, ends: Ends = NO_ENDS) -> None:
-        values = _parsed(text)
-        _check_bounds(values)
+        values = parsed(text)
+        check_bounds(values)
         self._kind = kind_of(values)
         backend = _backend(text)  # refuses values of other types than those that are read below
         vocabulary, added = backend.get_vocab(), backend.get_added_tokens_decoder()
@@ -111,7 +112,7 @@ class LibraryCodec:
         return ids
 
 
-def _parsed(text: str) -> Json:
+def parsed(text: str) -> Json:
     """Raises `TokenizerError` where the text is no object with a model."""
     try:
         values: Any = json.loads(text)
@@ -122,7 +123,7 @@ def _parsed(text: str) -> Json:
     return values
 
 
-def _check_bounds(values: Json) -> None:
+def check_bounds(values: Json) -> None:
     """Raises `TokenizerError` for an id or a token that is too large; types are checked later."""
     vocabulary, added = values["model"].get("vocab"), values.get("added_tokens")
     tokens: list[Any] = []

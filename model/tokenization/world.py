@@ -24,6 +24,8 @@ from model.tokenization.ends import NO_ENDS, Ends, resolve
 FILE = "rwkv_vocab_v20230424.txt"
 PUBLISHED = Path(__file__).with_name(FILE)
 EOS = 0
+#: What folders of fla-hub, and files made of them, call the id 0 in their templates.
+OTHER_END = "<|rwkv_tokenizer_end_of_text|>"
 
 #: Rows of the embedding in published checkpoints: the file's 65,529 ids, that of the end, padding.
 PADDED_SIZE = 1 << 16
@@ -49,6 +51,7 @@ class WorldCodec:
     kind = "RWKV vocabulary"
     puts_space_in_front = False
     first_bytes: dict[int, bytes] = {}  # noqa: RUF012 - nothing is put in front of a text
+    aliases = {OTHER_END: EOS}  # noqa: RUF012 - never changed
 
     def __init__(self, tokens: Iterable[tuple[int, bytes]], ends: Ends = NO_ENDS) -> None:
         self._by_id = _checked(tokens)

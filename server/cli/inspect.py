@@ -12,7 +12,7 @@ from server.cli.options import TokenizerFile
 
 def inspect(
     model: Annotated[
-        str | None, typer.Argument(help="Folder, .pth or .gguf file, bundled model or hub id.")
+        str | None, typer.Argument(help="Folder, .pth, .st or .gguf file, bundled model or hub id.")
     ] = None,
     tokenizer: TokenizerFile = None,
 ) -> None:

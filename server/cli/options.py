@@ -13,7 +13,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Folder, .pth or .gguf file, bundled model or hub id [everstream-stories].",
+        help="Folder, .pth, .st or .gguf file, bundled model or hub id [everstream-stories].",
         show_default=False,
     ),
 ]

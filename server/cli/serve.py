@@ -31,7 +31,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
         "model",
         list[str],
         (
-            "Folder, .pth or .gguf file, bundled model or hub id; NAME=PATH for several"
+            "Folder, .pth, .st or .gguf file, bundled model or hub id; NAME=PATH for several"
             " [everstream-stories]."
         ),
     ),

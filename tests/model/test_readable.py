@@ -99,7 +99,7 @@ def test_what_a_model_can_be_is_said(source: str) -> None:
         load_checkpoint(source)
     message = str(caught.value)
     assert message.startswith(f"{source}: there is no such folder")
-    assert "a folder with config.json, a .pth or .gguf file, " in message
+    assert "a folder with config.json, a .pth, .st or .gguf file, " in message
     assert all(name in message for name in bundled_models())
     assert message.endswith(", or owner/name on the Hugging Face hub")
 

@@ -41,6 +41,7 @@ class Rwkv7Config(JsonConfig):
     model_type: ClassVar[str] = "everstream-rwkv7"
     attention: ClassVar[str] = "rwkv7"
     constant_state: ClassVar[bool] = True
+    added_later: ClassVar[tuple[str, ...]] = ("embedding_norm",)
 
     vocab_size: int
     hidden_size: int = 768
@@ -56,11 +57,15 @@ class Rwkv7Config(JsonConfig):
     group_norm_eps: float = 64e-5
     bos_token_id: int = 0
     eos_token_id: int = 0
+    #: Whether the embedding is normed; in some files its rows are already.
+    embedding_norm: bool = True
 
     def __post_init__(self) -> None:
         check_positive(self, "vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
         check_positive(self, "intermediate_size", *(rank for _, rank in LOW_RANKS.values()))
         check_epsilon(self, "norm_eps", "group_norm_eps")
+        if type(self.embedding_norm) is not bool:
+            raise ConfigError(f"embedding_norm must be a boolean, not {self.embedding_norm!r}")
         check_token_ids(self, "bos_token_id", "eos_token_id")
         if self.hidden_size % self.head_dim:
             raise ConfigError(f"head_dim must divide {self.hidden_size}, not {self.head_dim}")
@@ -76,7 +81,7 @@ class Rwkv7Config(JsonConfig):
         """
         sizes = dict(chosen)
         heads, attention = sizes.pop("num_attention_heads", None), sizes.pop("attention", None)
-        ranks = sizes.pop("attention_options", {})
+        ranks: Any = sizes.pop("attention_options", {})
         if attention not in (None, cls.attention):
             raise ConfigError(f"attention must be {cls.attention!r}, not {attention!r}")
         if not isinstance(ranks, dict) or ranks.keys() - RANK_FACTORS.keys():
@@ -111,7 +116,9 @@ class Rwkv7Config(JsonConfig):
         width = self.hidden_size
         shapes: dict[str, Shape] = {"embedding.weight": (self.vocab_size, width)}
         shapes |= {"head.weight": (self.vocab_size, width)}
-        shapes |= _affine("embedding_norm", width) | _affine("norm", width)
+        if self.embedding_norm:
+            shapes |= _affine("embedding_norm", width)
+        shapes |= _affine("norm", width)
         for layer in range(self.num_hidden_layers):
             block = self._block_shapes(layer)
             shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}

@@ -148,7 +148,8 @@ class Rwkv7(Network):
         self.config = config
         width, layers = config.hidden_size, range(config.num_hidden_layers)
         self.embedding = nn.Embedding(config.vocab_size, width)
-        self.embedding_norm = nn.LayerNorm(width, config.norm_eps)
+        norm = nn.LayerNorm(width, config.norm_eps) if config.embedding_norm else nn.Identity()
+        self.embedding_norm = norm
         self.blocks = nn.ModuleList(Block(config, layer) for layer in layers)
         self.norm = nn.LayerNorm(width, config.norm_eps)
         self.head = nn.Linear(width, config.vocab_size, bias=False)

@@ -38,6 +38,7 @@ def _rwkv7_options(config: Rwkv7Config, layout: StateLayout) -> Options:
         "rate_rank": config.rate_rank,
         "value_rank": config.value_rank,
         "gate_rank": config.gate_rank,
+        "embedding_norm": int(config.embedding_norm),
         "eps": config.norm_eps,
         "group_eps": config.group_norm_eps,
         "state_bytes": layout.num_bytes,

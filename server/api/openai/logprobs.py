@@ -26,7 +26,7 @@ class TokenNames:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._known = {id: name for name, id in tokenizer.special_ids.items()}
+        self._known = dict(tokenizer.special_names)
 
     def __getitem__(self, id: int) -> str:
         name = self._known.get(id)

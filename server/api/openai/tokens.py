@@ -114,7 +114,7 @@ async def detokenize(request: Request) -> Response:
 
 
 def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    names = {id: name.encode() for name, id in tokenizer.special_ids.items()}
+    names = {id: name.encode() for id, name in tokenizer.special_names.items()}
     begun = next((i for i, id in enumerate(ids) if id in names or tokenizer.token_bytes(id)), 0)
     data = [names.get(id) or tokenizer.token_bytes(id) for id in ids]
     if data and ids[begun] not in names:
@@ -126,8 +126,7 @@ def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 async def tokenizer_info(request: Request) -> Response:
     """What `tokenizer_config.json` says elsewhere."""
     service = service_for(request)
-    model, special = service.model, service.tokenizer.special_ids
-    names = {id: name for name, id in special.items()}
+    model, names = service.model, service.tokenizer.special_names
     answer: answers.TokenizerInfo = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "vocab_size": service.tokenizer.vocab_size,
@@ -137,7 +136,7 @@ async def tokenizer_info(request: Request) -> Response:
         "eos_token_id": service.tokenizer.eos_token_id,
         "pad_token": None,
         "unk_token": None,
-        "additional_special_tokens": sorted(special),
+        "additional_special_tokens": sorted(names.values()),
         "add_bos_token": True,
         "chat_template": service.chat_template.source,
     }

@@ -27,6 +27,7 @@ from tests.gguf_files import gguf_tensors
 from tests.model.architectures.rwkv7_llama import run_llama
 from tests.model.architectures.rwkv7_package import run_package
 from tests.model.commands import everstream, refused
+from tests.published_layouts import fused_blocks
 from tests.rwkv7 import SHAPES, fla_names, published, write_pth
 from tests.tiny import tiny_tokenizer
 
@@ -244,6 +245,13 @@ def test_other_tokenizer_next_to_a_native_file_is_kept(native: Path, tmp_path: P
     message = refused("export", native, tmp_path / "model.pth", "--format", "pth")
     assert "tokenizer.json is another tokenizer than the model's" in message
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("form", ["pth", "hf", "gguf"])
+def test_embedding_that_is_normed_already_is_refused(tmp_path: Path, form: str) -> None:
+    folder, out = fused_blocks(tmp_path / "fused", SHAPE, published(SHAPE)), place(tmp_path, form)
+    assert "the embedding is normed already" in refused("export", folder, out, "--format", form)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,8 @@ def put(key: str, *shape: int) -> Change:
         (put("blocks.1.ffn.key.weight", 2, 2), r"blocks.1.ffn.key.weight is \[2, 2\], wanted"),
         (put("blocks.0.att.x_g", 64), r"blocks.0.att.x_g is \[64\], wanted \[128\]"),
         (put("blocks.0.att.r_k", 128), r"blocks.0.att.r_k is \[128\], wanted 2 axes"),
-        (put("blocks.0.att.r_k", 3, 64), r"r_k is \[3, 64\] for a width of 128"),
+        (put("blocks.0.att.r_k", 3, 64), r"is \[3, 64\] for a width of 128: an attention_hidden_"),
+        (put("blocks.0.ffn.key.qweight", 9, 9), "is packed for the kernels of rwkv7-hf"),
         (put("blocks.7.ln1.weight", 128), "lacks key 'blocks.2.att.x_r'"),
         (put(f"blocks.{'1' * 5000}.ln1.weight", 128), r"has an unknown key 'blocks\.1111"),
         (
@@ -212,7 +213,9 @@ def test_other_generations_are_refused_by_name(
         ("hidden_size", 64, "rwkv7: hidden_size is 64, the weights have 128"),
         ("num_hidden_layers", 3, "rwkv7: num_hidden_layers is 3, the weights have 2"),
         ("decay_low_rank_dim", 8, "rwkv7: decay_low_rank_dim is 8, the weights have 16"),
-        ("num_heads", 4, "rwkv7: num_heads is 4, the weights have 2"),
+        ("head_dim", 32, "rwkv7: head_dim is 32, the weights have 64"),
+        ("layer_types", ["linear_attention", "full_attention"], "rwkv7: layer_types .* grows"),
+        ("attention_hidden_size", 192, "attention_hidden_size is 192, the weights have 128"),
         ("surprise", 1, "rwkv7: unknown field 'surprise'"),
     ],
 )

@@ -81,7 +81,8 @@ def is_utf8(token: bytes) -> bool:
 def test_end_of_text_has_no_bytes_and_no_text_has_its_id() -> None:
     tokenizer = Tokenizer(world())
     assert (tokenizer.eos_token_id, tokenizer.token_bytes(0)) == (0, b"")
-    assert tokenizer.special_ids == {"<|endoftext|>": 0}
+    assert tokenizer.special_names == {0: "<|endoftext|>"}
+    assert tokenizer.special_ids == {"<|endoftext|>": 0, "<|rwkv_tokenizer_end_of_text|>": 0}
     assert 0 not in tokenizer.encode("<|endoftext|>")
     assert tokenizer.encode("a<|endoftext|>", allow_special=True)[-1] == 0
     assert tokenizer.file_name == FILE

@@ -35,7 +35,7 @@ Rwkv7Builder::Rwkv7Builder(const Options& options, Packer& packer, Precision pre
     m.layer_norm = true;
     read_options(options);
     m.embedding = p_.table("embedding.weight", m.vocab_size, m.hidden, precision);
-    m.embedding_norm = norm("embedding_norm");
+    if (options.integer("embedding_norm")) m.embedding_norm = norm("embedding_norm");
     layers_ = new (p_.arena.allocate<Rwkv7Layer>(size_t(m.num_layers)))
         Rwkv7Layer[size_t(m.num_layers)];
     m.layers = layers_;

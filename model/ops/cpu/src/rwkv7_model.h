@@ -45,7 +45,7 @@ struct Rwkv7Model : Model {
     int rank[LowRanks::num] = {};
     int largest_rank = 0;
     float group_eps = 64e-5f;
-    Norm embedding_norm;
+    Norm embedding_norm;  // no weight where the rows of the embedding are normed already
     const Rwkv7Layer* layers = nullptr;
 };
 

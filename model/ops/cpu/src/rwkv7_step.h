@@ -33,8 +33,9 @@ public:
 
     void run() {
         w.each(b.num_rows, [&](int row) {
-            look_up(m.embedding, b.tokens[row], before);
-            normalize(m, m.embedding_norm, before, b.x + size_t(row) * s.x);
+            float* x = b.x + size_t(row) * s.x;
+            look_up(m.embedding, b.tokens[row], m.embedding_norm.weight ? before : x);
+            if (m.embedding_norm.weight) normalize(m, m.embedding_norm, before, x);
         });
         for (int i = 0; i < m.num_layers; i++) {
             time_mix(m.layers[i], i == 0);

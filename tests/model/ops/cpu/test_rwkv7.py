@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,22 @@ def test_prompt_and_steps_equal_the_equations(name: str, level: str) -> None:
     assert relative_error(last, wanted[-1]) <= TOLERANCE
     assert state_error(state, state_of(wanted_state)) <= TOLERANCE
     assert relative_error(torch.from_numpy(feed(runtime, pool, 0, tokens)), wanted) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding_that_is_normed_already_is_taken_as_it_is(dtype: str) -> None:
+    """Float32 numbers and those that the other dtypes keep as they are: of a norm of ones."""
+    weights, shape = published(SHAPES["square"]), SHAPES["square"]
+    signs = torch.randn(shape.vocab_size, shape.width // 2).sign()
+    weights["emb.weight"] = torch.cat([signs, -signs], dim=1)
+    weights["blocks.0.ln0.weight"] = torch.full((shape.width,), math.sqrt(1 + 1e-5))
+    weights["blocks.0.ln0.bias"] = torch.zeros(shape.width)
+    config = dataclasses.replace(shape.config, embedding_norm=False)
+    rows = our_weights(shape, weights)
+    found = Runtime(config, {n: t for n, t in rows.items() if "embedding_norm" not in n}, dtype)
+    tokens = random_tokens(config, 20)
+    wanted = read(Runtime(shape.config, rows, dtype), tokens)[0]
+    assert relative_error(read(found, tokens)[0], wanted) <= TOLERANCE
 
 
 @pytest.mark.package
