@@ -20,7 +20,7 @@ from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.split_files import is_first_part, part_paths
 from model.weight_files import weight_files
-from model.weights import FORMS, CheckpointError
+from model.weights import FORMS
 
 _FOLDER = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
 INCOMPLETE = ".incomplete"
@@ -130,7 +130,7 @@ def local(name: HubName) -> Path | None:
     files = single_files(snapshot)
     if len(files) > 1:
         sizes = {str(f.relative_to(snapshot)): num_bytes(f) for f in files}
-        raise CheckpointError(several(name, sizes))
+        raise several(name, sizes)
     return files[0] if files else None
 
 

@@ -90,18 +90,25 @@ def choose(listing: Listing) -> Choice:
         )
     if len(candidates) > 1:
         sizes = {f.path: sum(p.num_bytes for p in listing.parts(f.path)) for f in candidates}
-        raise CheckpointError(several(listing.name, sizes))
+        raise several(listing.name, sizes)
     return _single_file(listing, candidates[0].path)
 
 
-def several(name: HubName, sizes: Mapping[str, int]) -> str:
-    """The message that asks for one of several files, with their sizes in bytes."""
+class SeveralModels(CheckpointError):
+    """Asks for one of several models, each on a line of its own; their names are printable."""
+
+    def __init__(self, message: str) -> None:
+        ValueError.__init__(self, message)
+
+
+def several(name: HubName, sizes: Mapping[str, int]) -> SeveralModels:
+    """The error that asks for one of several files, with their sizes in bytes."""
     lines = [
         f"\n  {HubName(name.repository, name.revision, path)}  {size_text(num_bytes)}"
         for path, num_bytes in list(sizes.items())[:MAX_LISTED]
     ]
     more = f"\n  and {len(sizes) - MAX_LISTED} more" if len(sizes) > MAX_LISTED else ""
-    return f"{name} has {len(sizes)} models; name one of them:{''.join(lines)}{more}"
+    return SeveralModels(f"{name} has {len(sizes)} models; name one of them:{''.join(lines)}{more}")
 
 
 def size_text(num_bytes: int) -> str:
