@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from model.call_forms import CallForm, form_in
 from model.chat_turns import Thinking, Turns, thinking_in
 from model.config import ConfigError, read_json
 from model.files import read_text
@@ -24,9 +25,6 @@ MAX_CHARS = 1 << 20
 
 #: Names of ``tokenizer_config.json`` that a template may use.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-#: What a call begins and ends with, in `PLAIN` and in many a checkpoint's template.
-CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 
 PLAIN = """\
 {{- bos_token }}
@@ -70,6 +68,11 @@ class ChatTemplate:
     def thinking(self) -> Thinking | None:
         """How the model thinks; None where it does not."""
         return self.turns.thinking or thinking_in(self.source)
+
+    @property
+    def calls(self) -> CallForm | None:
+        """How the model is told to call functions; None where it is not, or in an unknown form."""
+        return form_in(self.of(with_tools=True))
 
     def of(self, with_tools: bool) -> str:
         """The text that is to be rendered."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from model.call_forms import TAGGED, CallForm
+
 _OPENING = re.compile(r"\{[{%]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
@@ -69,12 +71,14 @@ class Turns:
     """How a model's turns end other than by tokens, and how it thinks.
 
     Texts of ``ends`` end an answer and the thinking before it. ``space`` is what the model writes
-    between a prompt that ends in a word and its answer.
+    between a prompt that ends in a word and its answer. ``calls`` is the form of a call that is
+    forced where the template has none.
     """
 
     ends: tuple[str, ...] = ()
     thinking: Thinking | None = None
     space: str = ""
+    calls: CallForm = TAGGED
 
 
 def thinking_in(template: str) -> Thinking | None:

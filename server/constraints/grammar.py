@@ -59,8 +59,9 @@ def grammar_text(format: Mapping[str, Any]) -> str:
             lark = tool_calls.lark(format)
         case other:
             raise AssertionError(f"no format: {other!r}")
-    marker = {_MARKER: tool_calls.MARKER} if tool_calls.may_be_text(format) else {}
-    return json.dumps({**marker, "grammars": [{"lark_grammar": _NO_FORCING + lark}]})
+    marker = tool_calls.marker_of(format)
+    head = {} if marker is None else {_MARKER: marker}
+    return json.dumps({**head, "grammars": [{"lark_grammar": _NO_FORCING + lark}]})
 
 
 def with_costs(text: str, vocabulary: Vocabulary) -> str:

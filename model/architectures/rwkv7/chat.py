@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from model.call_forms import FENCED
 from model.chat_template import ChatTemplate
 from model.chat_turns import Thinking, Turns, thinking_in
 from model.tokenization import world
@@ -26,7 +27,7 @@ USUAL = Thinking(close="\n</think>\n", default=False)
 THINKING = replace(USUAL, efforts=("minimal", "low", "medium", "high"))
 #: The longer one first takes the empty line out of the answer.
 ENDS = ("\n\nUser:", "\nUser:")
-TURNS = Turns(ENDS, THINKING, space=" ")
+TURNS = Turns(ENDS, THINKING, space=" ", calls=FENCED)
 
 #: Ends of turns in other forms that published templates offer, by what shows that they do.
 OTHER_ENDS = {"✿": "✿", "### User": "\n### User"}
@@ -38,8 +39,11 @@ TEMPLATE = """\
 {%- set efforts = {'minimal': ' (think a bit)', 'low': ' (think a bit)', 'medium': ' (think)',
                    'high': ' (think a lot)'} %}
 {%- set names = {'system': 'System', 'assistant': 'Assistant'} %}
-{%- set last = namespace(user=-1) %}
-{%- for message in messages %}
+{%- set told, rest, last = '', messages, namespace(user=-1) %}
+{%- if tools and messages and messages[0].role == 'system' %}
+{%- set told, rest = messages[0].content, messages[1:] %}
+{%- endif %}
+{%- for message in rest %}
 {%- if message.role == 'user' %}
 {%- set last.user = loop.index0 %}
 {%- endif %}
@@ -55,22 +59,20 @@ TEMPLATE = """\
 {%- endmacro %}
 {{- bos_token }}
 {%- if tools %}
-{{- 'System: To use one of the tools below, answer with <tool_call>\\n{"name": NAME, ' }}
-{{- '"arguments": OBJECT}\\n</tool_call>.' }}
-{%- for tool in tools %}
-{{- '\\n' + tool.function | tojson }}
-{%- endfor %}
+{{- 'System: ' + (clean(told) + '\\n' if told else '') + 'Tools:\\n' }}
+{{- tools | map(attribute='function') | list | tojson }}
+{{- '\\nReturn only a JSON function call.' if tool_choice == 'required' }}
 {{- '\\n\\n' }}
 {%- endif %}
-{%- for message in messages %}
+{%- for message in rest %}
 {%- set text = message.content or '' %}
 {%- set text = said(text) if message.role == 'assistant' else clean(text) %}
 {{- names.get(message.role, 'User') + ':' }}
-{{- ' ' + text if text }}
+{{- ' Function output:\\n' + text if message.role == 'tool' else ' ' + text if text }}
 {%- for call in message.tool_calls or [] %}
-{{- ('\\n' if text or not loop.first else ' ') + '<tool_call>\\n{"name": "' }}
+{{- ('\\n' if text or not loop.first else ' ') + '```json\\n{"name": "' }}
 {{- call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
-{{- '}\\n</tool_call>' }}
+{{- '}\\n```' }}
 {%- endfor %}
 {%- if loop.index0 == last.user and reasoning_effort is defined %}
 {{- efforts[reasoning_effort] }}
@@ -100,5 +102,12 @@ def world_chat(tokenizer: Tokenizer, found: ChatTemplate | None) -> ChatTemplate
     own = {n: t for n, t in found.special_tokens.items() if t in tokenizer.special_ids}
     if (thinking := thinking_in(found.source)) is not None:
         thinking = replace(USUAL, switches=thinking.switches, efforts=thinking.efforts)
-    turns = Turns((*ENDS, *shown), thinking, TURNS.space)
-    return replace(found, special_tokens={**SPECIAL_TOKENS, **own}, turns=turns)
+    tool_use = found.tool_use
+    if tool_use is None and "tools" not in found.source:
+        tool_use = TEMPLATE
+    if thinking is not None and tool_use == TEMPLATE:
+        switches = dict.fromkeys((*thinking.switches, *USUAL.switches))
+        thinking = replace(thinking, switches=tuple(switches))
+    turns = replace(TURNS, ends=(*ENDS, *shown), thinking=thinking)
+    tokens = {**SPECIAL_TOKENS, **own}
+    return replace(found, tool_use=tool_use, special_tokens=tokens, turns=turns)

@@ -8,6 +8,7 @@ import pytest
 
 from model.architectures.rwkv7.chat import NAME, TEMPLATE, TURNS, world_chat
 from model.architectures.rwkv7.config import Rwkv7Config
+from model.call_forms import FENCED, TAGGED
 from model.chat import chat_of
 from model.chat_template import PLAIN, ChatTemplate
 from model.chat_turns import SWITCHES, Switch, Thinking
@@ -91,16 +92,43 @@ def test_past_thinking_is_left_out() -> None:
     assert written(HI, thought, HI) == written(HI, HELLO, HI)
 
 
-def test_tools_are_taught_and_calls_written_without_empty_lines() -> None:
-    tool = {"type": "function", "function": {"name": "look"}}
-    call = {"function": {"name": "look", "arguments": {"at": "sky"}}}
-    asked = {"role": "assistant", "content": "", "tool_calls": [call, call]}
-    gave = {"role": "tool", "content": "blue"}
-    text = written(HI, asked, gave, tools=[tool])
-    turns = text.split("\n\n")
-    assert turns[0].startswith("System: To use one of the tools") and '"look"' in turns[0]
-    called = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
-    assert turns[1:] == ["User: Hi", f"Assistant: {called}\n{called}", "User: blue", "Assistant:"]
+LOOK = {"type": "function", "function": {"name": "look", "description": "Looks."}}
+CALL = {"function": {"name": "look", "arguments": {"at": "sky"}}}
+SHOWN = 'Tools:\n[{"name": "look", "description": "Looks."}]'
+
+
+def test_tools_stand_in_the_system_turn() -> None:
+    be_brief = {"role": "system", "content": "Be\n\nbrief."}
+    only = "Return only a JSON function call."
+    asked = "User: Hi\n\nAssistant:"
+    assert written(HI, tools=[LOOK]) == f"System: {SHOWN}\n\n{asked}"
+    assert written(be_brief, HI, tools=[LOOK]) == f"System: Be\nbrief.\n{SHOWN}\n\n{asked}"
+    forced = written(HI, tools=[LOOK], tool_choice="required", reasoning_effort="low")
+    assert forced == f"System: {SHOWN}\n{only}\n\nUser: Hi (think a bit)\n\nAssistant:"
+
+
+def test_calls_are_fenced_and_results_are_the_users() -> None:
+    asked = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    said = {"role": "assistant", "content": "I look.\n\nNow.", "tool_calls": [CALL]}
+    gave = {"role": "tool", "content": "blue\r\n\r\nand red"}
+    called = '```json\n{"name": "look", "arguments": {"at": "sky"}}\n```'
+    result = "User: Function output:\nblue\nand red"
+    text = written(HI, asked, gave, said, gave)
+    assert text == (
+        f"User: Hi\n\nAssistant: {called}\n{called}\n\n{result}\n\n"
+        f"Assistant: I look.\n\nNow.\n{called}\n\n{result}\n\nAssistant:"
+    )
+
+
+def test_template_without_tools_has_those_of_the_family() -> None:
+    own = "{{ thinking }}</think>"
+    chat = chat_of(rwkv7(), world(), ChatTemplate(own))
+    assert (chat.source, chat.tool_use, chat.calls) == (own, TEMPLATE, FENCED)
+    assert chat.thinking is not None and chat.thinking.switches == (THINK, ENABLE)
+    tagged = chat_of(rwkv7(), world(), ChatTemplate("{{ tools }}<tool_call> arguments"))
+    assert (tagged.tool_use, tagged.calls) == (None, TAGGED)
+    silent = chat_of(rwkv7(), world(), ChatTemplate("{{ tools }}"))
+    assert (silent.calls, silent.turns.calls) == (None, FENCED)
 
 
 def test_prompt_shows_which_markers_it_ends_with() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from model.call_forms import FENCED, FORMS, TAGGED, CallForm
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
 from server.constraints.compiler import FormatCompiler
 from server.constraints.ending import ids_of
@@ -51,10 +52,11 @@ async def constraints() -> AsyncIterator[FormatCompiler]:
     await made.close()
 
 
-def calls(*functions: Any, most: int = 1, otherwise: Any = None) -> ToolCallsFormat:
-    return ToolCallsFormat.model_validate(
-        {"functions": [*functions], "max_calls": most, "otherwise": otherwise}
-    )
+def calls(
+    *functions: Any, most: int = 1, otherwise: Any = None, form: CallForm = TAGGED
+) -> ToolCallsFormat:
+    given = {"functions": [*functions], "max_calls": most, "otherwise": otherwise}
+    return ToolCallsFormat.model_validate({"form": form.name, **given})
 
 
 async def start(constraints: FormatCompiler, format: ToolCallsFormat) -> GrammarMatcher:
@@ -78,9 +80,9 @@ def drawn(matcher: GrammarMatcher, seed: int, most: int = 120) -> str:
     return tokenizer.decode(tokens)
 
 
-def read(text: str) -> tuple[list[tuple[str, Any]], str, bool]:
+def read(text: str, form: CallForm = TAGGED) -> tuple[list[tuple[str, Any]], str, bool]:
     """The calls with their arguments, the text, and whether all is complete."""
-    reader = CallReader()
+    reader = CallReader(form)
     names: list[str] = []
     arguments: list[str] = []
     words = ""
@@ -96,11 +98,15 @@ def read(text: str) -> tuple[list[tuple[str, Any]], str, bool]:
     return found, words, reader.is_complete
 
 
-async def test_forced_calls_are_calls_of_their_functions(constraints: FormatCompiler) -> None:
-    beginning = await start(constraints, calls(WEATHER, NOTHING, ANYTHING, most=3))
-    for seed in range(40):
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+async def test_forced_calls_are_calls_of_their_functions(
+    constraints: FormatCompiler, form: CallForm
+) -> None:
+    beginning = await start(constraints, calls(WEATHER, NOTHING, ANYTHING, most=3, form=form))
+    for seed in range(20):
         text = drawn(beginning.copy(), seed)
-        found, words, is_complete = read(text)
+        assert text.startswith(form.begin)
+        found, words, is_complete = read(text, form)
         assert is_complete, text
         assert words == ""
         assert 1 <= len(found) <= 3
@@ -158,6 +164,15 @@ async def test_a_model_may_choose_between_text_and_calls(constraints: FormatComp
         assert await accepts(constraints, format, text), text
     assert await accepts(constraints, format, f"{CALL}\n{CALL}")
     for text in ("<tool_call>", "<tool_call>\nIt rains.", f"{CALL}\n", f"{CALL}\n" * 2 + CALL):
+        assert not await accepts(constraints, format, text), text
+
+
+async def test_answer_that_begins_with_the_fence_is_a_call(constraints: FormatCompiler) -> None:
+    format = calls(WEATHER, otherwise=TEXT, form=FENCED)
+    call = '```json\n{"name": "weather", "arguments": {"place": "x", "unit": "C"}}\n```'
+    for text in ("It rains.", "```", "```python\na\n```", "See:\n```json\n{}\n```", CALL, call):
+        assert await accepts(constraints, format, text), text
+    for text in ("```json", "```json\n{}\n```", f"{call}\n"):
         assert not await accepts(constraints, format, text), text
 
 

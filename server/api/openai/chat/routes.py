@@ -51,7 +51,7 @@ async def chat(request: Request) -> Response:
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     service.large_answers.check(num_bytes, param, f"n, {param} and top_logprobs")
     names, now = TokenNames(service.tokenizer) if body.logprobs else None, int(time.time())
-    writer = ChatWriter(work, service.model, now, body.stream_options, tools.may_call, names)
+    writer = ChatWriter(work, service.model, now, body.stream_options, tools.calls, names)
     if body.stream:
         return SseAnswer(service, work, writer)
     return JsonAnswer(service, work, writer, num_bytes)
@@ -79,9 +79,12 @@ def _check(body: ChatBody) -> None:
 
 
 def _tools(service: Service, body: ChatBody) -> ToolUse:
-    source = service.chat_template.of(with_tools=bool(body.tools))
     return tool_use(
-        body.tools, body.tool_choice, body.parallel_tool_calls, body.response_format, source
+        body.tools,
+        body.tool_choice,
+        body.parallel_tool_calls,
+        body.response_format,
+        service.chat_template,
     )
 
 
@@ -97,7 +100,11 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
         tools.shown,
         body.add_generation_prompt,
         continue_final_message=open_end,
-        template_kwargs={**(body.chat_template_kwargs or {}), **reasoning.variables},
+        template_kwargs={
+            **(body.chat_template_kwargs or {}),
+            **reasoning.variables,
+            **tools.variables,
+        },
         to_be_followed=True,
     )
     turn, added = None, list[int]()
@@ -119,7 +126,7 @@ async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) ->
 def _in_our_words(error: InvalidRequest, body: ChatBody, tools: ToolUse) -> InvalidRequest:
     """``error`` with the name that the field at fault has here."""
     names = {"prompt": "messages"}
-    if tools.may_call:
+    if tools.calls is not None:
         names["response_format"] = "tools"
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"

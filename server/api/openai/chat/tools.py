@@ -1,19 +1,20 @@
 """Calls of a client's functions: what is asked of the model, and what it has called.
 
 Every call is written under a grammar, so that its arguments keep to the function's
-schema. See `server.constraints.tool_calls` for how it looks.
+schema. See `model.call_forms` for how it looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from model.chat_template import CALL_BEGINS
+from model.call_forms import TAGGED, CallForm
+from model.chat_template import ChatTemplate
 from server.api.openai.chat.messages import FunctionName, FunctionTool
 from server.api.schemas.formats import (
     FormatPart,
@@ -23,7 +24,6 @@ from server.api.schemas.formats import (
     TextFormat,
 )
 from server.api.schemas.wire import Wire
-from server.constraints.tool_calls import BEGIN, BETWEEN, END, MIDDLE
 from server.errors import invalid
 
 #: Calls of one answer, where there may be several.
@@ -65,6 +65,7 @@ class ToolCallsFormat(FormatPart):
     """What `server.constraints.tool_calls` compiles: no client can ask for it by itself."""
 
     type: Literal["tool_calls"] = "tool_calls"
+    form: str = TAGGED.name
     functions: list[dict[str, Any]]
     max_calls: int
     otherwise: TextFormat | JsonObjectFormat | JsonSchemaFormat | None
@@ -74,12 +75,18 @@ class ToolCallsFormat(FormatPart):
 class ToolUse:
     """``shown`` are the tools that the template writes; ``format`` is the answer's, None for any.
 
-    With ``may_call`` the answer may be calls, and is for a `CallReader`.
+    The answer may be calls in the form ``calls``, for a `CallReader`; None where it may not.
     """
 
     shown: Sequence[FunctionTool]
     format: ResponseFormat | ToolCallsFormat | None
-    may_call: bool
+    calls: CallForm | None = None
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """For the template: some tell the model that it must call."""
+        is_forced = isinstance(self.format, ToolCallsFormat) and self.format.otherwise is None
+        return {"tool_choice": "required"} if is_forced else {}
 
 
 def tool_use(
@@ -87,7 +94,7 @@ def tool_use(
     choice: ToolChoice | None,
     parallel: bool | None,
     response_format: ResponseFormat | None,
-    template: str,
+    template: ChatTemplate,
 ) -> ToolUse:
     """What a request's fields come to with the chat template that there is.
 
@@ -102,9 +109,9 @@ def tool_use(
     if not functions and choice == "required":
         raise invalid("tool_choice", "needs tools")
     if not functions or choice == "none":
-        return ToolUse((), response_format, may_call=False)
+        return ToolUse((), response_format)
     is_forced = chosen is not None or choice == "required"
-    if not is_forced and not knows_calls(template):
+    if not is_forced and template.calls is None:
         raise invalid(
             "tools",
             "the model's chat template does not teach it to call in a way that is known here; "
@@ -113,17 +120,14 @@ def tool_use(
     wanted = [functions[chosen]] if chosen is not None else list(functions.values())
     # A model that never learnt to stop calling would continue: more than it must is its own choice.
     several = chosen is None and (parallel if parallel is not None else not is_forced)
+    calls = template.calls or template.turns.calls
     format = ToolCallsFormat(
+        form=calls.name,
         functions=[_function(tool) for tool in wanted],
         max_calls=MAX_PARALLEL if several else 1,
         otherwise=_otherwise(response_format, is_forced),
     )
-    return ToolUse(list(functions.values()), format, may_call=True)
-
-
-def knows_calls(template: str) -> bool:
-    """Whether a template tells the model its tools, and writes calls as they are read here."""
-    return "tools" in template and CALL_BEGINS in template
+    return ToolUse(list(functions.values()), format, calls)
 
 
 def _function(tool: FunctionTool) -> dict[str, Any]:
@@ -182,7 +186,8 @@ class CallReader:
     Of an answer that was cut short, the last call's arguments are cut as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, form: CallForm = TAGGED) -> None:
+        self._form = form
         self._held = ""
         self._read: Callable[[list[Piece]], bool] = self._begin
         self._num_calls = 0
@@ -204,10 +209,11 @@ class CallReader:
 
     def _begin(self, pieces: list[Piece]) -> bool:
         """Before the first call, or any text."""
-        if self._held.startswith(BEGIN):
-            self._go_on(BEGIN, self._name)
+        begin = self._form.begin
+        if self._held.startswith(begin):
+            self._go_on(begin, self._name)
             return True
-        if not BEGIN.startswith(self._held):
+        if not begin.startswith(self._held):
             self._read = self._text
             return True
         return False
@@ -219,7 +225,7 @@ class CallReader:
         return False
 
     def _name(self, pieces: list[Piece]) -> bool:
-        name, found, rest = self._held.partition(MIDDLE)
+        name, found, rest = self._held.partition(self._form.middle)
         if not found:
             return False
         pieces.append(CallBegins(self._num_calls, name))
@@ -229,10 +235,11 @@ class CallReader:
 
     def _arguments(self, pieces: list[Piece]) -> bool:
         """JSON, which cannot hold what a call ends with: there is a line break in it."""
-        text, found, rest = self._held.partition(END)
+        end = self._form.end
+        text, found, rest = self._held.partition(end)
         if not found:
-            sizes = range(min(len(END) - 1, len(text)), 0, -1)
-            keep = next((size for size in sizes if text.endswith(END[:size])), 0)
+            sizes = range(min(len(end) - 1, len(text)), 0, -1)
+            keep = next((size for size in sizes if text.endswith(end[:size])), 0)
             text, rest = text[: len(text) - keep], text[len(text) - keep :]
         if text:
             pieces.append(Arguments(self._num_calls - 1, text))
@@ -244,8 +251,9 @@ class CallReader:
     def _between(self, pieces: list[Piece]) -> bool:
         if self._held:
             self.is_complete = False
-        if self._held.startswith(BETWEEN + BEGIN):
-            self._go_on(BETWEEN + BEGIN, self._name)
+        begin = self._form.between + self._form.begin
+        if self._held.startswith(begin):
+            self._go_on(begin, self._name)
             return True
         return False
 

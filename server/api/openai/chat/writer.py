@@ -8,6 +8,7 @@ from io import StringIO
 
 import orjson
 
+from model.call_forms import CallForm
 from server.api.completion import ended, sse, total_usage
 from server.api.errors import error_object
 from server.api.openai.chat.schemas import CompletionDetails
@@ -23,13 +24,13 @@ from server.models.info import ModelInfo
 class WrittenChatChoice(WrittenChoice):
     """One answer while it comes. What is streamed is not kept: see `keep`."""
 
-    def __init__(self, index: int, may_call: bool) -> None:
+    def __init__(self, index: int, calls: CallForm | None) -> None:
         super().__init__(index)
         self.has_begun = False
         self.logprobs = JsonList()
         self._content, self._thoughts = StringIO(), StringIO()
         self._calls: list[Json] = []
-        self._reader = CallReader() if may_call else None
+        self._reader = CallReader(calls) if calls else None
 
     def read(self, event: TokenEvent) -> list[Json]:
         """The deltas that a token comes to."""
@@ -87,7 +88,7 @@ class WrittenChatChoice(WrittenChoice):
 class ChatWriter(AnswerWriter[WrittenChatChoice]):
     """Writes the answer to ``request`` of ``model``. ``created_s`` is a Unix time.
 
-    With ``may_call`` it may be calls. It has log-probabilities where there are ``names``.
+    It may be calls in the form ``calls``. It has log-probabilities where there are ``names``.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         model: ModelInfo,
         created_s: int,
         options: StreamOptions | None = None,
-        may_call: bool = False,
+        calls: CallForm | None = None,
         names: TokenNames | None = None,
     ) -> None:
         assert request.sampling is not None
@@ -108,12 +109,12 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             "system_fingerprint": f"fp_{model.digest[:12]}",
             "seed": request.sampling.seed,
         }
-        choices = {id: WrittenChatChoice(index, may_call) for index, id in enumerate(request.ids)}
+        choices = {id: WrittenChatChoice(index, calls) for index, id in enumerate(request.ids)}
         super().__init__(head, choices, options)
-        self._may_call, self._names = may_call, names
+        self._may_call, self._names = calls is not None, names
         self._thinks = request.sampling.turn is not None
         self._so_far = Usage(len(request.tokens), 0)
-        self._is_plain = not (may_call or names is not None or self._shows_so_far)
+        self._is_plain = not (calls or names is not None or self._shows_so_far)
 
     def add(self, event: Event) -> None:
         """Takes in an event of a whole answer."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from model.call_forms import TAGGED
 from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
 
 Json = dict[str, Any]
@@ -28,7 +29,8 @@ class Note:
     ``tools`` are those that the model was told of, as its template reads them.
     ``may_call``: its text may be calls of theirs. ``logprobs``: those of the output
     are shown. ``apart``: its prompt ends with markers of thinking, which no later one has.
-    ``state`` is the named state that its conversation begins with.
+    ``state`` is the named state that its conversation begins with, ``call_form`` the name of the
+    form of its calls.
     """
 
     id: str
@@ -39,6 +41,7 @@ class Note:
     logprobs: bool = False
     apart: bool = False
     state: str | None = None
+    call_form: str = TAGGED.name
 
     def packed(self) -> str:
         """For `unpacked`."""

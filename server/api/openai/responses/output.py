@@ -6,6 +6,7 @@ from collections.abc import Callable
 from io import StringIO
 from typing import Any, ClassVar, TypeVar
 
+from model.call_forms import FORMS
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList
 from server.api.openai.responses.note import Json, Note
@@ -144,7 +145,7 @@ class Output:
 
     def __init__(self, note: Note, emit: Emit | None) -> None:
         self._note, self._emit = note, emit
-        self._calls = CallReader() if note.may_call else None
+        self._calls = CallReader(FORMS[note.call_form]) if note.may_call else None
         self._items: list[Item] = []
         self._unshown: list[Json] = []
 

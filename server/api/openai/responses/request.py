@@ -69,8 +69,7 @@ def tools_of(service: Service, body: ResponsesBody) -> ToolUse:
         )
     else:
         named = choice or "auto"
-    template = service.chat_template.of(bool(tools))
-    return tool_use(tools, named, body.parallel_tool_calls, _format(body), template)
+    return tool_use(tools, named, body.parallel_tool_calls, _format(body), service.chat_template)
 
 
 def _format(body: ResponsesBody) -> ResponseFormat | None:

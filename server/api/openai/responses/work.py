@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, replace
 
+from model.call_forms import TAGGED
 from server.api.openai.chat.conversation import Prompt
 from server.api.openai.chat.messages import tool_object
 from server.api.openai.chat.reasoning import reasoning_of, turn_of, with_turn
@@ -136,7 +137,7 @@ async def work_of(
         items = input_items(body.input, id, await referred(find_previous, body.input))
         if not items:
             raise invalid("input", "has nothing that the model reads")
-        ask = Ask(items, body.instructions, use.shown, reasoning.variables)
+        ask = Ask(items, body.instructions, use.shown, {**reasoning.variables, **use.variables})
         prompt, source, state = await _prompt(service, ask, body, find_previous)
         turn, added = turn_of(service, prompt.end, reasoning, use.format, bool(body.ignore_eos))
         sampling = sampling_of(
@@ -156,7 +157,17 @@ async def work_of(
     fields = echoed_fields(service, body, limit, seed)
     tools = [tool_object(tool) for tool in ask.tools]
     apart = turn is not None and turn.prompted != ""
-    note = Note(id, fields, [*ask.items], tools, use.may_call, wants_logprobs(body), apart, state)
+    note = Note(
+        id,
+        fields,
+        [*ask.items],
+        tools,
+        use.calls is not None,
+        wants_logprobs(body),
+        apart,
+        state,
+        (use.calls or TAGGED).name,
+    )
     fields_of_size = "max_output_tokens and top_logprobs"
     service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)
     if is_stored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -10,8 +11,11 @@ from model.architectures.rwkv7.chat import NAME, world_chat
 from model.chat_template import ChatTemplate
 from model.tokenization import world
 from model.tokenizer import Tokenizer
+from server.constraints.compiler import FormatCompiler
+from tests.fakes import ByteTokenizer
 from tests.server.api.openai.rwkv_templates import PUBLISHED
 from tests.server.api.openai.test_chat_thinking import HI, answer, ask
+from tests.server.api.openai.test_chat_tools import NAMED, TOOLS, calls_of, check, streamed
 from tests.server.api.openai.thinking import thinking_server
 from tests.server.harness import Running
 
@@ -101,3 +105,51 @@ async def test_answer_is_whole_and_apart_from_the_thinking(name: str, thinks: bo
     assert choice["message"]["content"] == whole
     assert choice["message"].get("reasoning_content") == ("It is a list." if thinks else None)
     assert choice["finish_reason"] == "stop"
+
+
+CALLED = '```json\n{"name": "wait", "arguments": {}}\n```'
+
+
+def compiler() -> FormatCompiler:
+    """One for each server, which closes it."""
+    return FormatCompiler(cast(Tokenizer, ByteTokenizer()))
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_calls_are_fenced_whether_forced_or_not(name: str) -> None:
+    template, asked = chat_of(name), {"messages": HI, "tools": TOOLS}
+    async with thinking_server(chat_template=template, constraints=compiler()) as server:
+        prompt = await prompt_of(server, tools=TOOLS)
+        assert "Tools:\n[{" in prompt and "weather" in prompt
+        for seed in range(3):
+            (calls,) = calls_of(await ask(server, **asked, tool_choice=NAMED, seed=seed))
+            check(calls)
+    lead = "" if prompt.rstrip().endswith(">") else ">"
+    gap = "" if prompt.endswith("\n") else "\n"
+    after = "x" * (len((prompt + lead + gap).replace("<|endoftext|>", "x").encode()) - 1)
+    said = CALLED, after
+    async with thinking_server(*said, chat_template=template, constraints=compiler()) as server:
+        whole = await ask(server, **asked)
+        assert calls_of(whole) == [[("wait", {})]]
+        assert streamed(await ask(server, **asked, stream=True)) == [("wait", {})]
+        message = whole.json()["choices"][0]["message"]
+        gave = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Done."}
+        again = {"messages": [*HI, message, gave], "tools": TOOLS}
+        sent = await prompt_of(server, **again)
+        result = f"{CALLED}\n\nUser: Function output:\nDone.\n\nAssistant:"
+        assert result in sent
+        words = await answer(server, **again, max_tokens=3)
+    assert words["choices"][0]["finish_reason"] == "length"
+
+
+async def test_history_of_a_call_is_what_the_model_read_and_wrote() -> None:
+    settings = {"chat_template": chat_of("ours"), "reasoning": "template"}
+    async with thinking_server(constraints=compiler(), **settings) as server:
+        before = await prompt_of(server, tools=TOOLS)
+        found = (await ask(server, tools=TOOLS, tool_choice=NAMED, seed=1)).json()
+        message = found["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        after = await prompt_of(server, messages=[*HI, message, *HI], tools=TOOLS)
+    arguments = json.dumps(json.loads(call["function"]["arguments"]))
+    written = f'```json\n{{"name": "weather", "arguments": {arguments}}}\n```'
+    assert after == f"{before} {written}\n\nUser: hi\n\nAssistant:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from model.chat_template import PLAIN
+from model.call_forms import FENCED, FORMS, TAGGED, CallForm
+from model.chat_template import PLAIN, ChatTemplate
+from model.chat_turns import Turns
 from server.api.openai.chat.messages import FunctionTool
 from server.api.openai.chat.tools import (
     Arguments,
@@ -35,13 +38,14 @@ def tool(name: str, **more: Any) -> FunctionTool:
 
 
 def used(choice: object = None, tools: Any = None, **more: Any) -> ToolUse:
-    given = {"parallel": None, "response_format": None, "template": PLAIN, **more}
+    given = {"parallel": None, "response_format": None, "template": ChatTemplate(PLAIN), **more}
     tools = [tool("look"), tool("go")] if tools is None else tools
     return tool_use(tools, None if choice is None else CHOICE.validate_python(choice), **given)
 
 
 def format_of(use: ToolUse) -> ToolCallsFormat:
-    assert isinstance(use.format, ToolCallsFormat) and use.may_call
+    assert isinstance(use.format, ToolCallsFormat) and use.calls is not None
+    assert use.format.form == use.calls.name
     return use.format
 
 
@@ -50,8 +54,8 @@ NAMED = {"type": "function", "function": {"name": "go"}}
 
 def test_none_hides_the_tools_from_the_model() -> None:
     wanted = TextFormat(type="text")
-    assert used("none", response_format=wanted) == ToolUse((), wanted, may_call=False)
-    assert used("auto", tools=[]) == ToolUse((), None, may_call=False)
+    assert used("none", response_format=wanted) == ToolUse((), wanted)
+    assert used("auto", tools=[]) == ToolUse((), None)
 
 
 def test_auto_lets_the_model_choose() -> None:
@@ -64,9 +68,9 @@ def test_auto_lets_the_model_choose() -> None:
 
 
 def test_required_wants_a_call_and_a_name_wants_that_one() -> None:
-    required = format_of(used("required", template=""))
+    required = format_of(used("required", template=ChatTemplate("")))
     assert (len(required.functions), required.max_calls, required.otherwise) == (2, 1, None)
-    named = used(NAMED, template="")
+    named = used(NAMED, template=ChatTemplate(""))
     assert len(named.shown) == 2
     assert [function["name"] for function in format_of(named).functions] == ["go"]
     assert format_of(named).max_calls == 1
@@ -88,6 +92,15 @@ def test_several_calls_are_for_the_model_or_the_client_to_choose(
     assert format_of(used(choice, parallel=parallel)).max_calls == most
 
 
+def test_form_of_a_call_is_that_of_the_template() -> None:
+    for shown, form in (("<tool_call>", TAGGED), ("```json", FENCED)):
+        use = used(template=ChatTemplate("{{ tools }} arguments " + shown))
+        assert (use.calls, dict(use.variables)) == (form, {})
+    bare = ChatTemplate("", turns=Turns(calls=FENCED))
+    use = used(NAMED, template=bare)
+    assert (use.calls, use.variables) == (FENCED, {"tool_choice": "required"})
+
+
 def test_function_without_parameters_takes_an_empty_object() -> None:
     (function,) = format_of(used(NAMED)).functions
     assert function["schema"] == {"type": "object", "properties": {}, "additionalProperties": False}
@@ -98,7 +111,7 @@ def test_function_without_parameters_takes_an_empty_object() -> None:
 @pytest.mark.parametrize(
     ("param", "options"),
     [
-        ("tools", {"template": "{{ tools }} in another way"}),
+        ("tools", {"template": ChatTemplate("{{ tools }} arguments in another way")}),
         ("tools", {"tools": [tool("f"), tool("f")]}),
         ("tools", {"choice": "required", "tools": [tool("f", parameters={"type": "array"})]}),
         ("tool_choice", {"choice": "required", "tools": []}),
@@ -116,9 +129,9 @@ def test_what_does_not_go_together_is_refused(param: str, options: dict[str, Any
     assert refused.value.param == param
 
 
-def read(*texts: str, is_whole: bool = True) -> tuple[list[Piece], bool]:
+def read(*texts: str, is_whole: bool = True, form: CallForm = TAGGED) -> tuple[list[Piece], bool]:
     """The pieces with neighbours of one kind joined, and whether all of it was calls."""
-    reader = CallReader()
+    reader = CallReader(form)
     pieces = [piece for text in texts for piece in reader.push(text)]
     pieces += reader.end(is_whole)
     joined: list[Piece] = []
@@ -133,18 +146,24 @@ def read(*texts: str, is_whole: bool = True) -> tuple[list[Piece], bool]:
     return joined, reader.is_complete
 
 
-LOOK = '<tool_call>\n{"name": "look", "arguments": {"a": "}\\n</tool_call>"}}\n</tool_call>'
-GO = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
+def written(form: CallForm, name: str, arguments: str) -> str:
+    return form.begin + name + form.middle + arguments + form.end
+
+
+LOOK = written(TAGGED, "look", '{"a": "}\\n</tool_call>"}')
 LOOKED: list[Piece] = [CallBegins(0, "look"), Arguments(0, '{"a": "}\\n</tool_call>"}')]
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, len(LOOK) + len(GO) + 1), max_size=12))
-def test_calls_are_parsed_at_any_chunk_boundary(cuts: list[int]) -> None:
-    text = f"{LOOK}\n{GO}"
-    places = [0, *sorted(cuts), len(text)]
+@given(st.lists(st.integers(0, 120), max_size=12), st.sampled_from([*FORMS.values()]))
+def test_calls_are_parsed_at_any_chunk_boundary(cuts: list[int], form: CallForm) -> None:
+    arguments = json.dumps({"a": form.end})
+    text = written(form, "look", arguments) + "\n" + written(form, "go", "{}")
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
-    assert read(*pieces) == ([*LOOKED, CallBegins(1, "go"), Arguments(1, "{}")], True)
+    looked = [CallBegins(0, "look"), Arguments(0, arguments)]
+    found = read(*pieces, form=form)
+    assert found == ([*looked, CallBegins(1, "go"), Arguments(1, "{}")], True)
 
 
 @settings(deadline=None)
