@@ -1,58 +1,77 @@
-"""The turns of a conversation and their positions; a branch can be rewound to any turn."""
+"""The turns of a conversation; a branch can be rewound to any turn and copied."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
 
-from clients.python import Client, Session
+from clients.python.protocol import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt and its answer.
+    """A prompt and its answer, with what the model thought before it.
 
-    The session had ``begins`` tokens before the turn and has ``ends`` after it.
+    The text had ``begins`` tokens before the turn and has ``ends`` after it.
     """
 
     prompt: str
     answer: str
     begins: int
     ends: int
+    thought: str = ""
 
 
-@dataclass
-class Branch:
-    """A session on the server and the turns of its text."""
+class Piece(NamedTuple):
+    """More of an answer, or of the thinking before it."""
 
-    session: Session
-    turns: list[Turn] = field(default_factory=list)
+    text: str = ""
+    thought: str = ""
+
+
+class Answer(Protocol):
+    """An answer while it is generated. Leaving its ``with`` block cancels it.
+
+    ``num_tokens`` were generated; then the text has ``position`` tokens.
+    """
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+    def __iter__(self) -> Iterator[Piece]: ...
+
+
+class Branch(Protocol):
+    """One line of a conversation."""
+
+    turns: list[Turn]
 
     @property
     def position(self) -> int:
         """Number of tokens of the text, up to the end of the last turn."""
-        return self.turns[-1].ends if self.turns else 0
+
+    def answer(self, prompt: str, sampling: Sampling) -> Answer:
+        """Generates an answer to ``prompt``; the caller adds the turn."""
 
     def rewind(self, num_turns: int) -> None:
-        """Rewinds the session to its first ``num_turns`` turns."""
-        if num_turns < len(self.turns):
-            self.session.rewind(self.turns[num_turns].begins)
-            del self.turns[num_turns:]
+        """Goes back to its first ``num_turns`` turns. Raises `HistoryGone`."""
 
     def fork(self, num_turns: int | None = None) -> Branch:
-        """A copy of the branch, or of its first ``num_turns`` turns."""
-        turns: Sequence[Turn] = self.turns[:num_turns]
-        at = None if len(turns) == len(self.turns) else self.turns[len(turns)].begins
-        (session,) = self.session.fork(at=at)
-        return Branch(session, list(turns))
+        """A copy of the branch, or of its first ``num_turns`` turns. Raises `HistoryGone`."""
 
+    def reread(self, num_turns: int | None) -> Branch:
+        """The same as `fork`, where the server has to read the text again."""
 
-def reread(client: Client, turns: Sequence[Turn], model: str) -> Branch:
-    """A new session of ``model`` that reads the text of ``turns`` again."""
-    branch = Branch(client.create_session(model))
-    for turn in turns:
-        begins = branch.position
-        text = turn.prompt + turn.answer
-        ends = branch.session.append(text).position if text else begins
-        branch.turns.append(replace(turn, begins=begins, ends=ends))
-    return branch
+    def delete(self) -> None:
+        """Frees what the server keeps of it."""

@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated
 
+import httpx
 import typer
 from rich.console import Console
 
 from clients.api_key import ApiKey
 from clients.chat.conversation import Conversation
 from clients.python import Client, EverstreamError
+
+#: For the connection and for each event, as in the Python client.
+TIMEOUT_S = 60.0
 
 
 def chat(
@@ -22,15 +26,23 @@ def chat(
         str | None,
         typer.Option(help="Model of the server; default: its first.", show_default=False),
     ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Continue text also with a model that answers messages.")
+    ] = False,
 ) -> None:
     """Chat with a running server in the terminal.
 
-    A conversation can be rewound, forked into branches, saved and loaded.
+    A model with a chat template answers messages, others continue the text. A conversation
+    can be rewound, forked into branches, saved and loaded.
     """
     console = Console(highlight=False)
-    with _client(url, api_key) as client:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    with (
+        _client(url, api_key) as client,
+        httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S) as http,
+    ):
         try:
-            Conversation(client, console, model).run(_lines(console))
+            Conversation(client, console, model, None if text else http).run(_lines(console))
         except EverstreamError as error:
             typer.echo(f"everstream: {error}", err=True)
             raise typer.Exit(1) from error

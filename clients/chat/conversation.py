@@ -8,24 +8,34 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 from rich.console import Console
 from rich.markup import escape
 
 from clients.chat import archive
 from clients.chat.archive import NotAnArchive
-from clients.chat.branch import Branch, Turn, reread
+from clients.chat.branch import Branch, Turn
+from clients.chat.chat_branch import ChatBranch
+from clients.chat.text_branch import TextBranch
 from clients.python import (
     Client,
     ConnectionLost,
     EverstreamError,
-    Finished,
     HistoryGone,
+    NotFound,
     SessionNotFound,
 )
 from clients.python.protocol import Sampling
 
-HELP = """\
+TEXT_HELP = """\
 The model continues the text that you type. An empty line continues without new text. Ctrl-C stops.
+"""
+CHAT_HELP = """\
+The model answers what you type. What it thinks first is dim. Ctrl-C stops.
+  /think LEVEL         how much it thinks: none, minimal, low, medium or high; off is none
+  /system [TEXT]       set or remove the system message
+"""
+HELP = """\
   /history             print the conversation turn by turn
   /undo [N]            remove the last turn, or the last N turns
   /again               generate another answer in place of the last one
@@ -39,6 +49,10 @@ The model continues the text that you type. An empty line continues without new 
   /temp NUMBER         set the temperature; also /top-p NUMBER, and /tokens NUMBER per answer
   /seed NUMBER         set the seed; without a number, each answer uses a new seed
   /help, /quit         list the commands; end the chat"""
+
+#: Words for `/think`, and OpenAI's words for them.
+EFFORTS = {word: word for word in ("none", "minimal", "low", "medium", "high")}
+EFFORTS |= {"on": "medium", "off": "none"}
 
 MAIN = "main"
 MAX_SHOWN_CHARS = 60
@@ -68,14 +82,29 @@ class Mistaken(ValueError):
 class Conversation:
     """Branches of one model on one server; `run` executes lines of input."""
 
-    def __init__(self, client: Client, console: Console, model: str | None = None) -> None:
-        """``model`` None is the server's first. Raises `EverstreamError` if there is none."""
+    def __init__(
+        self,
+        client: Client,
+        console: Console,
+        model: str | None = None,
+        http: httpx.Client | None = None,
+    ) -> None:
+        """``model`` None is the server's first. Raises `EverstreamError` if there is none.
+
+        A model with a chat template answers messages, which are sent over ``http``; without
+        that it continues text, as models without a template do.
+        """
         self._client, self._console = client, console
         models = client.models()
-        self._branches = {MAIN: Branch(client.create_session(model))}
-        self._model = next(each for each in models if model in (None, each["id"]))
+        found = next((each for each in models if model in (None, each["id"])), None)
+        if found is None:
+            raise NotFound(f"the server has no model {model!r}", "model_not_found", "model", 404)
+        self._model = found
+        self._http = http if found["everstream"].get("chat") else None
+        self._effort: str | None = None
+        self._branches: dict[str, Branch] = {MAIN: self._opened()}
         self._name = MAIN
-        self._sampling: Sampling = {"max_tokens": 120}
+        self._sampling: Sampling = {} if self._http else {"max_tokens": 120}
         self._commands: dict[str, Callable[[Sequence[str]], None]] = {
             "/history": self._history,
             "/undo": self._undo,
@@ -88,6 +117,8 @@ class Conversation:
             "/load": self._load,
             "/new": self._new,
         }
+        if self._http:
+            self._commands |= {"/think": self._think, "/system": self._system}
 
     @property
     def branch(self) -> Branch:
@@ -119,37 +150,53 @@ class Conversation:
             except (EverstreamError, Mistaken, NotAnArchive) as error:
                 self._complain(str(error))
         for branch in self._branches.values():
-            self._forget(branch)
+            branch.delete()
 
     # Text
 
     def _talk(self, prompt: str) -> None:
+        if self._http and not prompt.strip():
+            return
         begins, started_s = self.branch.position, time.perf_counter()
         first_s: float | None = None
-        answer: list[str] = []
-        generation = self.branch.session.generate(prompt, **self._sampling)
-        with contextlib.suppress(KeyboardInterrupt), generation:  # leaving the block cancels
-            for event in generation:
+        said: list[str] = []
+        thought: list[str] = []
+        answer = self.branch.answer(prompt, self._sampling)
+        with contextlib.suppress(KeyboardInterrupt), answer:  # leaving the block cancels
+            for piece in answer:
                 first_s = first_s or time.perf_counter()
-                answer.append(event.text)
-                self._console.out(printable(event.text), end="", highlight=False)
-        finished = generation.finished
-        assert finished is not None
-        self.branch.turns.append(Turn(prompt, "".join(answer), begins, finished.position))
-        self._say("\n" + self._speed(finished, started_s, first_s or time.perf_counter()))
+                if piece.thought:
+                    self._print(piece.thought, "dim")
+                    thought.append(piece.thought)
+                if piece.text:
+                    self._print("\n\n" + piece.text if thought and not said else piece.text)
+                    said.append(piece.text)
+        ends, thoughts = answer.position or begins, "".join(thought)
+        self.branch.turns.append(Turn(prompt, "".join(said), begins, ends, thoughts))
+        num_tokens = answer.num_tokens
+        self._say("\n" + self._speed(num_tokens, ends, started_s, first_s or time.perf_counter()))
 
-    def _speed(self, finished: Finished, started_s: float, first_s: float) -> str:
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.out(printable(text), end="", highlight=False, style=style)
+
+    def _speed(self, num_tokens: int, position: int, started_s: float, first_s: float) -> str:
         """Speed of the answer, and the size of the state compared with a KV cache."""
         now_s, details = time.perf_counter(), self._model["everstream"]
-        num_tokens = finished.usage.completion_tokens
         state_kib = details["state_bytes_per_session"] / 1024
-        cache_kib = details["kv_cache_bytes_per_token"] * finished.position / 1024
+        cache_kib = details["kv_cache_bytes_per_token"] * position / 1024
         return (
             f"{num_tokens / (now_s - started_s):.0f} tokens/s,"
             f" first after {(first_s - started_s) * 1000:.0f} ms,"
-            f" position {finished.position},"
+            f" position {position},"
             f" state {state_kib:.0f} KiB (a KV cache: {cache_kib:,.0f} KiB)"
         )
+
+    def _opened(self) -> Branch:
+        """A new branch without a turn."""
+        model = self._model["id"]
+        if self._http:
+            return ChatBranch(self._http, model, effort=self._effort)
+        return TextBranch(self._client, model, self._client.create_session(model))
 
     # Commands
 
@@ -162,7 +209,7 @@ class Conversation:
             settings = ", ".join(f"{option} {value}" for option, value in self._sampling.items())
             self._say(settings or "the server's defaults")
         elif name == "/help":
-            self._say(HELP)
+            self._say((CHAT_HELP if self._http else TEXT_HELP) + HELP)
         else:
             raise Mistaken(f"there is no command {name}; /help lists them")
 
@@ -199,11 +246,8 @@ class Conversation:
         try:
             self.branch.rewind(num_turns)
         except HistoryGone:
-            past, self._branches[self._name] = (
-                self.branch,
-                reread(self._client, self.branch.turns[:num_turns], self._model["id"]),
-            )
-            self._forget(past)
+            past, self._branches[self._name] = self.branch, self.branch.reread(num_turns)
+            past.delete()
 
     def _back_to(self, num_turns: int) -> None:
         self._rewind_to(num_turns)
@@ -224,7 +268,7 @@ class Conversation:
         try:
             copy = self.branch.fork(num_turns)
         except HistoryGone:
-            copy = reread(self._client, self.branch.turns[:num_turns], self._model["id"])
+            copy = self.branch.reread(num_turns)
         self._add(arguments[0], copy)
 
     def _list(self, arguments: Sequence[str]) -> None:
@@ -252,12 +296,26 @@ class Conversation:
         path = Path(arguments[0]).expanduser()
         name = arguments[1] if arguments[1:] else path.stem
         self._check_new(name)
-        self._add(name, archive.load(self._client, path))
+        self._add(name, archive.load(self.branch, path))
 
     def _new(self, arguments: Sequence[str]) -> None:
-        self._forget(self.branch)
-        self._branches[self._name] = Branch(self._client.create_session(self._model["id"]))
+        self.branch.delete()
+        self._branches[self._name] = self._opened()
         self._say("a new session")
+
+    def _think(self, arguments: Sequence[str]) -> None:
+        if len(arguments) != 1 or arguments[0] not in EFFORTS:
+            raise Mistaken(f"/think needs one of {', '.join(EFFORTS)}")
+        self._effort = EFFORTS[arguments[0]]
+        for branch in self._branches.values():
+            if isinstance(branch, ChatBranch):
+                branch.effort = self._effort
+        self._say(f"thinking: {self._effort}")
+
+    def _system(self, arguments: Sequence[str]) -> None:
+        assert isinstance(self.branch, ChatBranch)
+        self.branch.system = " ".join(arguments)
+        self._say("the system message is set" if arguments else "no system message")
 
     def _add(self, name: str, branch: Branch) -> None:
         self._branches[name], self._name = branch, name
@@ -270,11 +328,6 @@ class Conversation:
     def _where(self) -> None:
         branch = self.branch
         self._say(f"{self._name}: {_turns(branch)}, position {branch.position:,}")
-
-    def _forget(self, branch: Branch) -> None:
-        """Deletes the session, unless it has expired."""
-        with contextlib.suppress(SessionNotFound):
-            branch.session.delete()
 
     def _say(self, text: str) -> None:
         self._console.print(escape(text), style="dim")

@@ -180,7 +180,7 @@ def test_list_of_models_has_every_detail() -> None:
     (example,) = [e for e in EXAMPLES if e.get("object") == "list" and "has_more" not in e]
     check(ModelList, example)
     hidden = {"name", "created_s", "bos_token_id", "hidden_size"}
-    details = (asdict(MODEL).keys() - hidden) | {"sampling"}
+    details = (asdict(MODEL).keys() - hidden) | {"sampling", "chat", "thinking"}
     assert example["data"][0]["everstream"].keys() == details
 
 

@@ -87,7 +87,7 @@ async def load(request: Request) -> Response:
     """Serve one more model. It answers when the model takes work."""
     body = await body_of(LoadModelBody, request)
     version = await _changes(request).load(body.name, body.path)
-    return json_response(model_object(version.service.model))
+    return json_response(model_object(version.service))
 
 
 @router.post(
@@ -100,7 +100,7 @@ async def reload(request: Request, name: str) -> Response:
     """Serve a model's new version; what the old one runs ends there."""
     body = await body_of(ReloadModelBody, request, b"{}")
     reloaded = await _changes(request).reload(name, body.path)
-    model = model_object(reloaded.version.service.model)
+    model = model_object(reloaded.version.service)
     return json_response({"model": model, "changed": reloaded.changed})
 
 

@@ -283,7 +283,10 @@ class StateTensor(TypedDict):
 
 
 class ModelDetails(TypedDict):
-    """What our own clients show of a model."""
+    """What our own clients show of a model.
+
+    ``chat``: it has a chat template, and ``thinking``: it may think before its answer.
+    """
 
     state_bytes_per_session: int
     kv_cache_bytes_per_token: int
@@ -295,6 +298,8 @@ class ModelDetails(TypedDict):
     attention: str
     dtype: str
     sampling: SamplingDefaults
+    chat: bool
+    thinking: bool
 
 
 class ModelAnswer(TypedDict):
