@@ -21,6 +21,7 @@ ROUTES: Mapping[str, frozenset[Scope]] = {
     "/": OPEN,
     "/health": OPEN,
     "/ready": OPEN,
+    "/chat": OPEN,
     "/static": OPEN,
     "/v1/completions": frozenset({"generate"}),
     "/v1/chat/completions": frozenset({"generate"}),

@@ -37,6 +37,12 @@ async def index() -> Response:
     return _page("index.html")
 
 
+@router.get("/chat")
+async def chat() -> Response:
+    """The page for models that have a chat template."""
+    return _page("chat.html")
+
+
 @router.get("/docs")
 async def docs() -> Response:
     """The API's description, rendered from `/openapi.json`."""

@@ -42,6 +42,8 @@ const comparison = new Comparison(panes, $("comparison"));
 const card = new TokenCard($("card"), { fork, rewind, instead }, (words) => announcer.say(words));
 
 const toRestore = sessionsIn(location.hash);
+// Whoever follows a link to a session, or asks for text, stays here.
+const prefersChat = !toRestore.length && !new URLSearchParams(location.search).has("text");
 let models = [];
 let frame = null;
 let spoken = { pane: null, count: 0 };
@@ -111,6 +113,8 @@ async function instead(pane, piece, token) {
 }
 
 function onModels(list) {
+  if (!models.length && list[0].everstream.chat && prefersChat) location.replace("chat");
+  $("chat-link").hidden = !list.some(({ everstream }) => everstream.chat);
   models = list;
   showDefaults($("controls"), models[0].everstream.sampling);
   const picker = $("model");
