@@ -37,6 +37,7 @@ from model.chat_template import ChatTemplate, checked_template, read_chat_templa
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX
 from model.files import open_file
 from model.hub.names import parse_name
+from model.lora_files import NO_LORA, Lora
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import FILES as TOKENIZER_FILES
@@ -120,14 +121,31 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def load_checkpoint(
-    source: str | Path, revision: str | None = None, tokenizer: Path | None = None
+    source: str | Path,
+    revision: str | None = None,
+    tokenizer: Path | None = None,
+    lora: Lora = NO_LORA,
 ) -> Checkpoint:
     """Loads a folder, a file, a bundled model by its name, or a hub id (see `locate`).
 
     ``tokenizer`` is the tokenizer's file. By default it is in the same folder, or inside a GGUF.
-    Raises `CheckpointError`, `ConfigError` or `TokenizerError`.
+    ``lora`` names files of weight changes to merge. Raises `CheckpointError`, `ConfigError` or
+    `TokenizerError`.
     """
-    found = locate(source, revision)
+    found = _load(locate(source, revision), tokenizer)
+    return _with_lora(found, lora) if lora.files else found
+
+
+def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:
+    """The model with the changes, which is another one."""
+    from model.foreign.lora import files_of, with_lora
+
+    weights = with_lora(checkpoint.config, checkpoint.weights, lora)
+    digest = f"{checkpoint.digest} {_digest(files_of(lora))} {lora.alpha}"
+    return replace(checkpoint, weights=weights, digest=hashlib.sha256(digest.encode()).hexdigest())
+
+
+def _load(found: Path, tokenizer: Path | None) -> Checkpoint:
     if found.suffix == GGUF_SUFFIX:
         return _load_gguf(found, tokenizer)
     if found.suffix in FILE_SUFFIXES:

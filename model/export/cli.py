@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from model.lora_options import LoraAlpha, LoraFiles, lora_of
 from model.quantization.cli import errors_as_lines
 
 if TYPE_CHECKING:
@@ -33,12 +34,15 @@ def export_command(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer file, if it is not in the model's folder.")
     ] = None,
+    lora: LoraFiles = None,
+    lora_alpha: LoraAlpha = None,
 ) -> None:
     """Write a model in another format or dtype."""
     from model.checkpoint import load_checkpoint, locate
 
     if dtype == "q8_0" and format != "gguf":
         raise typer.BadParameter("q8_0 is for --format gguf", param_hint="--dtype")
+    changes = lora_of(lora, lora_alpha)
     is_file = format in ("gguf", "pth")
     if is_file and out.suffix != f".{format}":
         raise typer.BadParameter(f"must end in .{format}", param_hint="OUT")
@@ -47,7 +51,7 @@ def export_command(
         if out.resolve() == source.resolve():
             kind = "file" if source.is_file() else "folder"
             raise typer.BadParameter(f"is the model's own {kind}", param_hint="OUT")
-        checkpoint = load_checkpoint(source, tokenizer=tokenizer)
+        checkpoint = load_checkpoint(source, tokenizer=tokenizer, lora=changes)
         _write(checkpoint, out, format, dtype, is_file)
     if checkpoint.tuned_state is not None and format != "pth":
         typer.echo("everstream: the model's tuned state is left out: only pth has it", err=True)

@@ -38,7 +38,7 @@ def read_tuned_state(path: Path, config: Config, transposed: bool = False) -> np
     """
     if config.model_type not in READERS:
         raise CheckpointError(f"{path}: tuned states of {config.attention} models are not known")
-    return state_block(_tensors(path), path.name, config, transposed)
+    return state_block(tensors_of(path), path.name, config, transposed)
 
 
 def state_block(
@@ -63,7 +63,7 @@ def describe_tuned_state(path: Path) -> dict[str, str]:
 
     Raises `CheckpointError` and OSError.
     """
-    files = _tensors(path)
+    files = tensors_of(path)
     if not files:
         raise CheckpointError(f"{path} has no tensors")
     shapes = sorted({files.shape(key) for key in files})
@@ -74,7 +74,8 @@ def describe_tuned_state(path: Path) -> dict[str, str]:
     }
 
 
-def _tensors(path: Path) -> StoredWeights:
+def tensors_of(path: Path) -> StoredWeights:
+    """The tensors of a ``.pth`` or safetensors file. Raises `CheckpointError` and OSError."""
     with open_file(path) as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     return TorchFile(path) if is_zip else WeightFiles([path])

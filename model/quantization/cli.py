@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from model.lora_options import LoraAlpha, LoraFiles, lora_of
+
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
 
@@ -57,6 +59,8 @@ def quantize_command(
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Number of threads of the evaluation.", min=1)] = 1,
+    lora: LoraFiles = None,
+    lora_alpha: LoraAlpha = None,
 ) -> None:
     """Write a checkpoint with weights of a smaller type.
 
@@ -65,11 +69,12 @@ def quantize_command(
     from model.checkpoint import load_checkpoint, locate
     from model.quantization.quantize import save_quantized
 
+    changes = lora_of(lora, lora_alpha)
     with errors_as_lines():
         folder = locate(model)
         if out.resolve() == folder.resolve():
             raise typer.BadParameter("is the model's own folder", param_hint="OUT")
-        checkpoint = load_checkpoint(folder)
+        checkpoint = load_checkpoint(folder, lora=changes)
         if checkpoint.tuned_state is not None:
             typer.echo("everstream: the model's tuned state is left out", err=True)
         save_quantized(out, checkpoint, dtype)

@@ -13,6 +13,7 @@ import typer
 
 from model.architectures import Config, ConfigError, config_class
 from model.evaluation import Evaluation, Half, Mode
+from model.lora_options import LoraAlpha, LoraFiles, lora_of
 
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
@@ -267,6 +268,8 @@ def eval_command(
         str, typer.Argument(help="Model to evaluate: checkpoint folder, bundled model or hub id.")
     ],
     data: Texts,
+    lora: LoraFiles = None,
+    lora_alpha: LoraAlpha = None,
     mode: Annotated[
         Mode,
         typer.Option(help="Context of a scored token; see model/training/evaluate.py."),
@@ -292,8 +295,9 @@ def eval_command(
     """Measure bits per byte and perplexity of a checkpoint."""
     from model.checkpoint import load_checkpoint
 
+    changes = lora_of(lora, lora_alpha)
     with errors_as_lines():
-        checkpoint = load_checkpoint(model)
+        checkpoint = load_checkpoint(model, lora=changes)
         ran_on, evaluate = _evaluator(checkpoint, backend, dtype, threads)
         results = [(path, evaluate(path, mode, window, max_bytes, half)) for path in data]
     for path, result in results:

@@ -8,8 +8,14 @@ from typing import Annotated
 
 import typer
 
+from model.lora_options import LoraAlpha, LoraFiles, lora_of
 from server.cli.failures import clear_errors, fail
-from server.cli.options import BackendName, Dtype, Model, TokenizerFile
+from server.cli.options import (
+    BackendName,
+    Dtype,
+    Model,
+    TokenizerFile,
+)
 from server.engine.sampling_defaults import DEFAULTS
 
 
@@ -22,6 +28,8 @@ def generate(
     ] = None,
     model: Model = None,
     tokenizer: TokenizerFile = None,
+    lora: LoraFiles = None,
+    lora_alpha: LoraAlpha = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = 256,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 is greedy.")
@@ -54,6 +62,7 @@ def generate(
     from server.models.backend import open_backend
     from server.models.factory import load_model
 
+    changes = lora_of(lora, lora_alpha)
     sampling = with_defaults(
         temperature=temperature,
         top_k=top_k,
@@ -70,7 +79,7 @@ def generate(
 
     try:
         with clear_errors():
-            opened = open_backend(load_model(model, tokenizer), backend, dtype, threads)
+            opened = open_backend(load_model(model, tokenizer, changes), backend, dtype, threads)
             summary = run(opened, _prompt(prompt), sampling, write)
     except KeyboardInterrupt:
         typer.echo()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from model.lora_options import LoraAlpha, LoraFiles, lora_of
 from server.cli.failures import clear_errors
 from server.cli.options import TokenizerFile
 
@@ -15,6 +16,8 @@ def inspect(
         str | None, typer.Argument(help="Folder, .pth, .st or .gguf file, bundled model or hub id.")
     ] = None,
     tokenizer: TokenizerFile = None,
+    lora: LoraFiles = None,
+    lora_alpha: LoraAlpha = None,
 ) -> None:
     """Show a model's parameters and the memory of a session.
 
@@ -25,5 +28,6 @@ def inspect(
     from model.bundled_models import DEFAULT_MODEL
     from server.cli import inspection
 
+    changes = lora_of(lora, lora_alpha)
     with clear_errors():
-        inspection.inspect(model or str(DEFAULT_MODEL), Console(), tokenizer)
+        inspection.inspect(model or str(DEFAULT_MODEL), Console(), tokenizer, changes)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from model.chat_template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
+from model.lora_files import NO_LORA, Lora
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weight_files import weight_files
 from model.weights import StoredWeights, num_parameters
@@ -30,13 +31,15 @@ def format_bytes(count: int) -> str:
     return f"{value:.4g} TiB"
 
 
-def inspect(source: str, console: Console, tokenizer: Path | None = None) -> None:
+def inspect(
+    source: str, console: Console, tokenizer: Path | None = None, lora: Lora = NO_LORA
+) -> None:
     """Prints what a model is, and what a session takes compared with a KV cache of the same shape.
 
-    ``tokenizer`` is its tokenizer's file where that is elsewhere. Raises what `load_checkpoint`
-    raises.
+    ``tokenizer`` is its tokenizer's file where that is elsewhere, ``lora`` what is merged in.
+    Raises what `load_checkpoint` raises.
     """
-    checkpoint = load_checkpoint(source, tokenizer=tokenizer)
+    checkpoint = load_checkpoint(source, tokenizer=tokenizer, lora=lora)
     console.print(_model_table(checkpoint, weight_files(locate(source))))
     console.print(_memory_table(checkpoint))
 

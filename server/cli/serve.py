@@ -38,6 +38,12 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("config", Path, "TOML file of settings, with the names of the variables."),
     ("served_model_name", str, "Name of the model in the API [its folder's name]."),
     ("tokenizer", Path, "Tokenizer file, if it is not in the model's folder."),
+    (
+        "lora",
+        list[Path],
+        "LoRA or MiSS file, or folder of peft, to merge into the model; repeat for more.",
+    ),
+    ("lora_alpha", float, "Alpha of LoRA files that do not state theirs."),
     ("model_dir", Path, "Folder from which models can be loaded at run time."),
     (
         "state",

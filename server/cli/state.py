@@ -8,10 +8,16 @@ from typing import Annotated
 import typer
 
 from model.foreign.tuned_states import describe_tuned_state
+from model.lora_options import LoraAlpha, LoraFiles, lora_of
 from model.weights import CheckpointError
 from server.cli.failures import clear_errors, fail
 from server.cli.inspection import format_bytes
-from server.cli.options import BackendName, Dtype, Model, TokenizerFile
+from server.cli.options import (
+    BackendName,
+    Dtype,
+    Model,
+    TokenizerFile,
+)
 from server.config.sources import state_file
 from server.errors import RequestError
 from server.store.named_state import NamedState, about_of, read_any_identity
@@ -24,6 +30,8 @@ def make_command(
     out: Annotated[Path, typer.Option("--out", help="File to write.")],
     model: Model = None,
     tokenizer: TokenizerFile = None,
+    lora: LoraFiles = None,
+    lora_alpha: LoraAlpha = None,
     prompt: Annotated[str | None, typer.Option(help="Text for the state to read.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with that text.")] = None,
     tuned: Annotated[
@@ -54,9 +62,9 @@ def make_command(
     text = _text(prompt, prompt_file)
     if text is None and tuned is None:
         raise typer.BadParameter("give --prompt, --prompt-file or --tuned")
-    state = None
+    state, changes = None, lora_of(lora, lora_alpha)
     with clear_errors():
-        checkpoint = load_model(model, tokenizer)
+        checkpoint = load_model(model, tokenizer, changes)
         opened = open_backend(checkpoint, backend, dtype, threads)
         identity = identity_of(checkpoint, opened)
         if tuned is not None:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from model.bundled_models import DEFAULT_NAME
+from model.lora_files import Lora
 from server.config.environment import ENVIRONMENT, state_folder, variables_of
 from server.config.errors import ConfigError, explain
 from server.config.file import ConfigFileError, read_config_file
@@ -56,8 +57,10 @@ class ServerConfig(BaseModel):
     ``store`` is the folder of the durable sessions, the URL of a PostgreSQL database
     that many replicas share, or "memory"; `load` puts a folder of the user's in the
     place of None. ``served_model_name`` is what clients call the one model, and
-    ``tokenizer`` the file of its tokenizer where that is elsewhere. ``state`` are files of
-    named states, and ``max_states`` bounds those that a model's store has in addition.
+    ``tokenizer`` the file of its tokenizer where that is elsewhere. ``lora`` are files that are
+    merged into its weights, and ``lora_alpha`` is that of those that do not state theirs.
+    ``state`` are files of named states, and ``max_states`` bounds those that a model's store has
+    in addition.
     ``store_direct`` leads to that database itself where ``store`` is a
     pooler's, and ``store_objects`` to the bucket that has the states. ``model_dir`` is
     where models may be loaded from at run time; None: they may not. Bounds of memory
@@ -72,6 +75,8 @@ class ServerConfig(BaseModel):
     model: tuple[ModelSource, ...] = (ModelSource(DEFAULT_NAME, None),)
     served_model_name: str | None = Field(default=None, pattern=f"^{MODEL_NAME}$")
     tokenizer: Path | None = None
+    lora: tuple[Path, ...] = ()
+    lora_alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     model_dir: Path | None = None
     state: tuple[StateSource, ...] = ()
     host: str = "127.0.0.1"
@@ -181,6 +186,7 @@ class ServerConfig(BaseModel):
 
     @field_validator(
         *("api_keys", "admin_keys", "allowed_origins", "allowed_hosts", "trusted_proxies"),
+        "lora",
         mode="before",
     )
     @classmethod
@@ -252,18 +258,23 @@ class ServerConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _one_tokenizer(self) -> Self:
+    def _one_tokenizer_and_lora(self) -> Self:
         if self.tokenizer and len(self.model) > 1:
             raise ValueError("--tokenizer is for one model")
+        if self.lora and len(self.model) > 1:
+            raise ValueError("--lora is for one model")
+        if self.lora_alpha is not None and not self.lora:
+            raise ValueError("--lora-alpha needs --lora")
         return self
 
     def _completed(self) -> Self:
-        """With the model's tokenizer, and its served name; its sessions stay where they were."""
-        if self.tokenizer is None and self.served_model_name is None:
+        """With what one model has, and its served name; its sessions stay where they were."""
+        if self.tokenizer is None and self.served_model_name is None and not self.lora:
             return self
         first, *others = self.model
         name = self.served_model_name or first.name
-        model = (first._replace(name=name, tokenizer=self.tokenizer), *others)
+        lora = Lora(tuple(path.expanduser() for path in self.lora), self.lora_alpha)
+        model = (first._replace(name=name, tokenizer=self.tokenizer, lora=lora), *others)
         return self.model_copy(update={"model": model})
 
     @model_validator(mode="after")

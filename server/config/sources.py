@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model.bundled_models import DEFAULT_NAME, bundled_models
+from model.lora_files import NO_LORA, Lora
 
 #: What a model may be called: it is the name of a folder of its store, too.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -20,13 +21,14 @@ class ModelSource(NamedTuple):
     """A model to serve: a folder, a bundled model's name or a hub id; None is the default.
 
     ``is_named`` where the operator gave the name, and it was not taken from the source.
-    ``tokenizer`` is a tokenizer's file that is elsewhere.
+    ``tokenizer`` is a tokenizer's file that is elsewhere, ``lora`` what is merged into its weights.
     """
 
     name: str
     source: str | None
     is_named: bool = False
     tokenizer: Path | None = None
+    lora: Lora = NO_LORA
 
 
 class StateFile(NamedTuple):

@@ -15,6 +15,7 @@ from pathlib import Path
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from model.config import ConfigError
+from model.lora_files import NO_LORA, Lora
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters
@@ -59,7 +60,7 @@ class ModelBuilder:
     def read(self, source: ModelSource) -> Checkpoint:
         """The checkpoint at ``source``. Raises `ModelBroken`."""
         try:
-            return load_model(source.source, source.tokenizer)
+            return load_model(source.source, source.tokenizer, source.lora)
         except (CheckpointError, ConfigError, TokenizerError, OSError) as error:
             raise ModelBroken(str(error)) from error
 
@@ -152,9 +153,11 @@ def build_models(
     return Models(versions, config.continue_on_start), builder
 
 
-def load_model(source: str | None, tokenizer: Path | None = None) -> Checkpoint:
+def load_model(
+    source: str | None, tokenizer: Path | None = None, lora: Lora = NO_LORA
+) -> Checkpoint:
     """The checkpoint that ``source`` names, or the default. Raises what loading raises."""
-    return load_checkpoint(source or DEFAULT_MODEL, tokenizer=tokenizer)
+    return load_checkpoint(source or DEFAULT_MODEL, tokenizer=tokenizer, lora=lora)
 
 
 def _fixed_states(

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.docs.pages import page
 from tests.docs.test_shell import shell_lines
 from tests.hub_server import Repository, hub_server
+from tests.model.foreign.test_lora import write_peft
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.tiny import TEXT, tiny_tokenizer
 
@@ -33,6 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_tokenizer().save(folder / "tokenizer.json")
     write_pth(folder / "rwkv7.pth", published(SHAPES["square"]))
     (folder / "book.txt").write_text(TEXT * 40, encoding="utf-8")
+    key = "blocks.0.att.key.lora"
+    pair = {f"{key}_A": torch.ones(4, 128) / 100, f"{key}_B": torch.ones(128, 4) / 100}
+    write_pth(folder / "rwkv-0.pth", pair)
+    write_peft(
+        folder / "adapter",
+        {f"base_model.model.{name}.weight": tensor for name, tensor in pair.items()},
+        {"peft_type": "LORA", "lora_alpha": 8},
+    )
     return folder
 
 

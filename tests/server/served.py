@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 from model.checkpoint import save_checkpoint
 from server.api.app import create_app
 from server.config.settings import ServerConfig
-from server.config.sources import model_source
+from server.config.sources import ModelSource, model_source
 from server.http.server import Server, bind
 from server.models.factory import build_models
 from server.models.registry import Models, Version
@@ -66,10 +66,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*models: str, **settings: Any) -> AsyncIterator[Served]:
-    """A server of ``models``, each a flag's value. Ends with every thread joined."""
+async def served(*models: str | ModelSource, **settings: Any) -> AsyncIterator[Served]:
+    """A server of ``models``, each as a flag has it. Ends with every thread joined."""
     config = ServerConfig(
-        model=tuple(map(model_source, models)),
+        model=tuple(model_source(m) if isinstance(m, str) else m for m in models),
         **{"threads": 1, "max_sessions": 8, **settings},
     )
     built, builder = await asyncio.to_thread(build_models, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 from model.checkpoint import load_checkpoint
 from server.cli.main import app
+from server.config.settings import ServerConfig
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, write_gguf
+from tests.model.commands import everstream, refused
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.server.served import served
 from tests.tiny import tiny_tokenizer
@@ -84,6 +87,47 @@ async def test_session_continues_after_a_restart(file: Path, tmp_path: Path) -> 
     async with served(str(file), **settings) as server:
         second = await server.text("", session=session, max_tokens=8)
     assert first + second == whole
+
+
+async def test_lora_is_merged_by_every_command(file: Path, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"blocks.{layer}.att.{name}": torch.randn(shape, generator=generator) / 4
+        for layer in range(2)
+        for name, shape in (
+            ("output.lora_A", (8, 128)),
+            ("output.lora_B", (128, 8)),
+            ("receptance.disha", (16, 128)),
+        )
+    }
+    lora = write_pth(tmp_path / "rwkv-0.pth", tensors)
+    options = ("--lora", lora, "--lora-alpha", "16")
+    merged = tmp_path / "merged.pth"
+    float32 = ("--dtype", "float32")
+    everstream("export", file, merged, "--format", "pth", *float32, *options)
+    how = (*float32, "--max-tokens", "12", "--temperature", "0", "Once")
+    wanted = everstream("generate", "--model", merged, *how)
+    assert everstream("generate", "--model", file, *options, *how) == wanted
+    assert everstream("generate", "--model", file, *how) != wanted
+    (source,) = ServerConfig.load({}, model=(str(file),), lora=(lora,), lora_alpha=16.0).model
+    texts = []
+    for each in (source, str(merged)):
+        async with served(each, dtype="float32") as server:
+            texts.append(await server.text("Once", max_tokens=12, temperature=0))
+    assert texts[0] == texts[1]
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a fox.\n")
+    scores = [
+        json.loads(everstream("eval", *words, "--data", text))["bits_per_byte"]
+        for words in ((file, *options), (merged,), (file,))
+    ]
+    assert scores[0] == scores[1] != scores[2]
+    assert "rwkv7" in everstream("inspect", file, *options)
+    everstream(
+        "state", "make", "--model", file, *options, "--prompt", "On", "--out", tmp_path / "s"
+    )
+    everstream("quantize", file, tmp_path / "folder", *options, "--dtype", "bfloat16")
+    assert "does not state its alpha" in refused("generate", "--model", file, "--lora", lora, "x")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def settings_of(config: ServerConfig) -> Settings:
     for name in ("keys_file", "model_dir"):
         if chosen.get(name) is not None:
             chosen[name] = str(Path(chosen[name]).absolute())
+    if "lora" in chosen:
+        chosen["lora"] = [str(path.expanduser().absolute()) for path in config.lora]
     return {name: value for name, value in chosen.items() if value is not None}
 
 

@@ -7,6 +7,7 @@ from typer import Context
 from typer.main import get_group
 
 from model.bundled_models import bundled_models
+from model.lora_files import Lora
 from server.cli.main import app
 from server.config.errors import VARIABLE_ONLY, ConfigError, flag_of
 from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig
@@ -210,6 +211,15 @@ def test_states_belong_to_models() -> None:
 def test_state_that_cannot_be_is_refused(states: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServerConfig.load({}, model=("m=x", "n=y"), state=states)
+
+
+def test_lora_is_for_one_model() -> None:
+    config = ServerConfig.load({"EVERSTREAM_LORA": "a.pth, ~/b", "EVERSTREAM_LORA_ALPHA": "16"})
+    assert config.model[0].lora == Lora((Path("a.pth"), Path("~/b").expanduser()), 16.0)
+    with pytest.raises(ConfigError, match="--lora is for one model"):
+        ServerConfig.load({}, model=("m=x", "n=y"), lora=("a.pth",))
+    with pytest.raises(ConfigError, match="--lora-alpha needs --lora"):
+        ServerConfig.load({}, lora_alpha=16.0)
 
 
 def test_state_may_be_transposed() -> None:

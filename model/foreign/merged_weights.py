@@ -1,0 +1,166 @@
+"""Weights with changes that are added when their rows are read, so that no copy is in memory.
+
+The changes are computed in float64, and the sum is rounded to float32 once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from model.tensor_spec import Shape
+from model.weights import Array, StoredWeights
+
+Wide = npt.NDArray[np.float64]
+#: Numbers of a weight that are changed at a time.
+_CHUNK = 1 << 22
+
+
+class Change(Protocol):
+    """Rows are changed in groups of ``step``."""
+
+    @property
+    def step(self) -> int: ...
+
+    def apply(self, values: Wide, first: int) -> Wide:
+        """The rows from ``first`` on, changed; ``values`` may be changed in place."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """W + scale B A, with A [r, in] and B [out, r]."""
+
+    a: Array
+    b: Array
+    scale: float
+    step = 1
+
+    def apply(self, values: Wide, first: int) -> Wide:
+        rows = self.b[first : first + len(values)].astype(np.float64)
+        values += self.scale * (rows @ self.a.astype(np.float64))
+        return values
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """W[o, i] + D[i mod r, o mod n], with D [r, n]; n divides ``out``."""
+
+    d: Array
+    out: int
+    step = 1
+
+    def apply(self, values: Wide, first: int) -> Wide:
+        rank, period = self.d.shape
+        rows = (first + np.arange(len(values))) % period
+        values += self.d.T[rows][:, np.arange(values.shape[1]) % rank]
+        return values
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """W_ab + W_ab D_c + D_c, with D [n, r, r]; c is the row a or the column b of a block."""
+
+    d: Array
+    by_row: bool
+
+    @property
+    def step(self) -> int:
+        return int(self.d.shape[-1])
+
+    def apply(self, values: Wide, first: int) -> Wide:
+        rank = self.step
+        blocks = values.reshape(-1, rank, values.shape[1] // rank, rank).transpose(0, 2, 1, 3)
+        d: Wide = self.d.astype(np.float64)
+        d = d[first // rank :][: len(blocks), None] if self.by_row else d[None]
+        blocks = blocks + blocks @ d + d
+        changed: Wide = blocks.transpose(0, 2, 1, 3).reshape(values.shape)
+        return changed
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Another tensor in the place of W."""
+
+    weights: StoredWeights
+    name: str
+    step = 1
+
+    def apply(self, values: Wide, first: int) -> Wide:
+        values[:] = self.weights.rows(self.name, first, first + len(values))
+        return values
+
+
+@dataclass(frozen=True)
+class Row:
+    """Another row in the place of one."""
+
+    values: Array
+    row: int
+    step = 1
+
+    def apply(self, values: Wide, first: int) -> Wide:
+        if first <= self.row < first + len(values):
+            values[self.row - first] = self.values
+        return values
+
+
+class Merged(StoredWeights):
+    """``base`` with ``changes`` by name, in their order."""
+
+    def __init__(self, base: StoredWeights, changes: Mapping[str, Sequence[Change]]) -> None:
+        self._base, self._changes = base, changes
+        self.name = base.name
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._changes:
+            return self._base[name]
+        shape = self.shape(name)
+        values = np.empty(shape, np.float32)
+        step = max(1, _CHUNK // max(1, math.prod(shape[1:])))
+        for begin in range(0, shape[0], step):
+            values[begin : begin + step] = self.rows(name, begin, begin + step)
+        return values
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        changes = self._changes.get(name)
+        if not changes:
+            return self._base.rows(name, begin, end)
+        count = self.shape(name)[0]
+        end = count if end is None else min(end, count)
+        step = math.lcm(*(change.step for change in changes))
+        first = begin - begin % step
+        values: Wide = self._base.rows(name, first, -(-end // step) * step).astype(np.float64)
+        for change in changes:
+            values = change.apply(values, first)
+        return values[begin - first : max(end, begin) - first].astype(np.float32)
+
+    def release(self) -> None:
+        self._base.release()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._base
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def shape(self, name: str) -> Shape:
+        return self._base.shape(name)
+
+    def is_float(self, name: str) -> bool:
+        return self._base.is_float(name)
+
+    @property
+    def stored_dtype(self) -> str:
+        return self._base.stored_dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._base.is_quantized
