@@ -180,16 +180,18 @@ export class Client {
   }
 
   /**
-   * Iterates over the caller's kept sessions in the order of their ids. Each request to the
-   * server returns at most `pageSize` of them.
+   * Iterates over the caller's kept sessions in the order of their ids. Their `listed` is what
+   * the server says of them. Each request to it returns at most `pageSize` of them.
    * @param {number} [pageSize]
-   * @returns {AsyncGenerator<ListedSession, void, undefined>}
+   * @returns {AsyncGenerator<Session, void, undefined>}
    */
   async *sessions(pageSize = 100) {
     let after = "";
     for (;;) {
       const page = await this.#http.json("GET", `/v1/sessions?limit=${pageSize}${after}`);
-      yield* page.data;
+      for (const listed of page.data) {
+        yield new Session(this, listed.session, this.#ask.bind(this), this.#http, listed);
+      }
       if (!page.has_more || page.data.length === 0) return;
       after = `&after=${encodeURIComponent(page.data.at(-1).session)}`;
     }

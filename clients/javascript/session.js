@@ -4,7 +4,7 @@ import { newKey } from "./retry.js";
 
 /**
  * A kept session. `Client.createSession`, `Client.session`, `Client.importSession` and `fork`
- * return one.
+ * return one. `listed` is the session as it was when `Client.sessions` listed it.
  */
 export class Session {
   #ask;
@@ -15,10 +15,12 @@ export class Session {
    * @param {string} id
    * @param {(kind: string, message: Record<string, unknown>) => Promise<any>} ask
    * @param {import("./http.js").Http} http
+   * @param {import("./events.js").ListedSession} [listed]
    */
-  constructor(client, id, ask, http) {
+  constructor(client, id, ask, http, listed) {
     this.client = client;
     this.id = id;
+    this.listed = listed;
     this.#ask = ask;
     this.#http = http;
   }

@@ -130,16 +130,17 @@ class AsyncClient:
         """Returns an existing session by its id, without a request to the server."""
         return AsyncSession(self, session)
 
-    async def sessions(self, page_size: int = 100) -> AsyncIterator[ListedSession]:
+    async def sessions(self, page_size: int = 100) -> AsyncIterator[AsyncSession]:
         """Iterates over the caller's kept sessions in the order of their ids.
 
-        Each request to the server returns at most ``page_size`` of them.
+        Their ``listed`` is what the server says of them. Each request to it returns at
+        most ``page_size`` of them.
         """
         after: str | None = None
         while True:
             page = await self._call(calls.sessions(after, page_size))
-            for session in page.sessions:
-                yield session
+            for listed in page.sessions:
+                yield AsyncSession(self, listed.session, listed)
             if (after := page.after) is None:
                 return
 
@@ -236,8 +237,10 @@ class AsyncClient:
 class AsyncSession:
     """`Session` for asyncio."""
 
-    def __init__(self, client: AsyncClient, session: str) -> None:
-        self.id = session
+    def __init__(
+        self, client: AsyncClient, session: str, listed: ListedSession | None = None
+    ) -> None:
+        self.id, self.listed = session, listed
         self._client = client
         self._stream = client._stream
 

@@ -7,12 +7,11 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
-from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from .backoff import Backoff
-from .connection import dial, is_for_good
+from .connection import Connection, dial, is_for_good
 from .errors import ConnectionLost, EverstreamError, ProtocolError
 from .events import Event
 from .inbox import Inbox, is_passing
@@ -39,7 +38,7 @@ class Stream:
         self._protocol = protocol
         self._timeout_s, self._reconnect_s = timeout_s, reconnect_s
         self._backoff = backoff
-        self._connection: ClientConnection | None = None
+        self._connection: Connection | None = None
         self._reader: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
         self._inboxes = Inboxes()
@@ -81,19 +80,33 @@ class Stream:
         return self._inboxes.is_open(request_id)
 
     async def next(self, request_id: str, arrived: asyncio.Event) -> list[Event]:
-        """Waits for events of an open request and returns all that have arrived."""
+        """Waits for events of an open request and returns all that have arrived.
+
+        The server pings while a request waits or reads a long prompt, so silence is a failure.
+        """
         while not (events := self._inboxes.take(request_id)):
             arrived.clear()
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    await arrived.wait()
-            except TimeoutError as error:
+            silent_since_s = max(self._loop.time(), self._heard_s)
+            while not await self._arrives(arrived, silent_since_s + self._timeout_s):
                 if self._inboxes.is_being_recovered(request_id):
-                    continue  # the recovery has its own time limit
-                self._inboxes.abandon(request_id, "detach")
-                self._attend()
-                raise ConnectionLost(f"no event within {self._timeout_s:g} s") from error
+                    break  # the recovery has its own time limit
+                if self._heard_s <= silent_since_s:
+                    self._inboxes.abandon(request_id, "detach")
+                    self._attend()
+                    raise ConnectionLost(f"no event within {self._timeout_s:g} s, and no ping")
+                silent_since_s = self._heard_s
         return events
+
+    @property
+    def _heard_s(self) -> float:
+        return 0.0 if self._connection is None else self._connection.heard_s
+
+    async def _arrives(self, arrived: asyncio.Event, until_s: float) -> bool:
+        try:
+            async with asyncio.timeout_at(until_s):
+                return await arrived.wait()
+        except TimeoutError:
+            return False
 
     def request_end(self, end_message: EndMessage) -> None:
         """Sends the message that ends a request; the caller still reads its last events."""
@@ -112,7 +125,7 @@ class Stream:
 
     # The connection
 
-    async def _connected(self) -> ClientConnection:
+    async def _connected(self) -> Connection:
         """Returns an open connection, after a reconnect if necessary."""
         async with self._connecting:
             if self._reader is not None and not self._is_connected:
@@ -126,7 +139,7 @@ class Stream:
     def _is_connected(self) -> bool:
         return self._connection is not None and self._connection.state is State.OPEN
 
-    async def _connect(self) -> ClientConnection:
+    async def _connect(self) -> Connection:
         """Opens a connection. Retries only after an earlier success: the address is right."""
         self._loop = asyncio.get_running_loop()
         attempts = self._backoff.attempts(self._reconnect_s)
@@ -149,7 +162,7 @@ class Stream:
         if self._closed:
             raise ConnectionLost(CLOSED)
 
-    async def _read(self, connection: ClientConnection) -> None:
+    async def _read(self, connection: Connection) -> None:
         """Delivers frames until the connection ends, without waiting for slow readers."""
         ended: EverstreamError
         try:

@@ -27,7 +27,8 @@ class Client:
     Args:
         url: the HTTP address of the server, such as ``http://127.0.0.1:8000``.
         api_key: the key that the server requires, if it has keys.
-        timeout_s: the longest wait for an event, and for each step of an HTTP call.
+        timeout_s: the longest silence of the server, which sends events or pings, and the
+            longest wait for each step of an HTTP call.
         reconnect_s: how long to retry after the connection has ended. Generations on
             kept sessions then continue after the last event. 0 disables recovery.
         backoff: the delays between the retries.
@@ -134,12 +135,14 @@ class Client:
         """Returns an existing session by its id, without a request to the server."""
         return Session(self, session)
 
-    def sessions(self, page_size: int = 100) -> Iterator[ListedSession]:
+    def sessions(self, page_size: int = 100) -> Iterator[Session]:
         """Iterates over the caller's kept sessions in the order of their ids.
 
-        Each request to the server returns at most ``page_size`` of them.
+        Their ``listed`` is what the server says of them. Each request to it returns at
+        most ``page_size`` of them.
         """
-        return self._thread.iterate(self._client.sessions(page_size))
+        for found in self._thread.iterate(self._client.sessions(page_size)):
+            yield Session(self, found.id, found.listed)
 
     def import_session(self, data: bytes) -> Session:
         """Creates a session from a file of `Session.export`, of this or another server."""
@@ -208,10 +211,13 @@ class Client:
 
 
 class Session:
-    """A kept session, which uses constant memory on the server until deleted or expired."""
+    """A kept session, which uses constant memory on the server until deleted or expired.
 
-    def __init__(self, client: Client, session: str) -> None:
-        self.id = session
+    ``listed`` is the session as it was when `Client.sessions` listed it, else None.
+    """
+
+    def __init__(self, client: Client, session: str, listed: ListedSession | None = None) -> None:
+        self.id, self.listed = session, listed
         self._client = client
         self._run = client._thread.run
         self._session = AsyncSession(client._client, session)

@@ -141,7 +141,7 @@ async def test_session_is_forked_rewound_and_read_again(client: AsyncClient) -> 
         await client.resume(session.id, 1, generation.epoch)
     copy = await client.import_session(await fork.export())
     made = {one.id for one in (session, fork, copy)}
-    assert made <= {one.session async for one in client.sessions(page_size=2)}
+    assert made <= {one.id async for one in client.sessions(page_size=2)}
     for one in (session, fork, copy):
         await one.cancel()
         await one.delete()

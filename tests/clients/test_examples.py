@@ -90,7 +90,7 @@ def read_by(url: str) -> tuple[str, int]:
     """The one session of the server, and its tokens."""
     with Client(url, timeout_s=30) as client:
         (session,) = client.sessions()
-    return session.session, session.position
+        return session.id, session.info().position
 
 
 @pytest.mark.parametrize("ending", [(), ("--ending", " The end.")], ids=["itself", "ending"])

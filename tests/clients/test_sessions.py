@@ -234,12 +234,15 @@ def test_list_has_every_session_at_any_page_size(client: Client) -> None:
     made = [client.create_session() for _ in range(5)]
     made[0].append([1, 2, 3])
     for page_size in (1, 2, 100):
-        listed = {one.session: one for one in client.sessions(page_size)}
-        assert {session.id for session in made} <= listed.keys()
-        assert listed[made[0].id].position == 3
-    for session in made:
-        session.delete()
-    assert not {session.id for session in made} & {one.session for one in client.sessions()}
+        found = {one.id: one for one in client.sessions(page_size)}
+        assert {session.id for session in made} <= found.keys()
+        listed = found[made[0].id].listed
+        assert listed is not None
+        assert listed.position == found[made[0].id].info().position == 3
+    for session in client.sessions():
+        if session.id in {one.id for one in made}:
+            session.delete()
+    assert not {session.id for session in made} & {one.id for one in client.sessions()}
 
 
 def test_exported_session_continues_on_another_server(client: Client, session: Session) -> None:

@@ -21,6 +21,6 @@ export async function main(client: Client): Promise<Cursor | null> {
   await fork?.append([1, 2], { logprobs: true }).catch((error: unknown) => {
     if (error instanceof CapacityExhausted) console.log(error.retryAfterS?.toFixed(1));
   });
-  for await (const listed of client.sessions()) console.log(listed.stored_bytes);
+  for await (const one of client.sessions()) console.log(one.listed?.stored_bytes, await one.info());
   return generation.cursor;
 }

@@ -90,7 +90,7 @@ export const scenarios = {
       same(await tokensOf(one.generate("", some(9))), tokens);
     }
     const ids = [];
-    for await (const one of client.sessions(2)) ids.push(one.session);
+    for await (const one of client.sessions(2)) ids.push(one.id);
     for (const one of [session, copy, ...early]) holds(ids.includes(one.id), "it is listed");
     await raises(everstream.InvalidRequest, client.importSession(new Uint8Array([1, 2])));
   },

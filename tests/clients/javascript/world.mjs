@@ -36,9 +36,7 @@ export async function run(scenario, url, options) {
     await scenario({ connect, cut });
   } finally {
     const last = connect();
-    for await (const { session } of last.sessions()) {
-      await last.session(session).delete().catch(() => {});
-    }
+    for await (const session of last.sessions()) await session.delete().catch(() => {});
     for (const client of clients) client.close();
   }
 }
