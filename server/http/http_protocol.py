@@ -16,26 +16,28 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from server.api.streaming import Write
 from server.http.connection import CountedProtocol, ReadsLittle, RunsApp, refusal
+from server.http.stall import StallTimer
 from server.http.websocket_protocol import WebSocketProtocol
 
 __all__ = ["HttpProtocol", "WebSocketProtocol"]
 
 # What a client gets to read the answer to what it has not finished sending.
 LINGER_S = 2.0
-# What it gets to take the kilobytes that wait in our memory, besides the kernel's.
-DRAIN_S = 10.0
 
 
 class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
     """HTTP/1.1 with deadlines: for each head, a refused body's rest, and the client's reading."""
 
     head_timeout_s = 10.0
+    #: In which it must take some of the kilobytes that wait in our memory, besides the kernel's.
+    stall_timeout_s = 20.0
     _deadline: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
+    _stall: StallTimer
     _refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._stall = StallTimer(self.transport, self.stall_timeout_s)
         self._arm(self.head_timeout_s)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -88,29 +90,20 @@ class HttpProtocol(RunsApp, H11Protocol, ReadsLittle):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await_drain()
+        self._stall.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._forget_drain()
+        self._stall.stop()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
         if self.transport.get_write_buffer_size() > 0:
-            self._await_drain()
-
-    def _await_drain(self) -> None:
-        if self._stuck is None:
-            self._stuck = self.loop.call_later(DRAIN_S, self.transport.abort)
-
-    def _forget_drain(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
+            self._stall.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
-        self._forget_drain()
+        self._stall.stop()
         super().connection_lost(exc)
 
     def _watch_answer(self) -> Callable[[], bool]:

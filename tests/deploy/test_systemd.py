@@ -14,6 +14,7 @@ from server.config.settings import ServerConfig
 from tests.deploy.manifests import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "everstream.service"
+TEMPLATE = DEPLOY / "systemd" / "everstream@.service"
 OPERATIONS = (DEPLOY.parent / "docs" / "operations.md").read_text("utf-8")
 
 
@@ -71,14 +72,24 @@ def test_service_is_confined(unit: dict[str, dict[str, list[str]]]) -> None:
     assert "@resources" not in "".join(service["SystemCallFilter"])
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unit_file", "name", "arguments"),
+    [
+        (UNIT, "everstream.service", ["serve"]),
+        (TEMPLATE, "everstream@8001.service", ["serve", "--port", "%i"]),
+    ],
+    ids=["unit", "template"],
+)
+def test_systemd_takes_the_unit(
+    unit_file: Path, name: str, arguments: list[str], tmp_path: Path
+) -> None:
     """Its own check, where it is installed; the program is one that is there."""
-    (command,) = settings_of(UNIT.read_text())["Service"]["ExecStart"]
-    assert command.split()[1:] == ["serve"]
+    (command,) = settings_of(unit_file.read_text())["Service"]["ExecStart"]
+    assert command.split()[1:] == arguments
     analyze = shutil.which("systemd-analyze")
     if analyze is not None:
-        copy = tmp_path / UNIT.name
-        copy.write_text(UNIT.read_text().replace(command, shutil.which("true") or ""))
+        copy = tmp_path / name
+        copy.write_text(unit_file.read_text().replace(command, shutil.which("true") or ""))
         command = f"{analyze} verify {copy}"
         done = subprocess.run(command.split(), check=False, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
@@ -89,3 +100,29 @@ def test_page_installs_what_the_unit_starts(unit: dict[str, dict[str, list[str]]
     folder = Path(command.split()[0]).parent.parent
     assert f"python3 -m venv {folder}" in OPERATIONS
     assert "deploy/systemd/everstream.service /etc/systemd/system/" in OPERATIONS
+
+
+def test_template_is_the_unit_with_a_port_and_a_folder_of_its_own() -> None:
+    """All instances are one user, so that they share the cache of models."""
+    plain, template = (settings_of(file.read_text()) for file in (UNIT, TEMPLATE))
+    changed = {
+        (section, name)
+        for section, settings in template.items()
+        for name, values in settings.items()
+        if plain[section].get(name) != values
+    }
+    assert changed == {
+        ("Unit", "Description"),
+        *(("Service", name) for name in ("ExecStart", "EnvironmentFile", "Environment")),
+        *(("Service", name) for name in ("User", "StateDirectory")),
+    }
+    assert all(plain[section].keys() <= template[section].keys() for section in plain)
+    service = template["Service"]
+    assert service["StateDirectory"] == ["everstream/%i"]
+    assert "EVERSTREAM_STORE=/var/lib/everstream/%i" in service["Environment"]
+    assert (service["User"], service["CacheDirectory"]) == (["everstream"], ["everstream"])
+    assert service["EnvironmentFile"] == [
+        "-/etc/everstream/environment",
+        "-/etc/everstream/environment.%i",
+    ]
+    assert "everstream@8001 everstream@8002" in OPERATIONS
