@@ -139,6 +139,8 @@ class RequestRegistry:
         for event in events:
             live = self._live.get(event.request_id)
             if live is None:
+                if type(event) is Finished:  # without a reader, or by its leaving
+                    self._metrics.request_finished(event)
                 continue
             if live.held_back is not None:
                 live.held_back.append(event)
@@ -186,6 +188,9 @@ class RequestRegistry:
         """The request has no reader any more; its later events are dropped."""
         if (live := self._live.get(request_id)) is not None:
             live.generation.left("detached")
+            for event in live.held_back or ():
+                if isinstance(event, Finished):
+                    self._metrics.request_finished(event)
             self._forget(request_id)
         for held in self._held.values():
             held.discard(request_id)

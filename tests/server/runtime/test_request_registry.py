@@ -165,3 +165,12 @@ async def test_failed_and_migrated_requests_are_live_no_more() -> None:
     assert batches == {sink: events}
     assert readers.requests() == []
     assert readers.idle.is_set()
+
+
+async def test_end_that_a_leaving_reader_has_not_seen_is_counted() -> None:
+    metrics = Metrics()
+    readers, sink = registry(metrics), EventQueue[Event](9)
+    readers.add("a", sink, behind=True)
+    readers.sort([finished("a")], 1.0, {})
+    readers.release(sink)
+    assert metrics.finished == {"length": 1}
