@@ -9,6 +9,10 @@ from server.engine.types import Finished, SessionInfo, TokenEvent
 #: Events of a page that is read from the log.
 PAGE_EVENTS = 512
 
+#: Why a cursor of another epoch has no place in the session's log.
+REWOUND = "the session was rewound"
+OTHER_STORE = "the server's store is another one than before, such as a restored copy"
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
@@ -47,7 +51,8 @@ def resumed(info: SessionInfo, cursor: Cursor, epoch_name: str, page: Page) -> R
     ``epoch_name`` is that of its epoch.
     """
     if cursor.epoch is not None and cursor.epoch != epoch_name:
-        return Resumed(info, info.seq, "the session was rewound")
+        is_rewound = _store_of(cursor.epoch) == _store_of(epoch_name)
+        return Resumed(info, info.seq, REWOUND if is_rewound else OTHER_STORE)
     if cursor.last_seq > info.seq:
         return Resumed(info, info.seq, "the session has not had that many events")
     if page.is_gone:
@@ -63,7 +68,7 @@ def resumed_elsewhere(session: str, cursor: Cursor, epoch_name: str) -> Resumed 
     if cursor.epoch is None or _store_of(cursor.epoch) == _store_of(epoch_name):
         return None
     lost = SessionInfo(session, 0, 0, False, 0.0, 0)
-    return Resumed(lost, 0, "the server's store is another one than before")
+    return Resumed(lost, 0, OTHER_STORE)
 
 
 def renamed(event: TokenEvent | Finished, request_id: str) -> TokenEvent | Finished:
