@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
 from server.api.durable_streams.messages import Messages
-from server.api.streaming import send_stream, server_sent
+from server.api.streaming import COMMENT, send_stream, server_sent
 from server.api.watched import WatchedAnswer
 from server.models.service import Service
 from server.sessions.log_stream import Chunk, LogStream, offset_of
@@ -149,10 +149,14 @@ class FollowedSse(FollowedAnswer):
         with self._followers.follow(self._stream.session) as changed:
             yield self._events(chunk)
             while not chunk.is_closed:
-                chunk = await self._after(chunk, changed, until_s)
-                if not chunk.messages and not chunk.is_closed:
+                silent_until_s = min(until_s, time.monotonic() + (self._heartbeat_s or inf))
+                chunk = await self._after(chunk, changed, silent_until_s)
+                if chunk.messages or chunk.is_closed:
+                    yield self._events(chunk)
+                elif silent_until_s == until_s or self._followers.has_ended:
                     return
-                yield self._events(chunk)
+                else:
+                    yield COMMENT
 
     def _events(self, chunk: Chunk) -> bytes:
         control: dict[str, Any] = {"streamNextOffset": offset_of(chunk.end)}

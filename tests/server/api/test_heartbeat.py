@@ -16,7 +16,7 @@ from server.engine.types import Event, TokenEvent
 from server.runtime.event_queue import EventQueue
 from tests.fakes import FakeEngine
 from tests.reliability.raw_websocket import PING, connected, handshake, opened
-from tests.server.api.talk import create
+from tests.server.api.talk import create, kept
 from tests.server.harness import Gate, Running, receive_until, running, send
 
 ASKED = {"max_tokens": 6, "seed": 0, "stream": True}
@@ -143,6 +143,18 @@ async def test_events_of_a_session_have_comments(monkeypatch: pytest.MonkeyPatch
             await free()
             await reader.to_the_end()
         assert len([data for data in reader.data if '"token"' in data]) == 6
+
+
+async def test_durable_stream_of_an_idle_session_has_comments() -> None:
+    async with running(heartbeat_s=0.05) as server:
+        session = await kept(server, 3)
+        path = f"/v1/sessions/{session}/stream?offset=now&live=sse"
+        async with reading(server, path) as reader:
+            await reader.until_comment()
+            await reader.until_comment()
+            assert len(reader.data) == 1  # where the stream is
+            await kept(server, 3, session=session)
+            await reader.until(lambda data: len(reader.data) > 1)
 
 
 @pytest.mark.process

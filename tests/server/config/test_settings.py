@@ -235,3 +235,10 @@ def test_state_may_be_transposed() -> None:
 def test_two_states_of_a_served_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two states of a model have the same name"):
         ServerConfig.load({}, model=("x",), served_model_name="m", state=("a=f", "m/a=g"))
+
+
+@pytest.mark.parametrize("proxy", ["proxy.lan", "10.0.0.0/33", "10.0.0.1:80", ""])
+def test_proxy_is_an_address_or_a_network(proxy: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--trusted-proxy \(EVERSTREAM_TRUSTED_PROXIES\): "):
+        ServerConfig.load({}, trusted_proxies=(proxy,))
+    assert ServerConfig.load({"EVERSTREAM_TRUSTED_PROXIES": "10.0.0.0/8, ::1"}).trusted_proxies
