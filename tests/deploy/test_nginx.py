@@ -123,7 +123,7 @@ async def test_host_and_origin_are_those_of_the_client(nginx: Nginx, server: Ser
 async def test_silence_beyond_the_read_timeout_needs_heartbeats(
     heartbeat_s: str, tmp_path: Path
 ) -> None:
-    """A request waits for its turn for longer than nginx waits for data."""
+    """A request waits for its turn, and a socket is idle, for longer than nginx waits for data."""
     timeout_s = 4
     environment = {**SETTINGS, "EVERSTREAM_HEARTBEAT_S": heartbeat_s}
     flags = ("--step-ms", 100, "--max-running", 1)
@@ -131,7 +131,11 @@ async def test_silence_beyond_the_read_timeout_needs_heartbeats(
         ServerProcess(*flags, program=FAKE, environment=environment) as server,
         nginx_before(tmp_path, server.port, proxy_read_timeout=f"{timeout_s}s") as nginx,
     ):
-        async with client_of(nginx) as client, httpx.AsyncClient(timeout=STUCK_S) as direct:
+        async with (
+            client_of(nginx) as client,
+            httpx.AsyncClient(timeout=STUCK_S) as direct,
+            connect(f"{nginx.socket_url}/v1/stream", ssl=nginx.trust) as socket,
+        ):
             url = f"{server.url}/v1/completions"
             async with direct.stream("POST", url, json=ENDLESS) as first:
                 running = first.aiter_lines()
@@ -146,6 +150,8 @@ async def test_silence_beyond_the_read_timeout_needs_heartbeats(
                         assert await anext(lines) == ": keep-alive"
                     await first.aclose()
                     rest = [line async for line in lines if not line.startswith(":")]
+            await socket.send(json.dumps({"type": "create", "request_id": "a"}))
+            assert json.loads(await socket.recv())["type"] == "created"
         assert rest[-1] == "data: [DONE]"
         assert len(rest) == 4
 
