@@ -24,13 +24,14 @@ TOKEN = "hf_token_of_a_test"
 
 
 class Asked(NamedTuple):
-    """A request: ``start`` is the first byte of a range."""
+    """A request: ``start`` is the first byte of a range, ``stop`` the one behind it if stated."""
 
     origin: str
     method: str
     path: str
     start: int
     token: str | None
+    stop: int | None = None
 
 
 @dataclass
@@ -107,10 +108,21 @@ class Hub:
 
     def gets(self) -> list[tuple[str, int]]:
         """Path and first byte of each file that was sent, and forgets what was asked."""
-        sent = [(each.path, each.start) for each in self.asked if each.method == "GET"]
-        files = {path for repository in self.repositories.values() for path in repository.files}
+        sent = self.gets_so_far()
         self.asked.clear()
+        return sent
+
+    def gets_so_far(self) -> list[tuple[str, int]]:
+        """The same, and remembers. Ranges with an end are left out: `beginnings` has them."""
+        asked = [each for each in self.asked if each.method == "GET" and each.stop is None]
+        sent = [(each.path, each.start) for each in asked]
+        files = {path for repository in self.repositories.values() for path in repository.files}
         return [(path, start) for path, start in dict.fromkeys(sent) if path in files]
+
+    def beginnings(self) -> list[tuple[str, int, int]]:
+        """Path, first byte and the one behind the last, of each range that was asked for."""
+        asked = [each for each in self.asked if each.origin == "hub" and each.stop is not None]
+        return [(each.path, each.start, each.stop or 0) for each in asked]
 
     def clear(self) -> None:
         """Forgets the repositories and what was asked."""
@@ -180,8 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def _file(self, name: str, revision: str, path: str) -> None:
-        start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
-        self._record(path, start)
+        first, _, last = (self.headers.get("Range") or "bytes=0-")[6:].partition("-")
+        start, stop = int(first), int(last) + 1 if last else None
+        self._record(path, start, stop)
         repository = self._find(name, revision)
         if repository is None:
             return
@@ -201,10 +214,13 @@ class _Handler(BaseHTTPRequestHandler):
         repository.was_listed.wait()
         if path in repository.wrong:
             data = bytes(len(data))
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        status = HTTPStatus.PARTIAL_CONTENT if start else HTTPStatus.OK
-        self._send(status, data[start:], headers, self._limit(repository, path))
+        is_part = start > 0 or stop is not None
+        if is_part:
+            last_byte = len(data) - 1 if stop is None else stop - 1
+            headers["Content-Range"] = f"bytes {start}-{last_byte}/{len(data)}"
+        status = HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK
+        limit = self._limit(repository, path) if stop is None else None
+        self._send(status, data[start:stop], headers, limit)
 
     def _limit(self, repository: Repository, path: str) -> int | None:
         """How many bytes this answer has before the connection breaks."""
@@ -222,8 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return repository
 
-    def _record(self, path: str, start: int) -> None:
-        asked = Asked(self.server.origin, self.command, path, start, self._token())
+    def _record(self, path: str, start: int, stop: int | None = None) -> None:
+        asked = Asked(self.server.origin, self.command, path, start, self._token(), stop)
         self.server.hub.asked.append(asked)
 
     def _token(self) -> str | None:

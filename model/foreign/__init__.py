@@ -103,6 +103,11 @@ def is_foreign(model_type: object) -> bool:
     return isinstance(model_type, str) and model_type in READERS
 
 
+def needs_no_numbers(model_type: str) -> bool:
+    """Whether the reader for ``model_type`` reads the tensors' shapes alone."""
+    return READERS[model_type][1] == "read_rwkv7"
+
+
 def read(
     values: dict[str, Any], tensors: Mapping[str, Array], vocab_size: int, eos_token_id: int
 ) -> tuple[Config, Mapping[str, Array]]:

@@ -15,12 +15,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.architectures.config import ConfigError
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.split_files import is_first_part, part_paths
 from model.weight_files import weight_files
-from model.weights import FORMS
+from model.weights import FORMS, CheckpointError
 
 _FOLDER = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
 INCOMPLETE = ".incomplete"
@@ -76,18 +77,23 @@ class Repository:
         new.symlink_to(os.path.relpath(self.blobs / file.digest, place.parent))
         new.replace(place)
 
-    def blobs_of(self, path: str) -> set[Path]:
-        """The content of a file at each commit where it is on disk."""
-        snapshots = (self.folder / "snapshots").glob("*")
-        return {(place / path).resolve() for place in snapshots if (place / path).is_file()}
+    def links_of(self, path: str) -> list[Path]:
+        """The links to a file, or to those in a folder, at each commit where it is on disk."""
+        places = [place / path for place in (self.folder / "snapshots").glob("*")]
+        inside = [file for place in places for file in place.rglob("*")]
+        return [file for file in (*places, *inside) if file.is_symlink()]
 
-    def unlink(self, blobs: Collection[Path]) -> None:
-        """Deletes blobs with all of their names. Raises OSError."""
-        for link in (self.folder / "snapshots").rglob("*"):
-            if link.is_symlink() and link.resolve() in blobs:
-                link.unlink()
+    def unlink(self, links: Collection[Path]) -> int:
+        """Deletes links, and the blobs that have no other; how many bytes. Raises OSError."""
+        blobs = {link.resolve() for link in links}
+        for link in links:
+            link.unlink()
+        others = (self.folder / "snapshots").rglob("*")
+        blobs -= {link.resolve() for link in others if link.is_symlink()}
+        freed = sum(blob.stat().st_size for blob in blobs)
         for blob in blobs:
             blob.unlink()
+        return freed
 
     def set_revision(self, revision: str, commit: str) -> None:
         """Records that ``revision`` is ``commit``. Raises OSError."""
@@ -123,24 +129,38 @@ def local(name: HubName) -> Path | None:
         return None
     snapshot = place.snapshot(commit)
     if name.file is not None:
-        parts = part_paths(snapshot / name.file)
-        return snapshot / name.file if all(part.is_file() for part in parts) else None
+        found = snapshot / name.file
+        is_file = all(part.is_file() for part in part_paths(found))
+        return found if is_file or is_whole_folder(found) else None
     if is_whole_folder(snapshot):
         return snapshot
-    files = single_files(snapshot)
-    if len(files) > 1:
-        sizes = {str(f.relative_to(snapshot)): num_bytes(f) for f in files}
-        raise several(name, sizes)
-    return files[0] if files else None
+    models = single_files(snapshot) + whole_folders(snapshot)
+    if len(models) > 1:
+        raise several(name, {str(m.relative_to(snapshot)): num_bytes(m) for m in models})
+    return models[0] if models else None
 
 
-def is_whole_folder(snapshot: Path) -> bool:
-    """Whether a snapshot has ``config.json`` and all files of its weights."""
-    if not (snapshot / CONFIG).is_file():
+def is_whole_folder(folder: Path) -> bool:
+    """Whether a folder has ``config.json`` and all files of its weights."""
+    if not (folder / CONFIG).is_file():
         return False
-    if not any((snapshot / name).is_file() for form in FORMS for name in form):
+    if not any((folder / name).is_file() for form in FORMS for name in form):
         return False
-    return all(file.is_file() for file in weight_files(snapshot))
+    return all(file.is_file() for file in weight_files(folder))
+
+
+def whole_folders(snapshot: Path) -> list[Path]:
+    """The models of a snapshot that are folders below it."""
+    folders = sorted(config.parent for config in snapshot.rglob(CONFIG))
+    return [folder for folder in folders if folder != snapshot and _is_whole(folder)]
+
+
+def _is_whole(folder: Path) -> bool:
+    """The same for a folder that others filled: one that is damaged must not hide the rest."""
+    try:
+        return is_whole_folder(folder)
+    except (CheckpointError, ConfigError, OSError):
+        return False
 
 
 def single_files(snapshot: Path) -> list[Path]:
@@ -153,6 +173,7 @@ def single_files(snapshot: Path) -> list[Path]:
     )
 
 
-def num_bytes(file: Path) -> int:
-    """The size of a file with all its parts."""
-    return sum(part.stat().st_size for part in part_paths(file))
+def num_bytes(model: Path) -> int:
+    """The size of a file with all its parts, or of the weights of a folder."""
+    files = weight_files(model) if model.is_dir() else part_paths(model)
+    return sum(file.stat().st_size for file in files)

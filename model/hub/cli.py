@@ -20,7 +20,7 @@ def pull_command(
     name: Annotated[str, typer.Argument(help=NAME_HELP)],
     file: Annotated[
         str | None,
-        typer.Option(help="File to download, if there are several .pth, .st or .gguf files."),
+        typer.Option(help="File or folder of a model, if the repository has several models."),
     ] = None,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit to download [main].")

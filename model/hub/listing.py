@@ -2,7 +2,8 @@
 
 Weights have one of two forms. A folder has ``config.json`` and safetensors, or else torch's own
 files, in one file or in several with an index. A single file (``FILE_SUFFIXES``) holds the whole
-network. A folder is preferred; of several single files the user chooses one.
+network. A repository that is such a folder is taken as one; of the files and folders in others
+the user chooses one, if there are several.
 """
 
 from __future__ import annotations
@@ -48,6 +49,18 @@ class Listing:
         files = [f for path, f in sorted(self.files.items()) if path.endswith(FILE_SUFFIXES)]
         return [file for file in files if is_first_part(file.path)]
 
+    @property
+    def folders(self) -> list[str]:
+        """The models that are folders, each with a slash at its end; empty for the repository."""
+        configs = (path for path in sorted(self.files) if PurePosixPath(path).name == CONFIG)
+        paths = [config.removesuffix(CONFIG) for config in configs]
+        names = [name for form in FORMS for name in form]
+        return [path for path in paths if any(f"{path}{name}" in self.files for name in names)]
+
+    def num_bytes_in(self, folder: str) -> int:
+        """The size of all files in a folder."""
+        return sum(f.num_bytes for path, f in self.files.items() if path.startswith(folder))
+
     def parts(self, path: str) -> tuple[HubFile, ...]:
         """All parts of a file, which has one where it is not split."""
         for part in part_names(path):
@@ -61,12 +74,12 @@ class Choice:
     """What to fetch: first the small files, then the weights.
 
     ``weights`` is empty for several files: the index names them.
-    ``is_folder`` where a ``config.json`` is part of the model.
+    ``folder``, empty or with a slash at its end, is that of a model which has a ``config.json``.
     """
 
     small: tuple[HubFile, ...]
     weights: tuple[HubFile, ...]
-    is_folder: bool
+    folder: str | None
 
 
 def choose(listing: Listing) -> Choice:
@@ -74,24 +87,23 @@ def choose(listing: Listing) -> Choice:
 
     Raises `CheckpointError` where there are none, and where the user has to choose.
     """
-    if listing.name.file is not None:
-        return _single_file(listing, listing.name.file)
-    files = listing.files
-    for one, index in FORMS if CONFIG in files else ():
-        if one in files:
-            return Choice(_companions(listing, ""), (files[one],), True)
-        if index in files:
-            return Choice((*_companions(listing, ""), files[index]), (), True)
-    candidates = listing.single_files
-    if not candidates:
+    named, folders = listing.name.file, listing.folders
+    if named is not None:
+        is_folder = f"{named}/" in folders
+        return _folder(listing, f"{named}/") if is_folder else _single_file(listing, named)
+    if "" in folders:
+        return _folder(listing, "")
+    paths = [file.path for file in listing.single_files]
+    if not paths and not folders:
         raise CheckpointError(
             f"{listing.name} has no model that can be loaded: neither {CONFIG} with {WEIGHTS}"
             f" (or its index) nor a file {' or '.join(FILE_SUFFIXES)}"
         )
-    if len(candidates) > 1:
-        sizes = {f.path: sum(p.num_bytes for p in listing.parts(f.path)) for f in candidates}
+    if len(paths) + len(folders) > 1:
+        sizes = {path: sum(part.num_bytes for part in listing.parts(path)) for path in paths}
+        sizes |= {folder[:-1]: listing.num_bytes_in(folder) for folder in folders}
         raise several(listing.name, sizes)
-    return _single_file(listing, candidates[0].path)
+    return _folder(listing, folders[0]) if folders else _single_file(listing, paths[0])
 
 
 class SeveralModels(CheckpointError):
@@ -102,7 +114,7 @@ class SeveralModels(CheckpointError):
 
 
 def several(name: HubName, sizes: Mapping[str, int]) -> SeveralModels:
-    """The error that asks for one of several files, with their sizes in bytes."""
+    """The error that asks for one of several files or folders, with their sizes in bytes."""
     lines = [
         f"\n  {HubName(name.repository, name.revision, path)}  {size_text(num_bytes)}"
         for path, num_bytes in list(sizes.items())[:MAX_LISTED]
@@ -121,17 +133,27 @@ def size_text(num_bytes: int) -> str:
     return f"{value:.3g} TB"
 
 
+def _folder(listing: Listing, folder: str) -> Choice:
+    files, small = listing.files, _companions(listing, folder)
+    for one, index in FORMS:
+        if f"{folder}{one}" in files:
+            return Choice(small, (files[f"{folder}{one}"],), folder)
+        if f"{folder}{index}" in files:
+            return Choice((*small, files[f"{folder}{index}"]), (), folder)
+    raise AssertionError(folder)
+
+
 def _single_file(listing: Listing, path: str) -> Choice:
     if not path.endswith(FILE_SUFFIXES):
         raise CheckpointError(
-            f"{listing.name}: a single file is {' or '.join(FILE_SUFFIXES)};"
-            " safetensors are found without naming a file"
+            f"{listing.name}: a model in a repository is a file {' or '.join(FILE_SUFFIXES)}, or a"
+            f" folder with {CONFIG} and weights"
         )
     weights = listing.parts(path)
     folder = path[: -len(PurePosixPath(path).name)]
     # A GGUF has its tokenizer inside.
     small = () if path.endswith(GGUF_SUFFIX) else _companions(listing, folder)
-    return Choice(small, weights, False)
+    return Choice(small, weights, None)
 
 
 def _companions(listing: Listing, folder: str) -> tuple[HubFile, ...]:

@@ -20,6 +20,7 @@ from model.hub.cache import (
     repositories,
     repository,
     single_files,
+    whole_folders,
 )
 from model.hub.names import MAIN, HubName, parse_name
 from model.split_files import part_names
@@ -62,23 +63,22 @@ def remove(text: str) -> int:
         raise CheckpointError(f"{text}: only a pulled OWNER/NAME[:FILE] can be removed")
     place = repository(name.repository)
     parts = [] if name.file is None else part_names(name.file)
-    blobs = {blob for part in parts for blob in place.blobs_of(part)}
-    files = place.blobs.glob("*") if name.file is None else blobs
-    sizes = {file: file.stat().st_size for file in files if file.is_file()}
-    if name.file is None and place.folder.is_dir():
-        shutil.rmtree(place.folder)
-    elif sizes:
-        place.unlink(sizes)
-    else:
+    if links := [link for part in parts for link in place.links_of(part)]:
+        return place.unlink(links)
+    if name.file is not None or not place.folder.is_dir():
         raise CheckpointError(f"{text}: nothing is on disk")
-    return sum(sizes.values())
+    freed = sum(file.stat().st_size for file in place.blobs.glob("*") if file.is_file())
+    shutil.rmtree(place.folder)
+    return freed
 
 
 def _pulled(place: Repository) -> Iterator[ModelOnDisk]:
     for revision, snapshot in place.revisions():
-        name = HubName(place.name, revision)
-        if (model := _whole_folder(str(name), snapshot)) is not None:
-            yield model
+        for folder in (snapshot, *whole_folders(snapshot)):
+            within = None if folder == snapshot else str(folder.relative_to(snapshot))
+            name = HubName(place.name, revision, within)
+            if (model := _whole_folder(str(name), folder)) is not None:
+                yield model
         files = single_files(snapshot)
         for file in files:
             path = str(file.relative_to(snapshot))

@@ -11,6 +11,7 @@ from model import foreign
 from model.architectures import config_from_dict
 from model.architectures.config import read_json
 from model.checkpoint_files import CONFIG
+from model.hub.beginnings import check_beginnings
 from model.hub.cache import Repository, local, repository
 from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
 from model.hub.listing import HubFile, Listing, choose, size_text
@@ -33,7 +34,8 @@ def local_or_pulled(name: HubName) -> Path:
 def pull(name: HubName, say: Say) -> Path:
     """Downloads what ``name`` needs and is not there, checks it, and returns what to load.
 
-    The config is read before any weights, so a model that cannot be served costs little.
+    Config, tokenizer and the beginning of the weights are read before the rest of these, so a
+    model that cannot be served costs little.
     What was there before stays usable until all is there. Raises `CheckpointError` or
     `ConfigError`.
     """
@@ -43,9 +45,12 @@ def pull(name: HubName, say: Say) -> Path:
     try:
         place.blobs.mkdir(parents=True, exist_ok=True)
         _fetch_all(listing, place, choice.small, say)
-        if choice.is_folder:
-            _check_config(place.snapshot(listing.commit))
-        _fetch_all(listing, place, choice.weights or _shards(listing, place), say)
+        weights = choice.weights
+        if choice.folder is not None:
+            _check_config(place.snapshot(listing.commit) / choice.folder)
+            weights = weights or _shards(listing, place, choice.folder)
+        check_beginnings(listing, place, choice, weights)
+        _fetch_all(listing, place, weights, say)
         _link_known(listing, place)
         place.set_revision(name.revision, listing.commit)
     except OSError as error:
@@ -85,18 +90,19 @@ def _check_space(place: Repository, files: Sequence[HubFile]) -> None:
         )
 
 
-def _shards(listing: Listing, place: Repository) -> tuple[HubFile, ...]:
+def _shards(listing: Listing, place: Repository, folder: str) -> tuple[HubFile, ...]:
     """The files that the index names, which has been fetched."""
-    names = [path.name for path in weight_files(place.snapshot(listing.commit))]
+    paths = weight_files(place.snapshot(listing.commit) / folder)
+    names = [f"{folder}{path.name}" for path in paths]
     for name in names:
         if name not in listing.files:
             raise CheckpointError(f"{listing.name} lacks {name}, which its index names")
     return tuple(listing.files[name] for name in names)
 
 
-def _check_config(snapshot: Path) -> None:
+def _check_config(folder: Path) -> None:
     """Raises `ConfigError` for a family that is not supported."""
-    values = read_json(snapshot / CONFIG)
+    values = read_json(folder / CONFIG)
     foreign.refuse_config(values)
     if not foreign.is_foreign(values.get("model_type")):
         config_from_dict(values)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO
 
 from model.hub.listing import HubFile, Listing
@@ -60,6 +61,30 @@ def download(listing: Listing, file: HubFile, out: BinaryIO) -> None:
             expected_size=file.num_bytes,
             displayed_filename=file.path,
         )
+
+
+def read_range(listing: Listing, file: HubFile, start: int, stop: int) -> bytes:
+    """The bytes of ``file`` from ``start`` to ``stop``. Raises `CheckpointError`."""
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+        http_backoff,
+    )
+
+    url = hf_hub_url(listing.name.repository, file.path, revision=listing.commit)
+    headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
+    data = b""
+    with _failures_as_lines(listing.name, file.path):
+        if stop > start:
+            timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+            response = http_backoff("GET", url, headers=headers, timeout=timeout)
+            hf_raise_for_status(response)
+            is_whole = response.status_code == HTTPStatus.OK
+            data = response.content[start:stop] if is_whole else response.content
+        if len(data) != stop - start:
+            raise ValueError(f"{len(data)} bytes came instead of {stop - start}")
+    return data
 
 
 def _file(sibling: RepoSibling) -> HubFile | None:

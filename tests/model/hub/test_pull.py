@@ -77,17 +77,17 @@ def test_damaged_small_file_is_named(everstream: Commands, hub: Hub, models: Pat
 
 
 def test_one_of_several_files_has_to_be_chosen(everstream: Commands, hub: Hub) -> None:
-    files = {"a.pth": bytes(5000), "in/b.gguf": bytes(6000), "notes.txt": b"x"}
+    files = {"a.pth": bytes(5000), "in/b.pth": bytes(6000), "notes.txt": b"x"}
     hub.repositories["owner/many"] = Repository(files)
     lines = everstream.refused("pull", "owner/many").splitlines()
     assert [line.strip() for line in lines] == [
         "owner/many has 2 models; name one of them:",
         "owner/many:a.pth  5 kB",
-        "owner/many:in/b.gguf  6 kB",
+        "owner/many:in/b.pth  6 kB",
     ]
-    assert everstream.pull("owner/many", "--file", "in/b.gguf").name == "b.gguf"
+    assert everstream.pull("owner/many", "--file", "in/b.pth").name == "b.pth"
     assert everstream.pull("owner/many:a.pth").name == "a.pth"
-    assert hub.gets() == [("in/b.gguf", 0), ("a.pth", 0)]
+    assert hub.gets() == [("in/b.pth", 0), ("a.pth", 0)]
     assert "has no file 'c.pth'" in everstream.refused("pull", "owner/many", "--file", "c.pth")
 
 
