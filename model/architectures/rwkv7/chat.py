@@ -105,7 +105,7 @@ def world_chat(tokenizer: Tokenizer, found: ChatTemplate | None) -> ChatTemplate
     tool_use = found.tool_use
     if tool_use is None and "tools" not in found.source:
         tool_use = TEMPLATE
-    if thinking is not None and tool_use == TEMPLATE:
+    if thinking is not None and thinking.switches and tool_use == TEMPLATE:
         switches = dict.fromkeys((*thinking.switches, *USUAL.switches))
         thinking = replace(thinking, switches=tuple(switches))
     turns = replace(TURNS, ends=(*ENDS, *shown), thinking=thinking)
