@@ -63,6 +63,7 @@ class ByteTokenizer:
     eos_token_id, eos_token_ids = EOS, (EOS,)
     puts_space_in_front = False
     special_ids = {"<|endoftext|>": EOS}  # noqa: RUF012 - never written to
+    special_names = {EOS: "<|endoftext|>"}  # noqa: RUF012 - never written to
     silent_ids = frozenset((EOS,))
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
