@@ -241,6 +241,44 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE named_state (name text PRIMARY KEY, digest text NOT NULL, data bytea NOT NULL);
     ALTER TABLE named_state ALTER COLUMN data SET STORAGE EXTERNAL;
     """,
+    """
+    -- A state in the table can go as soon as its last row has gone: both are of one database, so
+    -- that neither a crash nor a dump finds a row without its state. A row that is just being
+    -- made for it is kept from that by `keep_state`. One in an object storage waits for an hour:
+    -- that of before a crash, or a dump, may still be asked for.
+    CREATE OR REPLACE FUNCTION note_garbage() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        INSERT INTO garbage VALUES (
+            OLD.file, extract(epoch FROM now())
+                + CASE WHEN starts_with(OLD.file, 'table-') THEN 0 ELSE 3600 END
+        ) ON CONFLICT (name) DO UPDATE SET due_s = excluded.due_s;
+        RETURN NULL;
+    END $$;
+
+    -- The note is what a sweep locks. One that goes on is waited for here; its state is gone then,
+    -- and the transaction is done once more, with a state of its own.
+    CREATE FUNCTION keep_state() RETURNS trigger
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        INSERT INTO garbage VALUES (NEW.file, extract(epoch FROM now()) + 3600)
+            ON CONFLICT (name) DO UPDATE SET due_s = excluded.due_s;
+        IF NOT EXISTS (SELECT FROM object WHERE name = NEW.file) THEN
+            RAISE EXCEPTION 'the state of a snapshot is gone' USING ERRCODE = '40001';
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER snapshot_state BEFORE INSERT ON snapshot
+        FOR EACH ROW WHEN (starts_with(NEW.file, 'table-')) EXECUTE FUNCTION keep_state();
+
+    -- The room of deleted states is used again soon: a state is hundreds of rows of the second.
+    ALTER TABLE object SET (
+        autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_threshold = 1000,
+        toast.autovacuum_vacuum_cost_delay = 0
+    );
+    """,
 )
 
 

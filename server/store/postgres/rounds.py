@@ -12,7 +12,9 @@ from server.store.saving import StoreLimits
 
 #: How often sessions are looked for that have not been used for long.
 ROUND_S = 1.0
-#: How often the bytes of all sessions are counted, and unused states looked for.
+#: How often unused states are looked for.
+SWEEP_S = 10.0
+#: How often the bytes of all sessions are counted.
 RARELY_S = 60.0
 #: Sessions that are written and released in one transaction, after the engine has forgotten all.
 RELEASED_AT_ONCE = 32
@@ -30,7 +32,7 @@ class Rounds:
         self.touched: set[int] = set()
         self.forgotten: set[str] = set()
         self._clock, self._limits = clock, limits
-        self._round_s = self._rarely_s = -math.inf
+        self._round_s = self._sweep_s = self._rarely_s = -math.inf
         self._has_garbage = self._forgets = False
 
     def upkeep(self, connection: SharedConnection) -> SharedUpkeep:
@@ -47,8 +49,10 @@ class Rounds:
             self._round_s = now_s
             upkeep.expire()
         if now_s - self._rarely_s >= RARELY_S:
-            self._rarely_s, self._has_garbage = now_s, True
+            self._rarely_s = now_s
             self.is_over = upkeep.measure()
+        if now_s - self._sweep_s >= SWEEP_S:
+            self._sweep_s, self._has_garbage = now_s, True
         self._has_garbage = self._has_garbage and upkeep.take_out_garbage()
         self._release_forgotten(connection, upkeep)
         return has_more

@@ -4,6 +4,10 @@ A name is noted as garbage before its object is put, and again by a trigger when
 that names it goes. (Those of prefixes are for `server.store.postgres.shared_prefixes` to
 look after.) When that is due, whatever no row names is deleted; so a crash at
 any point leaves nothing behind, and no replica takes away what another has just put.
+
+A state in the table is due at once when its last row has gone, and one that a row is being made
+for is kept by another trigger. One in an object storage, which knows of no transactions, is due
+after `DUE_S`.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ IN_TABLE = "table-"
 REST_S = 10.0
 #: Much longer than from a put to its row.
 DUE_S = 3600
-AT_ONCE = 100
+AT_ONCE = 32
 
 _NOTE = (
     "INSERT INTO garbage SELECT unnest(?::text[]), extract(epoch FROM now()) + ? "
