@@ -42,6 +42,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
 NODE := $(and $(shell command -v node 2>/dev/null),$(shell command -v npm 2>/dev/null))
 NODE_TESTS := tests/clients/javascript
+NODE_PACKAGES := tests/compat/test_openai_node.py tests/compat/test_durable_streams.py
 ARM := $(and $(shell command -v aarch64-linux-gnu-g++ 2>/dev/null),$(shell command -v qemu-aarch64 2>/dev/null))
 ARM_TESTS := tests/model/ops/cpu/arm
 POSTGRES := $(firstword $(wildcard /usr/lib/postgresql/*/bin/postgres) $(shell command -v postgres 2>/dev/null))
@@ -79,7 +80,7 @@ ifeq ($(NGINX),)
 endif
 	@$(HAS_NATIVE) || echo "$(WITHOUT_NATIVE)" >&2
 	@$(BIN)/python -m pytest $(WORKERS) $(if $(CHROMIUM),,--ignore=tests/browser --ignore=$(NODE_TESTS)/test_chromium.py) \
-		$(if $(NODE),,--ignore=$(NODE_TESTS) --ignore=tests/compat/test_openai_node.py) \
+		$(if $(NODE),,--ignore=$(NODE_TESTS) $(NODE_PACKAGES:%=--ignore=%)) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
 		$(if $(NGINX),,--ignore=$(NGINX_TESTS)) \
 		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) --ignore-glob='*/test_cluster_*.py') \

@@ -189,7 +189,7 @@ def error_body(error: RequestError) -> bytes:
 
 def error_headers(error: RequestError) -> dict[str, str]:
     """Headers that belong to the status of ``error``."""
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "x-content-type-options": "nosniff"}
     retry_after_s = getattr(error, "retry_after_s", outcome(error).retry_after_s)
     if retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(retry_after_s))  # the header has whole seconds

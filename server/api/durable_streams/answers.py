@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
 from server.api.durable_streams.messages import Messages
-from server.api.streaming import COMMENT, send_stream, server_sent
+from server.api.streaming import COMMENT, send_stream
 from server.api.watched import WatchedAnswer
 from server.models.service import Service
 from server.sessions.log_stream import Chunk, LogStream, offset_of
@@ -39,7 +39,7 @@ SAFE = {
     "cross-origin-resource-policy": "same-origin",
     "vary": "Authorization, Api-Key",
 }
-NO_STORE = "no-store"
+NO_STORE, NO_CACHE = "no-store", "no-cache, no-store"
 #: What is followed by more never changes; what is at the end grows.
 FULL, GROWING = "private, max-age=60, stale-while-revalidate=300", "private, no-cache"
 
@@ -138,7 +138,7 @@ class FollowedSse(FollowedAnswer):
 
     async def _work(self, scope: Scope, send: Send) -> None:
         first = await self._stream.chunk(self._start)  # its error is an answer of its own
-        headers = SAFE | {"content-type": "text/event-stream", "cache-control": NO_STORE}
+        headers = SAFE | {"content-type": "text/event-stream", "cache-control": NO_CACHE}
         headers["x-accel-buffering"] = "no"
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         # Where it fails later, the client finds out why when it comes back.
@@ -166,10 +166,10 @@ class FollowedSse(FollowedAnswer):
             control["streamClosed"] = True
         else:
             control["streamCursor"] = self._next_cursor()
-        event = server_sent(orjson.dumps(control), kind=b"control")
+        event = b"event: control\ndata:%b\n\n" % orjson.dumps(control)
         if chunk.messages:
             data = self._messages.body(chunk.messages)
-            lines = b"".join(b"data: %b\n" % line for line in _LINE_END.split(data))
+            lines = b"".join(b"data:%b\n" % line for line in _LINE_END.split(data))
             event = b"event: data\n%b\n%b" % (lines, event)
         return event
 

@@ -48,7 +48,7 @@ def sse_events(body: str) -> list[tuple[str, Any]]:
     found = []
     for block in body.split("\n\n")[:-1]:
         (kind, *lines) = block.split("\n")
-        data = "\n".join(line.removeprefix("data: ") for line in lines)
+        data = "\n".join(line.removeprefix("data:") for line in lines)
         kind = kind.removeprefix("event: ")
         found.append((kind, json.loads(data) if kind == "control" else data))
     return found
