@@ -401,6 +401,16 @@ async def test_parked_session_stays_parked() -> None:
         assert (await info(server, session))["parked"]
 
 
+async def test_session_that_sleeps_in_the_store_stays_there() -> None:
+    store = MemoryStore(durable=True)
+    async with running(FakeEngine(can_evict=True), store=store) as server:
+        session = await kept(server, 3)
+        assert await server.async_engine.evict(1) == 1
+        assert texts((await get(server, session)).json()) == story(2, 3)
+        assert (await get(server, session, offset="now")).status_code == 200
+        assert (await server.stats()).num_sessions == 0
+
+
 async def test_client_that_leaves_is_no_follower_any_more(
     server: Running, followers: Counted
 ) -> None:

@@ -53,6 +53,7 @@ def test_session_of_another_can_be_read_to_its_last_token(join: Join) -> None:
     read = other.read("s1", "ann", 290, 1000)
     assert [event.seq for event in read] == list(range(291, writer.value.seq + 1))
     assert read == [entry for entry in tokens if entry in read]
+    assert other.log_end("s1", "ann") == one.log_end("s1", "ann") == len(writer.entries)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 300, 1500])

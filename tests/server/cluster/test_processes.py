@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -119,6 +120,26 @@ async def test_a_pooler_may_stand_in_between(
         other.kill()
         await reader.resume(one)
     assert one.get("/ready")[0] == 200
+
+
+async def test_stream_is_followed_at_another_replica_without_moving_the_session(
+    model: Path, database_url: str, stack: ExitStack
+) -> None:
+    flags = ("--model", model, "--store", database_url)
+    one, other = (stack.enter_context(ServerProcess(*flags)) for _ in range(2))
+    async with Reader() as reader, httpx.AsyncClient(timeout=STUCK_S) as http:
+        await reader.begin(one)
+        url = f"{other.url}/v1/sessions/{reader.session}/stream"
+        seqs, offset = list[int](), "-1"
+        while len(seqs) < 2 * NUM_TOKENS:  # more than there was at first
+            answer = await http.get(url, params={"live": "long-poll", "offset": offset})
+            offset = answer.headers["stream-next-offset"]
+            messages = answer.json() if answer.status_code == 200 else []
+            seqs += [each["seq"] for each in messages if each["type"] == "token"]
+            await reader.read(10)
+        assert seqs == [*range(1, len(seqs) + 1)]
+        await reader.read()
+        assert set(reader.frames[1:]) == {"token"}
 
 
 async def test_states_may_be_in_object_storage(

@@ -83,6 +83,8 @@ class TestLoad:
                 store.read(session, owner, 0, 10)
             with pytest.raises(SessionNotFound):
                 store.entries(session, owner, 0, 10)
+            with pytest.raises(SessionNotFound):
+                store.log_end(session, owner)
 
 
 class TestRewind:
@@ -173,6 +175,7 @@ class TestEntries:
             assert len(page) <= 3
             found += [entry for _, entry in page]
             place += len(page)
+        assert place == store.log_end("s1", "ann")
         assert text_after(0, found) == text_after(0, writer.entries)
         assert [type(entry) for entry in found] == [type(entry) for entry in writer.entries]
 
