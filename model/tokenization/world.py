@@ -58,9 +58,10 @@ class WorldCodec:
         self.token_bytes = [self._by_id.get(id, b"") for id in range(max(self._by_id) + 1)]
         self.special = {EOS: AddedToken(END_OF_TEXT, special=True)}
         # Published configs name "\\n\\n" as an end and mean an id that is not in the file: the ids
-        # of padding and all names are passed over.
+        # of padding and all names are passed over, as are single bytes: 1 and 2 are the defaults
+        # of configs that were made for another tokenizer.
         others = resolve(Ends(ends.ids), max(PADDED_SIZE, len(self.token_bytes)), int)
-        others = [id for id in others if self._by_id.get(id, b"").strip()]
+        others = [id for id in others if len(self._by_id.get(id, b"").strip()) > 1]
         self.eos_token_ids = (EOS, *dict.fromkeys(others))
         self._trie = _trie(self._by_id)
 

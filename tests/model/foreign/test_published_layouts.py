@@ -44,7 +44,7 @@ def test_layout_is_the_model(layout: Layout, native: torch.Tensor, tmp_path: Pat
     assert [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)] == [
         TOKENS.get(id, b"") for id in range(max(TOKENS) + 1)
     ]
-    assert tokenizer.eos_token_id == 0
+    assert tokenizer.eos_token_ids == (0,)
     for name in ("<|endoftext|>", "<|rwkv_tokenizer_end_of_text|>"):
         assert tokenizer.encode(f"{name} the", allow_special=True)[0] == 0
         assert 0 not in tokenizer.encode(name)
