@@ -54,7 +54,7 @@ NGINX_TESTS := tests/deploy/test_nginx.py
 QUICK := tests/model tests/server tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve test quick reliability processors chaos compat lint format bench soak docker docker-check clean
+.PHONY: FORCE help serve test quick reliability processors fuzz chaos compat lint format bench soak docker docker-check clean
 
 help: ## Lists the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -96,6 +96,9 @@ reliability: $(VENV)/.installed-dev ## Runs the long form of every test in docs/
 
 processors: $(VENV)/.installed-dev ## Runs the numerical tests with the code for other processors
 	@$(BIN)/python -m tests.processors $(WORKERS) $(ARGS)
+
+fuzz: $(VENV)/.installed-dev ## Reads ten minutes of damaged files of every format
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 chaos: $(VENV)/.installed-dev ## Injects random faults into three replicas and their store
 	@$(BIN)/python -m tests.chaos $(ARGS)

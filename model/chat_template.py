@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from model.call_forms import CallForm, form_in
 from model.chat_turns import Thinking, Turns, thinking_in
@@ -84,14 +85,17 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     settings = {}
     if os.path.lexists(folder / TOKENIZER_CONFIG):
         settings = read_json(folder / TOKENIZER_CONFIG)
-    found = _file(folder / JINJA) or settings.get("chat_template")
+    found: Any = _file(folder / JINJA)
+    where = JINJA
+    if not found:
+        found, where = settings.get("chat_template"), TOKENIZER_CONFIG
     if found is None:
         return None
     templates = {"default": found} if isinstance(found, str) else _named(found)
     if "default" not in templates:
         raise ConfigError(f"{TOKENIZER_CONFIG}: chat_template has none that is named 'default'")
     for name, template in templates.items():
-        checked_template(f"chat_template {name!r}", template)
+        checked_template(f"{where}: chat_template {name!r}", template)
     tokens = {name: _token(name, settings.get(name)) for name in SPECIAL_TOKENS}
     return ChatTemplate(
         templates["default"],

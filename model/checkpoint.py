@@ -35,7 +35,7 @@ from model.bundled_models import bundled_models
 from model.chat import chat_of, plain_chat
 from model.chat_template import ChatTemplate, checked_template, read_chat_template
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX
-from model.files import open_file
+from model.files import errors_in, open_file
 from model.hub.names import parse_name
 from model.lora_files import NO_LORA, Lora
 from model.tokenization.ends import GENERATION_CONFIG
@@ -132,8 +132,15 @@ def load_checkpoint(
     ``lora`` names files of weight changes to merge. Raises `CheckpointError`, `ConfigError` or
     `TokenizerError`.
     """
-    found = _load(locate(source, revision), tokenizer)
-    return _with_lora(found, lora) if lora.files else found
+    located = locate(source, revision)
+    whole = located.is_file()
+    config, weights = (located, located) if whole else (located / CONFIG, located / WEIGHTS)
+    try:
+        with errors_in(config, ConfigError), errors_in(weights, CheckpointError):
+            found = _load(located, tokenizer)
+        return _with_lora(found, lora) if lora.files else found
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: {error.strerror or error}") from error
 
 
 def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:

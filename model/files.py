@@ -54,22 +54,29 @@ def errors_in(path: Path, kind: type[FileError]) -> Iterator[None]:
 
 def open_file(path: str | Path) -> BufferedReader:
     """Opens a regular file for reading. Raises `OSError`, for anything else as well."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return open(path, "rb", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # `open` refuses a directory
+        return descriptor
     os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    raise OSError(errno.EINVAL, "Not a regular file", path)
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
     """A whole file. Raises `OSError`, for one of more than ``max_bytes`` as well."""
     with open_file(path) as file:
-        data = file.read(max_bytes + 1)
+        return read_all(file, max_bytes)
+
+
+def read_all(file: BufferedReader, max_bytes: int) -> bytes:
+    """The same of a file that is open, from where it is."""
+    data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"Larger than {max_bytes:,} bytes", str(path))
+        raise OSError(errno.EFBIG, f"Larger than {max_bytes:,} bytes", str(file.name))
     return data
 
 

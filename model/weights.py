@@ -221,6 +221,11 @@ def file_name(weights: Weights) -> str:
     return weights.name if isinstance(weights, StoredWeights) else WEIGHTS
 
 
+def shape_in(weights: Weights, name: str) -> Shape:
+    """The shape of a tensor, which is not read where it is in a file."""
+    return weights.shape(name) if isinstance(weights, StoredWeights) else weights[name].shape
+
+
 def is_quantized(weights: Weights) -> bool:
     """Whether the files of these weights hold integers with scales."""
     return isinstance(weights, StoredWeights) and weights.is_quantized

@@ -26,6 +26,7 @@ FOLDERS = {
     "clients": "process",
     "compat": "package",
     "deploy": "process",
+    "fuzz": "process",
     "model/convert": "slow",
     "model/training": "slow",
     "reliability": "process",

@@ -13,6 +13,8 @@ from model.tensor_spec import Shape, TensorSpec
 
 #: Of a config or an index; the largest that are published have some megabytes.
 MAX_JSON_BYTES = 1 << 25
+#: No size of a model that is published comes near: a damaged one must not ask for gigabytes.
+MAX_SIZE = 1 << 24
 
 
 class ConfigError(FileError):
@@ -126,11 +128,13 @@ class JsonConfig:
 
 
 def check_positive(config: object, *names: str) -> None:
-    """Raises `ConfigError` where a field is not a positive integer."""
+    """Raises `ConfigError` where a field is not a positive integer, or larger than any size."""
     for name in names:
         value = getattr(config, name)
         if type(value) is not int or value < 1:
             raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+        if value > MAX_SIZE:
+            raise ConfigError(f"{name} must be at most {MAX_SIZE}, not {value}")
 
 
 def check_token_ids(config: Config, *names: str) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from model.architectures.config import MAX_SIZE
 from model.config import ConfigError
+
+#: No number of a config comes near; beyond it are infinity, NaN and what no float holds.
+MAX_NUMBER = 1e30
 
 #: Fields of any Hugging Face config that say nothing about what the network computes.
 HARMLESS = frozenset(
@@ -35,12 +39,17 @@ class ForeignConfig:
             raise ConfigError(f"{self.family}: {name} is missing")
         if type(value) is not int or value < 1:
             raise ConfigError(f"{self.family}: {name} must be a positive integer, not {value!r}")
+        if value > MAX_SIZE:
+            raise ConfigError(f"{self.family}: {name} must be at most {MAX_SIZE}, not {value}")
         return value
 
     def number(self, name: str, default: float) -> float:
         """A field that must be a number, as float."""
-        value = self._left.pop(name, default)
-        if type(value) not in (int, float):
+        return self.as_number(name, self._left.pop(name, default))
+
+    def as_number(self, name: str, value: Any) -> float:
+        """``value`` of a field called ``name``, which must be a finite number, as float."""
+        if type(value) not in (int, float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
             raise ConfigError(f"{self.family}: {name} must be a number, not {value!r}")
         return float(value)
 

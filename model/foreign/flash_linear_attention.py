@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from model.architectures.config import MAX_SIZE
 from model.config import ConfigError, ModelConfig
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
@@ -147,7 +148,7 @@ class _Shape:
 
     def _per_head(self, name: str, default: float) -> int:
         total = self.width * self.source.number(name, default)
-        if total <= 0 or total != int(total) or int(total) % self.heads:
+        if not 0 < total <= MAX_SIZE or total != int(total) or int(total) % self.heads:
             raise ConfigError(
                 f"{self.source.family}: {name} times {self.width} must divide into"
                 f" {self.heads} heads, {total:g} does not"

@@ -93,6 +93,4 @@ def _rope_theta(source: ForeignConfig) -> float:
         if unknown:
             raise ConfigError(f"llama: unknown field {field}.{unknown[0]}")
         theta = values.get("rope_theta", theta)
-    if type(theta) not in (int, float):
-        raise ConfigError(f"llama: rope_theta must be a number, not {theta!r}")
-    return float(theta)
+    return source.as_number("rope_theta", theta)

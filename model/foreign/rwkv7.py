@@ -34,7 +34,7 @@ from model.foreign.rwkv7_names import (
 from model.foreign.weights import Weights
 from model.tensor_spec import Shape
 from model.torch_file import TorchFile
-from model.weights import Array, CheckpointError, StoredWeights, WeightFiles, file_name
+from model.weights import Array, CheckpointError, StoredWeights, WeightFiles, file_name, shape_in
 
 #: What training and other kernels use, and special ids: see the module's docstring. Our sums are
 #: float32 whatever ``wkv_*`` say.
@@ -181,11 +181,6 @@ def _refuse_fields(source: ForeignConfig) -> None:
     source.choice("norm_first", True)
     source.choice("norm_bias", True)
     source.choice("tie_word_embeddings", False)
-
-
-def shape_in(files: Mapping[str, Array], key: str) -> Shape:
-    """The shape of a tensor, which is not read where it is in a file."""
-    return files.shape(key) if isinstance(files, StoredWeights) else files[key].shape
 
 
 def sizes(files: Mapping[str, Array], name: str, names: Names) -> Rwkv7Config:

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.foreign.rwkv7 import shape_in
-from model.weights import Array, CheckpointError
+from model.weights import Array, CheckpointError, shape_in
 
 KEY, END = "blocks.{}.att.time_state", ".att.time_state"
 

@@ -26,6 +26,8 @@ READERS: dict[str, tuple[str, str]] = {
     "everstream-rwkv7": ("model.foreign.rwkv7_state", "read_time_states"),
 }
 
+#: The end of a key of a tuned state, in every family.
+_KEY_END = ".time_state"
 _ZIP = b"PK\x03\x04"
 
 
@@ -66,6 +68,9 @@ def describe_tuned_state(path: Path) -> dict[str, str]:
     files = tensors_of(path)
     if not files:
         raise CheckpointError(f"{path} has no tensors")
+    # One of ours with a damaged header would be taken for tensors of bytes.
+    if not all(key.endswith(_KEY_END) and files.is_float(key) for key in files):
+        raise CheckpointError(f"{path} is neither a tuned state nor an undamaged one of everstream")
     shapes = sorted({files.shape(key) for key in files})
     return {
         "tensors": f"{len(files)}, {files.stored_dtype}",

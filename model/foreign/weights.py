@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
-from model.weights import Array, CheckpointError
+from model.weights import Array, CheckpointError, shape_in
 
 
 class Weights:
@@ -29,7 +31,7 @@ class Weights:
 
         ``num_heads`` counts those before the expansion.
         """
-        return _repeated(key, self.take(key), num_heads, groups)
+        return self._repeated(key, self.take(key), num_heads, groups)
 
     def join(self, *keys: str) -> Array:
         """The rows of all ``keys`` in one tensor."""
@@ -45,7 +47,9 @@ class Weights:
         parts = {key: self.take(key) for key in (pattern.format(name) for name in "qkv")}
         _refuse_misfits(parts)
         q, *grouped = parts.items()
-        return np.concatenate([q[1], *(_repeated(*part, num_heads, groups) for part in grouped)])
+        return np.concatenate(
+            [q[1], *(self._repeated(*part, num_heads, groups) for part in grouped)]
+        )
 
     def has(self, name: str) -> bool:
         """Whether ``name`` is left."""
@@ -93,14 +97,20 @@ class Weights:
                 f"the weights have an unknown key {min(self._left)!r} ({len(self._left)} in all)"
             )
 
+    def _repeated(self, key: str, tensor: Array, num_heads: int, groups: int) -> Array:
+        if not tensor.ndim or not len(tensor) or len(tensor) % num_heads:
+            raise CheckpointError(
+                f"{key} is {list(tensor.shape)}: its rows do not divide into {num_heads} heads"
+            )
+        # Repeated for each query it is as large as what makes the queries, which is in the file.
+        if tensor.size * groups > self._num_numbers:
+            raise CheckpointError(f"{key} is {list(tensor.shape)}: not for {groups} queries each")
+        heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
+        return np.repeat(heads, groups, axis=0).reshape(-1, *tensor.shape[1:])
 
-def _repeated(key: str, tensor: Array, num_heads: int, groups: int) -> Array:
-    if not tensor.ndim or not len(tensor) or len(tensor) % num_heads:
-        raise CheckpointError(
-            f"{key} is {list(tensor.shape)}: its rows do not divide into {num_heads} heads"
-        )
-    heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
-    return np.repeat(heads, groups, axis=0).reshape(-1, *tensor.shape[1:])
+    @cached_property
+    def _num_numbers(self) -> int:
+        return sum(math.prod(shape_in(self._tensors, key)) for key in self._tensors)
 
 
 def _refuse_misfits(parts: dict[str, Array]) -> None:

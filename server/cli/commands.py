@@ -17,6 +17,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from model.files import one_line
+
 #: name -> (module, function). A name of two words is in a group; a group's own name runs alone.
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("server.cli.serve", "serve"),
@@ -152,5 +154,5 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 
 def _complain(message: str) -> int:
-    typer.echo(f"everstream: {message}", err=True)
+    typer.echo(f"everstream: {one_line(message)}", err=True)
     return USAGE

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import typer
 
+from model.files import one_line
+
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
@@ -25,5 +27,6 @@ def clear_errors() -> Iterator[None]:
 
 def fail(message: object) -> typer.Exit:
     """Prints ``message``; raise what it returns."""
-    typer.echo(f"everstream: {message}", err=True)
+    lines = (one_line(line) for line in str(message).split("\n"))
+    typer.echo("everstream: " + "\n".join(lines), err=True)
     return typer.Exit(2)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from model.files import open_file
 from model.foreign.tuned_states import describe_tuned_state
 from model.lora_options import LoraAlpha, LoraFiles, lora_of
 from model.weights import CheckpointError
@@ -86,7 +87,8 @@ def inspect_command(
     ],
 ) -> None:
     """Show the model, tokens and text of a state file."""
-    data = file.read_bytes()
+    with open_file(file) as opened:
+        data = opened.read()
     try:
         rows = describe_tuned_state(file) if about_of(data) is None else _rows(data)
     except CheckpointError as error:

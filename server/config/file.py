@@ -11,13 +11,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from model.files import FileError, open_file, read_all
+
+#: Of a file of settings.
+MAX_BYTES = 1 << 20
+
 logger = logging.getLogger("everstream.config")
 
 #: Settings that others must not read.
 SECRETS = frozenset({"api_keys", "admin_keys", "signing_key"})
 
 
-class ConfigFileError(ValueError):
+class ConfigFileError(FileError):
     """A file that cannot be used. The message names it, and the key."""
 
 
@@ -27,12 +32,12 @@ def read_config_file(path: Path, names: Collection[str]) -> dict[str, Any]:
     Raises `ConfigFileError`. A value is never part of the message.
     """
     try:
-        with path.expanduser().open("rb") as file:
+        with open_file(path.expanduser()) as file:
             mode = os.fstat(file.fileno()).st_mode
-            values = tomllib.loads(file.read().decode("utf-8"))
+            values = tomllib.loads(read_all(file, MAX_BYTES).decode("utf-8"))
     except OSError as error:
         raise ConfigFileError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise ConfigFileError(f"{path}: not TOML: {_place(error)}") from None
     _check_mode(path, mode, values.keys())
     for key in values:
@@ -49,8 +54,11 @@ def _check_mode(path: Path, mode: int, keys: Collection[str]) -> None:
         logger.warning("%s: has keys, and others may read or write it; chmod 600", path)
 
 
-def _place(error: ValueError) -> str:
-    return str(error) if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
+def _place(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    known = isinstance(error, tomllib.TOMLDecodeError)
+    return str(error) if known else "a number is too long, or it is too deeply nested"
 
 
 def _similar(key: str, names: Collection[str]) -> str:

@@ -77,10 +77,10 @@ class ModelBuilder:
         are. Raises `ModelBroken`, `StoreError` or `VersionInUse`.
         """
         config = self._config
-        num_sessions = _num_sessions(checkpoint, config)
+        num_sessions = _num_sessions(source.source or source.name, checkpoint, config)
         try:
             backend = open_backend(checkpoint, config.backend, config.dtype, config.threads)
-        except (BackendError, ConfigError) as error:
+        except (BackendError, CheckpointError, ConfigError) as error:
             raise ModelBroken(str(error)) from error
         home = home_of(config, source, checkpoint.digest, taken)
         try:
@@ -195,12 +195,12 @@ def _limits(
     )
 
 
-def _num_sessions(checkpoint: Checkpoint, config: ServerConfig) -> int:
+def _num_sessions(source: str, checkpoint: Checkpoint, config: ServerConfig) -> int:
     """Slots of the pool. Raises `ModelBroken` where the memory has room for none."""
     try:
         state_bytes = StateLayout.of(checkpoint.config).num_bytes
     except ConfigError as error:
-        raise ModelBroken(str(error)) from error
+        raise ModelBroken(f"{source}: {error}") from error
     memory = config.state_memory or DEFAULT_STATE_MEMORY_BYTES
     num_sessions = config.max_sessions or memory // state_bytes
     if num_sessions < 1:

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from model.architectures.config import Config
+from model.files import open_file
 from model.foreign.tuned_states import read_tuned_state
 from model.state import StateLayout
 from model.weights import CheckpointError
@@ -35,9 +36,10 @@ def read_state(
     Raises `ImportRefused`, `SnapshotMismatch` where a file of ours belongs to something else,
     and `OSError`.
     """
-    if path.stat().st_size > max_file_bytes(identity.state_bytes):
+    with open_file(path) as file:
+        data = file.read(max_file_bytes(identity.state_bytes) + 1)
+    if len(data) > max_file_bytes(identity.state_bytes):
         raise ImportRefused("the file is too large to be a state of this model")
-    data = path.read_bytes()
     if about_of(data) is None:
         return _tuned(path, config, transposed)
     if transposed:

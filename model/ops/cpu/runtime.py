@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from model.architectures.config import Config
 from model.config import ConfigError
+from model.files import FileError
 from model.ops.cpu.options import covers, native_options
 from model.state import StateLayout
 from model.tensor_spec import Shape
@@ -103,6 +104,8 @@ class Runtime:
             self._native: _native.Runtime = module.Runtime(
                 options, offsets, _Source(weights, progress), level or "", dtype, threads, num_ids
             )
+        except FileError:  # what a file of weights turns out to be when it is read
+            raise
         except ValueError as error:
             raise NativeError(str(error)) from error
 

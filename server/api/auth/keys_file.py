@@ -17,11 +17,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from model.files import FileError, open_file, read_all
 from server.api.auth.scopes import Scope
 from server.config.sizes import parse_bytes
 
 logger = logging.getLogger("everstream.keys")
 
+#: Of a file; a key takes some 200.
+MAX_BYTES = 1 << 22
 #: No longer than that, so that no name is the hash that owns a flag's sessions.
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 HASH_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -35,7 +38,7 @@ _MESSAGES = {
 }
 
 
-class KeysFileError(ValueError):
+class KeysFileError(FileError):
     """A file of keys that cannot be used. The message names file, key and field."""
 
 
@@ -82,12 +85,12 @@ class KeyEntry(_Table):
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     """The keys of a file, at least one. Raises `KeysFileError`."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             _check_mode(path, os.fstat(file.fileno()).st_mode)
-            document = tomllib.load(file)
+            document = tomllib.loads(read_all(file, MAX_BYTES).decode())
     except OSError as error:
         raise KeysFileError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise KeysFileError(f"{path}: is not TOML in UTF-8: {_first_line(error)}") from None
     if unknown := sorted(document.keys() - {"key"}):
         raise KeysFileError(f"{path}: {unknown[0]}: is unknown; the file has [[key]] tables only")
@@ -168,6 +171,6 @@ def _explain(problem: Any) -> str:
     return f"{field}: {message}" if field else message
 
 
-def _first_line(error: ValueError) -> str:
+def _first_line(error: Exception) -> str:
     """Where the mistake is, without the text around it."""
     return str(error).partition("\n")[0]
