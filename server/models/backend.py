@@ -18,6 +18,7 @@ from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner
 from server.engine.state_pool import StatePool
 from server.models.loading import loading
+from server.models.suspicious import WatchedWeights
 
 logger = logging.getLogger("everstream.backend")
 
@@ -79,15 +80,17 @@ def _native(checkpoint: Checkpoint, dtype: str, threads: int) -> Backend:
         dtype = "int8" if is_quantized(checkpoint.weights) else "bfloat16"
     if not built():
         raise BackendError(NOT_BUILT)
+    weights = WatchedWeights(checkpoint.weights)
     try:
         with loading(num_parameters(config)) as progress:
             runtime = Runtime(
-                *(config, checkpoint.weights, dtype, threads),
+                *(config, weights, dtype, threads),
                 num_ids=tokenizer.vocab_size,
                 progress=progress,
             )
     except NativeError as error:
         raise BackendError(str(error)) from error
+    weights.log(logger)
     logger.info(
         "the native runtime runs the model: %s, %s weights, %d threads",
         *(runtime.level, dtype, threads),
@@ -113,7 +116,9 @@ def _torch(checkpoint: Checkpoint, dtype: str, threads: int, reason: str) -> Bac
     if dtype == "auto":  # where the processor multiplies bfloat16 natively
         dtype = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
     precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    model = model_of(checkpoint.config, checkpoint.weights, precision)
+    weights = WatchedWeights(checkpoint.weights)
+    model = model_of(checkpoint.config, weights, precision)
+    weights.log(logger)
     logger.info("torch runs the model, many times slower than the native runtime: %s", reason)
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
     num_ids = tokenizer.vocab_size
