@@ -28,11 +28,10 @@ def main() -> int:
         fuzz = Fuzz(folder)
         with fuzz.child:
             cases = seeds(options.seed, 1 << 40 if options.minutes else 1)
-            verdict = run(fuzz, _until(time.monotonic() + 60 * options.minutes, cases, options))
+            end = time.monotonic() + 60 * options.minutes
+            verdict = run(fuzz, _until(end, cases, options), lambda line: print(line, flush=True))
     for name, count in sorted(verdict.counts.items()):
         print(f"{count:8,}  {name}")
-    for line in verdict.fallen:
-        print(f"\n{line}")
     return 1 if verdict.fallen else 0
 
 

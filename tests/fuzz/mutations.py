@@ -177,6 +177,6 @@ def change(path: Path, random: Random) -> None:
     data = path.read_bytes()
     try:
         changed = way(data, random)
-    except (ValueError, LookupError, RecursionError, zipfile.BadZipFile):  # it was changed before
+    except Exception:  # it was changed before, and is no longer of its format
         changed = changed_bytes(data, random)
     path.write_bytes(changed)

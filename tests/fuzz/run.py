@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -175,12 +175,16 @@ def seeds(first: int, count: int) -> Iterator[tuple[Format, int]]:
             yield format, seed
 
 
-def run(fuzz: Fuzz, cases: Iterator[tuple[Format, int]]) -> Verdict:
-    """Tries the cases."""
+def run(
+    fuzz: Fuzz, cases: Iterator[tuple[Format, int]], tell: Callable[[str], None] | None = None
+) -> Verdict:
+    """Tries the cases; ``tell`` is called with what has fallen."""
     verdict = Verdict()
     for format, seed in cases:
         what, message = fuzz.attempt(format, seed)
         verdict.counts[f"{format.name} {what}"] += 1
         if what == "fell":
             verdict.fallen.append(f"{format.name}, seed {seed}: {message}")
+            if tell is not None:
+                tell(verdict.fallen[-1])
     return verdict
