@@ -236,9 +236,9 @@ def _inside(file: GgufFile, config: Config, path: Path) -> Tokenizer | None:
 
     try:
         codec = read_gguf_codec(file.metadata, file.arrays, config.vocab_size)
+        return None if codec is None else Tokenizer(codec)
     except (TokenizerError, ConfigError) as error:
         raise TokenizerError(f"{path.name}: {error}; --tokenizer FILE gives another") from error
-    return None if codec is None else Tokenizer(codec)
 
 
 def _load_folder(folder: Path, tokenizer_file: Path) -> Checkpoint:

@@ -17,7 +17,13 @@ from tokenizers import Tokenizer as Backend
 
 from model.files import read_text
 from model.tokenization import library, world
-from model.tokenization.base import END_OF_TEXT, Codec, TokenizerError
+from model.tokenization.base import (
+    END_OF_TEXT,
+    MAX_NODES,
+    MAX_TOKEN_BYTES,
+    Codec,
+    TokenizerError,
+)
 from model.tokenization.ends import read_ends
 from model.tokenization.library import LibraryCodec
 from model.tokenization.world_json import world_tokens
@@ -47,6 +53,7 @@ class Tokenizer:
     """
 
     def __init__(self, codec: Codec) -> None:
+        """Raises `TokenizerError` for more, or longer, tokens than can be served."""
         self.eos_token_ids: tuple[int, ...] = codec.eos_token_ids
         self.eos_token_id: int = codec.eos_token_ids[0]
         self.vocab_size: int = len(codec.token_bytes)
@@ -60,6 +67,12 @@ class Tokenizer:
         self.silent_ids = frozenset(id for id, data in enumerate(self._bytes) if not data)
         others = (AddedToken(name, special=True) for name in codec.aliases)
         self._names = _pattern([*codec.special.values(), *others])
+        # Silent ids have names of their own in that tree.
+        num_nodes = sum(map(len, self._bytes)) + 4 * len(self.silent_ids)
+        if max(map(len, self._bytes)) > MAX_TOKEN_BYTES or num_nodes > MAX_NODES:
+            raise TokenizerError(
+                f"a token is longer than {MAX_TOKEN_BYTES:,} bytes, or all have too many"
+            )
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

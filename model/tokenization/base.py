@@ -11,8 +11,9 @@ from model.files import FileError
 
 END_OF_TEXT = "<|endoftext|>"
 
-#: The longest tokens that are published have some hundred bytes.
-MAX_TOKEN_BYTES = 4096
+#: The longest tokens that are published have some hundred bytes. Grammars are matched on a tree of
+#: all tokens, which can have so many levels and nodes.
+MAX_TOKEN_BYTES, MAX_NODES = 1024, (1 << 22) - 64
 
 
 class TokenizerError(FileError):

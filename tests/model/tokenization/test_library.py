@@ -243,5 +243,5 @@ def test_large_id_is_refused_before_anything_is_made_of_it(id: int) -> None:
 def test_long_token_is_refused() -> None:
     values = json.loads(llama())
     values["model"]["vocab"]["x" * 4097] = 5000
-    with pytest.raises(TokenizerError, match="a token is longer than 4,096 bytes"):
+    with pytest.raises(TokenizerError, match="a token is longer than 1,024 bytes"):
         Tokenizer.from_json(json.dumps(values))
