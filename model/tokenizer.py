@@ -93,7 +93,7 @@ class Tokenizer:
             raise TokenizerError(f"{path} does not exist") from error
         except OSError as error:
             raise TokenizerError(f"{path}: {error.strerror or error}") from error
-        except (TokenizerError, UnicodeDecodeError) as error:
+        except (TokenizerError, UnicodeError) as error:
             message = str(error)
             named = message if str(path) in message else f"{path}: {message}"
             raise TokenizerError(named) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -15,6 +16,8 @@ from model.tensor_spec import Shape, TensorSpec
 MAX_JSON_BYTES = 1 << 25
 #: No size of a model that is published comes near: a damaged one must not ask for gigabytes.
 MAX_SIZE = 1 << 24
+#: Half of a character that JSON writes as two.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ConfigError(FileError):
@@ -156,7 +159,10 @@ def check_epsilon(config: object, *names: str) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises `ConfigError` where there is none, and `OSError`."""
     try:
-        values = json.loads(read_file(path, MAX_JSON_BYTES).decode())
+        text = read_file(path, MAX_JSON_BYTES).decode()
+        values = json.loads(text)
+        if _HALF.search(text):  # of a pair; alone it is no character
+            json.dumps(values, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):

@@ -179,6 +179,11 @@ EXAMPLES: dict[str, tuple[str, Change, str]] = {
     "value of config.json": ("own", config(norm=["rms"]), "config.json: norm must be"),
     "long value": ("own", config(norm="x\x1b[2J\n" * 30_000), "config.json: norm must be"),
     "long name": ("own", config(**{"x\n" * 90_000: 1}), "config.json: unknown field"),
+    "half a character": (
+        "own",
+        in_json("tokenizer_config.json", lambda values: values.update(eos_token="\ud800")),
+        "tokenizer_config.json is not JSON",
+    ),
     "nested keys": ("keys", text("keys.toml", "a = " + "[" * 5000), "keys.toml: "),
     "long number of a key": ("keys", text("keys.toml", "a = " + "9" * 5000), "keys.toml: "),
     "nested settings": ("settings", text("settings.toml", "a = " + "[" * 5000), "settings.toml: "),
