@@ -23,6 +23,7 @@ from server.store.base import Identity
 from server.store.named_state import export_state, named_state
 from server.store.portable import export_session
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, world_vocabulary, write_gguf
+from tests.published_layouts import LAYOUTS, Layout
 from tests.rwkv7 import Shape, fla_config, fla_names, published, write_fla, write_pth
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -139,6 +140,26 @@ def _settings(folder: Path) -> None:
     (folder / "settings.toml").chmod(0o600)
 
 
+def _bin(folder: Path) -> None:
+    weights, config = fla_names(published(SHAPE)), fla_config(SHAPE)
+    write_fla(folder, weights, config, 2, "pytorch_model.bin")
+    (folder / WORLD).write_bytes(world_text())
+
+
+def _gguf_split(folder: Path) -> None:
+    fill, tensors = world_vocabulary(WORLD_TOKENS, SHAPE.vocab_size), gguf_tensors(published(SHAPE))
+    write_gguf(folder / "model.gguf", SHAPE, tensors, "Q4_0", fill, split=40)
+
+
+def _published(layout: Layout) -> Format:
+    def write(folder: Path) -> None:
+        folder.rmdir()  # it is made
+        layout.write(folder, SHAPE, published(SHAPE))
+
+    path = "rwkv7-g1.st" if layout.name == "web-rwkv" else "."
+    return Format(f"published {layout.name}", "model", path, write)
+
+
 FORMATS = (
     Format("own", "model", ".", _own),
     Format("llama", "model", ".", _llama),
@@ -147,6 +168,9 @@ FORMATS = (
     Format("pth", "model", "model.pth", _pth),
     Format("gguf", "model", "model.gguf", _gguf),
     Format("gguf-bpe", "model", "model.gguf", _gguf_bpe),
+    Format("bin", "model", ".", _bin),
+    Format("gguf-split", "model", "model-00001-of-00002.gguf", _gguf_split),
+    *(_published(layout) for layout in LAYOUTS if layout.name not in ("native", "GGUF")),
     Format("state", "state", "file", _state),
     Format("tuned-pth", "state", "state.pth", lambda folder: _tuned(folder, "state.pth")),
     Format("tuned", "state", "state.safetensors", lambda f: _tuned(f, "state.safetensors")),

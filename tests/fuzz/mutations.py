@@ -160,6 +160,8 @@ CHANGES: dict[str, Change] = {
     ".json": changed_json,
     ".safetensors": changed_safetensors,
     ".pth": changed_archive,
+    ".bin": changed_archive,
+    ".st": changed_safetensors,
     ".txt": changed_text,
     ".toml": changed_text,
     ".jinja": changed_text,

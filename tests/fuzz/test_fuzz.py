@@ -25,6 +25,8 @@ from tests.rwkv7 import published, write_pth
 
 BY_NAME = {format.name: format for format in FORMATS}
 WORLD = "rwkv_vocab_v20230424.txt"
+#: Files that are published with models and not needed.
+UNREAD = {"added_tokens.json", "special_tokens_map.json"}
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +37,16 @@ def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzz]:
 
 
 def test_changed_files_load_or_are_refused_in_one_line(fuzz: Fuzz) -> None:
-    verdict = run(fuzz, seeds(0, 12))
+    verdict = run(fuzz, seeds(0, 8))
     assert verdict.fallen == []
-    assert verdict.counts["own loaded"] and verdict.counts["own refused"], verdict.counts
+    whats = {name.rpartition(" ")[2] for name in verdict.counts}
+    assert whats == {"loaded", "refused"}, verdict.counts
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_what_is_not_a_file_is_refused_at_once(fuzz: Fuzz, format: Format) -> None:
     good = fuzz.folder / format.name
-    for name in sorted(path.name for path in good.iterdir()):
+    for name in sorted({path.name for path in good.iterdir()} - UNREAD):
         for put in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
             folder = fuzz.copy(format)
             (folder / name).unlink()
