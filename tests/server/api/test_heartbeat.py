@@ -52,7 +52,7 @@ class Reader:
             self._note(line)
 
     def _note(self, line: str) -> None:
-        assert line in ("", LINE) or line.partition(": ")[0] in ("data", "event", "id"), line
+        assert line in ("", LINE) or line.partition(":")[0] in ("data", "event", "id"), line
         self.num_comments += line == LINE
         if line.startswith("data: "):
             self.data.append(line)
