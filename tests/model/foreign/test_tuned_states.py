@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from model.architectures.network import ModelState, model_of
 from model.checkpoint import load_checkpoint
@@ -18,6 +19,7 @@ from model.foreign.tuned_states import read_tuned_state
 from model.state import StateLayout
 from model.torch_file import TorchFile
 from model.weights import CheckpointError
+from server.cli.main import app
 from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.attention.test_contract import assert_close
 from tests.rwkv7 import SHAPES, Published, published, write_pth
@@ -140,3 +142,18 @@ def test_state_that_is_merged_into_the_weights_is_apart_from_them(tmp_path: Path
             CheckpointError, match=r"part\.pth is a state of 1 layers, and the model"
         ):
             load_checkpoint(tmp_path / "part.pth")
+
+
+def test_export_says_which_formats_have_no_place_for_a_merged_state(tmp_path: Path) -> None:
+    tiny_tokenizer().save(tmp_path / "tokenizer.json")
+    weights = published(SHAPES["square"]) | time_states(2, heads=2, dim=64)
+    file = write_pth(tmp_path / "merged.pth", weights)
+    for out, format in (("a.gguf", "gguf"), ("folder", "hf"), ("b.pth", "pth")):
+        words = ["export", str(file), str(tmp_path / out), "--format", format]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        assert ("tuned state is left out: only pth has it" in result.stderr) == (format != "pth")
+    result = CliRunner().invoke(app, ["quantize", str(file), str(tmp_path / "int8")])
+    assert "tuned state is left out" in result.stderr
+    shown = CliRunner().invoke(app, ["inspect", str(file)]).stdout
+    assert "merged in" in shown
