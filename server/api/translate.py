@@ -109,8 +109,7 @@ class Translator:
             encode = tokenizer.encode_continuation if continues else tokenizer.encode
             is_short = len(prompt) <= MAX_INLINE_CHARS
             ids = encode(prompt) if is_short else await asyncio.to_thread(encode, prompt)
-        if len(ids) > self._limits.max_prompt_tokens:
-            raise invalid(field, f"must have at most {self._limits.max_prompt_tokens} tokens")
+        self._limits.check_prompt(len(ids), field)
         if not isinstance(prompt, str):
             self.check_ids(ids, field)
         return tuple(ids)

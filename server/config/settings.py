@@ -103,7 +103,7 @@ class ServerConfig(BaseModel):
     prefix_cache: int = Field(default=64 * MIB, ge=0)
     prefix_disk: int = Field(default=0, ge=0)
 
-    max_prompt_tokens: int = Field(default=32_768, ge=1)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_tokens_limit: int = Field(default=1_000_000, ge=1)
     max_body_bytes: int = Field(default=MIB, ge=1024)
     max_message_bytes: int = Field(default=MIB, ge=1024)

@@ -30,6 +30,10 @@ from server.engine.value import (
 )
 from server.errors import CapacityExhausted, InvalidRequest, SessionBusy
 
+#: A save comes once in this part of the unread prompt, so that all of them together have no more
+#: than this many times its tokens.
+UNREAD_PER_SAVE = 8
+
 
 class Keeper:
     """The sessions of a table, and ``records`` of the kept ones. Owned by the engine.
@@ -90,8 +94,12 @@ class Keeper:
         self._record_value(session, evicted=False)
 
     def save_if_due(self, session: Session) -> None:
-        """Saves a kept session once in ``save_interval`` tokens."""
-        if session.position - session.saved_position >= self._config.save_interval:
+        """Saves a kept session once in ``save_interval`` tokens.
+
+        Less often while much of a long prompt is unread: what is unread is saved as well.
+        """
+        interval = max(self._config.save_interval, session.num_unfed // UNREAD_PER_SAVE)
+        if session.position - session.saved_position >= interval:
             self.save(session)
 
     def delete(self, session: Session) -> None:

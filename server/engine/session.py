@@ -193,10 +193,10 @@ class Session:
         if not excess:
             return
         self.pending = None
-        for _ in range(excess - 1):
-            self._unowe()
+        self._unowe(excess - 1)
         if self.num_unfed:
-            self.pending = self._unowe()
+            self.pending = self._debt[-1].tokens[-1]
+            self._unowe(1)
         value = self.value(self.state)
         self.detokenizer.restore(value.undecoded, self._is_start(value))
 
@@ -217,13 +217,16 @@ class Session:
             self._debt.append(_Unfed(tokens, plan))
             self.num_unfed += len(tokens)
 
-    def _unowe(self) -> int:
-        unfed = self._debt[-1]
-        token = unfed.tokens.pop()
-        self.num_unfed -= 1
-        if unfed.num_fed == len(unfed.tokens):
-            self._debt.pop()
-        return token
+    def _unowe(self, count: int) -> None:
+        """Drops the last ``count`` of the unfed tokens."""
+        while count:
+            unfed = self._debt[-1]
+            part = min(count, len(unfed.tokens) - unfed.num_fed)
+            del unfed.tokens[len(unfed.tokens) - part :]
+            self.num_unfed -= part
+            count -= part
+            if unfed.num_fed == len(unfed.tokens):
+                self._debt.pop()
 
 
 def _segment(unfed: _Unfed) -> UnfedSegment:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer
-from server.config.settings import ServerConfig
+from server.config.settings import MIB, ServerConfig
 from server.constraints.compiler import FormatCompiler
+from server.errors import invalid
 from server.models.info import ModelInfo
 from server.models.large_answers import LargeAnswers
 from server.runtime.async_engine import AsyncEngine
@@ -24,10 +25,21 @@ from server.sessions.transfer import Signing, Transfer
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may ask for."""
+    """What one request may ask for; None where only its bytes are bounded."""
 
-    max_prompt_tokens: int
+    max_prompt_tokens: int | None
     max_tokens: int
+    max_body_bytes: int = MIB
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens that one request can have: no token is shorter than a byte."""
+        return self.max_prompt_tokens or self.max_body_bytes
+
+    def check_prompt(self, num_tokens: int, field: str, which: str = "") -> None:
+        """Raises `InvalidRequest` where ``field`` has more tokens than it may have ``which``."""
+        if self.max_prompt_tokens is not None and num_tokens > self.max_prompt_tokens:
+            raise invalid(field, f"must have at most {self.max_prompt_tokens} tokens{which}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +101,9 @@ def make_service(
         sessions=sessions,
         keys=IdempotencyKeys(async_engine, sessions, ownership),
         transfer=Transfer(sessions, signing.identity, signing.key, config.trust_unsigned_state),
-        limits=RequestLimits(config.max_prompt_tokens, config.max_tokens_limit),
+        limits=RequestLimits(
+            config.max_prompt_tokens, config.max_tokens_limit, config.max_body_bytes
+        ),
         model=model,
         tokenizer=tokenizer,
         max_queued_events=config.max_queued_events,

@@ -65,10 +65,7 @@ async def _work(service: Service, body: ScoreBody, owner: str) -> Work:
         await asyncio.sleep(0)  # others have their turn between them
     if not all(continuations):
         raise invalid("continuations", "must not be empty")
-    if sum(map(len, continuations)) > service.limits.max_prompt_tokens:
-        raise invalid(
-            "continuations", f"must have at most {service.limits.max_prompt_tokens} tokens together"
-        )
+    service.limits.check_prompt(sum(map(len, continuations)), "continuations", " together")
     return Work(
         f"score-{secrets.token_hex(16)}",
         owner,

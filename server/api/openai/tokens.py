@@ -61,7 +61,7 @@ def _tokenized(service: Service, ids: list[int], with_names: bool) -> Iterator[b
     yield orjson.dumps(
         {
             "count": len(ids),
-            "max_model_len": service.limits.max_prompt_tokens,
+            "max_model_len": service.limits.max_model_len,
             "tokens": ids,
             "token_strs": shown.json() if with_names else None,
         }

@@ -39,8 +39,10 @@ def _refused(names: Iterable[str], reason: str, *accepted: object) -> dict[str, 
 
 
 _STORED = {
-    **_refused(["store"], "completions are not stored; keep the session instead", False),
-    **_refused(["metadata"], "is for stored completions, which this server does not have", {}),
+    **_refused(["store"], "answers are not stored here; POST /v1/responses stores them", False),
+    **_refused(
+        ["metadata"], "is for stored answers; POST /v1/responses stores them, with metadata", {}
+    ),
 }
 
 _HOSTED = {
@@ -78,7 +80,7 @@ _SAMPLING = {
     **_refused(["request_id"], "the server names requests itself"),
     **_refused(["return_tokens_as_token_ids"], "is not supported", False),
     **_refused(["return_token_ids"], "is not supported; POST /tokenize has them", False),
-    **_refused(["allowed_tools", "kv_transfer_params", "vllm_xargs"], "is not supported"),
+    **_refused(["kv_transfer_params", "vllm_xargs"], "is not supported"),
     **_refused(
         [
             *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
@@ -119,6 +121,7 @@ CHAT = {
     **_refused(["chat_template"], "the template comes from the model alone"),
     **_refused(["documents"], "is not supported; chat_template_kwargs may have them", []),
     **_refused(["prompt"], "is for /v1/completions; give messages"),
+    **_refused(["allowed_tools"], "is part of tool_choice"),
     **_refused(
         ["session", "keep"],
         "messages are read again, from the prefix cache as far as it has them; "
@@ -132,7 +135,7 @@ CHAT = {
 #: `POST /v1/responses`.
 RESPONSES = {
     **_HOSTED,
-    **_refused(["conversation"], "is not supported; use previous_response_id"),
+    **_refused(["conversation"], "there are no conversation objects; use previous_response_id"),
     **_refused(["max_tool_calls"], "there are no built-in tools"),
     **_refused(["prompt"], "there are no stored prompts"),
     **_refused(["context_management"], "the state has a constant size: nothing needs to be cut"),
@@ -145,6 +148,7 @@ REASONING = {
     **_refused(
         ["summary", "generate_summary"],
         "there are no summaries: the output has all that is thought",
+        "auto",
     ),
 }
 

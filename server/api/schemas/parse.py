@@ -24,7 +24,6 @@ from server.errors import InvalidRequest, invalid
 
 MAX_NAME_CHARS = 64
 MAX_PLACE_CHARS = 256
-MAX_IDS = 1 << 17
 # A smaller body is parsed in the event loop: it takes less time than a thread costs.
 MAX_INLINE_BYTES = 1 << 15
 
@@ -45,17 +44,17 @@ _IN_JSON = {
 }
 
 
-def parse_body(model: type[Body], body: bytes, max_ids: int = MAX_IDS) -> Body:
+def parse_body(model: type[Body], body: bytes, max_ids: int | None = None) -> Body:
     """A body as ``model``; raises `InvalidRequest` that names the first bad field.
 
     A list of more than ``max_ids``, lists in it included, is refused before anything
-    looks at its items.
+    looks at its items; None where the body's bytes are bound enough.
     """
     return _parsed(model.model_validate, body, max_ids)
 
 
 async def body_of(
-    model: type[Body], request: HttpRequest, default: bytes = b"", max_ids: int = MAX_IDS
+    model: type[Body], request: HttpRequest, default: bytes = b"", max_ids: int | None = None
 ) -> Body:
     """The body of ``request``, or ``default`` where it is empty, by `parse_body`.
 
@@ -72,17 +71,17 @@ async def in_thread_if_large(num_bytes: int, call: Callable[[], T]) -> T:
     return call() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(call)
 
 
-def parse_message(text: str, max_ids: int = MAX_IDS) -> Message:
+def parse_message(text: str, max_ids: int | None = None) -> Message:
     """A client's frame; like `parse_body`."""
     return _parsed(_MESSAGE.validate_python, text, max_ids)
 
 
-def _parsed(validate: Callable[[Any], T], text: bytes | str, max_ids: int) -> T:
+def _parsed(validate: Callable[[Any], T], text: bytes | str, max_ids: int | None) -> T:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         value = _loaded(text)
-    if isinstance(value, dict):
+    if max_ids is not None and isinstance(value, dict):
         _check_sizes(value, max_ids)
     try:
         return validate(value)

@@ -6,11 +6,11 @@ schema. See `model.call_forms` for how it looks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from model.call_forms import TAGGED, CallForm
@@ -48,16 +48,47 @@ class NamedToolChoice(Wire):
         kind = value.get("type") if isinstance(value, dict) else "function"
         if isinstance(kind, str) and kind != "function":
             message = (
-                f"{kind[:64]!r} is not supported: name a function, or give none, auto or required"
+                f"{kind[:64]!r} is not supported: name a function or allowed_tools, "
+                "or give none, auto or required"
             )
             raise PydanticCustomError("tool_choice", "{message}", {"message": message})
         return value
 
 
+class AllowedFunction(Wire):
+    """One that may be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class AllowedFunctions(Wire):
+    """Those that may be called, or with ``required`` must."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], Field(fail_fast=True, min_length=1, max_length=128)]
+
+
+class AllowedToolChoice(Wire):
+    """That only some of the tools may be called; the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+def _kind_of_choice(value: object) -> str:
+    if isinstance(value, AllowedToolChoice):
+        return "allowed"
+    if isinstance(value, dict):
+        return "allowed" if value.get("type") == "allowed_tools" else "named"
+    return "named" if isinstance(value, Wire) else "word"
+
+
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedToolChoice, Tag("named")],
-    Discriminator(lambda value: "named" if isinstance(value, dict | Wire) else "word"),
+    | Annotated[NamedToolChoice, Tag("named")]
+    | Annotated[AllowedToolChoice, Tag("allowed")],
+    Discriminator(_kind_of_choice),
 ]
 
 
@@ -103,23 +134,24 @@ def tool_use(
     functions = {tool.function.name: tool for tool in tools or ()}
     if len(functions) != len(tools or ()):
         raise invalid("tools", "two functions have one name")
-    chosen = choice.function.name if isinstance(choice, NamedToolChoice) else None
-    if chosen is not None and chosen not in functions:
+    mode, names = _chosen(choice, functions)
+    if not names <= functions.keys():
         raise invalid("tool_choice", "names a function that is not in tools")
-    if not functions and choice == "required":
+    if not functions and mode == "required":
         raise invalid("tool_choice", "needs tools")
-    if not functions or choice == "none":
+    if not functions or mode == "none":
         return ToolUse((), response_format)
-    is_forced = chosen is not None or choice == "required"
+    is_forced = mode == "required"
     if not is_forced and template.calls is None:
         raise invalid(
             "tools",
             "the model's chat template does not teach it to call in a way that is known here; "
             "with tool_choice required or a named function a call can be had from any model",
         )
-    wanted = [functions[chosen]] if chosen is not None else list(functions.values())
+    wanted = [tool for name, tool in functions.items() if name in names]
     # A model that never learnt to stop calling would continue: more than it must is its own choice.
-    several = chosen is None and (parallel if parallel is not None else not is_forced)
+    is_named = isinstance(choice, NamedToolChoice)
+    several = not is_named and (parallel if parallel is not None else not is_forced)
     calls = template.calls or template.turns.calls
     format = ToolCallsFormat(
         form=calls.name,
@@ -128,6 +160,16 @@ def tool_use(
         otherwise=_otherwise(response_format, is_forced),
     )
     return ToolUse(list(functions.values()), format, calls)
+
+
+def _chosen(choice: ToolChoice | None, functions: Collection[str]) -> tuple[str, Set[str]]:
+    """Whether a call must be made, and of which functions: all of ``functions`` by default."""
+    if isinstance(choice, NamedToolChoice):
+        return "required", {choice.function.name}
+    if isinstance(choice, AllowedToolChoice):
+        allowed = choice.allowed_tools
+        return allowed.mode, {tool.function.name for tool in allowed.tools}
+    return choice or "auto", set(functions)
 
 
 def _function(tool: FunctionTool) -> dict[str, Any]:

@@ -7,6 +7,9 @@ import time
 from server.api.openai.chat.messages import FunctionDefinition, FunctionTool
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import (
+    AllowedFunction,
+    AllowedFunctions,
+    AllowedToolChoice,
     ChosenFunction,
     NamedToolChoice,
     ToolChoice,
@@ -17,9 +20,11 @@ from server.api.openai.responses.note import Json
 from server.api.openai.responses.schemas import (
     LOGPROBS,
     NamedSchema,
+    ResponseAllowedTools,
     ResponsesBody,
     ResponseToolChoice,
 )
+from server.api.openai.responses.schemas import ToolChoice as ResponseToolChoiceField
 from server.api.schemas.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
 from server.api.translate import renamed
 from server.engine.sampling_defaults import DEFAULTS
@@ -63,13 +68,20 @@ def _chat_tools(body: ResponsesBody) -> list[FunctionTool]:
 def tools_of(service: Service, body: ResponsesBody) -> ToolUse:
     """What tools and format come to. Raises `InvalidRequest` where they do not go together."""
     tools, choice = _chat_tools(body), body.tool_choice
+    chosen = _chat_choice(choice)
+    return tool_use(tools, chosen, body.parallel_tool_calls, _format(body), service.chat_template)
+
+
+def _chat_choice(choice: ResponseToolChoiceField | None) -> ToolChoice:
+    """``choice`` as chats have it."""
     if isinstance(choice, ResponseToolChoice):
-        named: ToolChoice = NamedToolChoice(
-            type="function", function=ChosenFunction(name=choice.name)
-        )
-    else:
-        named = choice or "auto"
-    return tool_use(tools, named, body.parallel_tool_calls, _format(body), service.chat_template)
+        return NamedToolChoice(type="function", function=ChosenFunction(name=choice.name))
+    if isinstance(choice, ResponseAllowedTools):
+        names = [ChosenFunction(name=tool.name) for tool in choice.tools]
+        tools = [AllowedFunction(type="function", function=name) for name in names]
+        allowed = AllowedFunctions(mode=choice.mode, tools=tools)
+        return AllowedToolChoice(type="allowed_tools", allowed_tools=allowed)
+    return choice or "auto"
 
 
 def _format(body: ResponsesBody) -> ResponseFormat | None:

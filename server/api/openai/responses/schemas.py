@@ -196,8 +196,33 @@ class ResponseToolChoice(ChosenFunction):
     type: Literal["function"]
 
 
+class ResponseAllowedTools(Wire):
+    """Those of the tools that may be called, or with ``required`` must; the model knows all."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[ResponseToolChoice], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)
+    ]
+
+
 Tools = Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | ResponseToolChoice
+
+
+def _kind_of_choice(value: object) -> str:
+    if isinstance(value, ResponseAllowedTools):
+        return "allowed"
+    if isinstance(value, dict):
+        return "allowed" if value.get("type") == "allowed_tools" else "named"
+    return "named" if isinstance(value, Wire) else "word"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[ResponseToolChoice, Tag("named")]
+    | Annotated[ResponseAllowedTools, Tag("allowed")],
+    Discriminator(_kind_of_choice),
+]
 
 
 class ResponseStreamOptions(Wire):

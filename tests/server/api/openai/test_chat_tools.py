@@ -239,3 +239,32 @@ async def test_template_without_tools_allows_forced_calls_only() -> None:
         assert refused.json()["error"]["param"] == "tools"
         (calls,) = calls_of(await ask(server, tools=TOOLS, tool_choice=NAMED, seed=0))
         check(calls)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_called_and_all_are_shown(server: Running, mode: str) -> None:
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "wait"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    all_shown = await ask(server, tools=TOOLS, tool_choice="required", max_tokens=200)
+    for seed in range(4):
+        response = await ask(server, tools=TOOLS, tool_choice=choice, seed=seed, max_tokens=200)
+        found = response.json()
+        assert response.status_code == 200, response.text
+        assert found["usage"]["prompt_tokens"] == all_shown.json()["usage"]["prompt_tokens"]
+        message = found["choices"][0]["message"]
+        assert mode == "auto" or message["tool_calls"]
+        names = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        assert set(names) <= {"wait"}
+
+
+async def test_tool_that_is_allowed_must_be_one_of_the_tools(server: Running) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "fly"}}]}
+    response = await ask(
+        server, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}
+    )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+    response = await ask(
+        server, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": {}}
+    )
+    param = "tool_choice.allowed_tools.mode"
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -279,3 +279,10 @@ async def test_second_work_at_once_under_one_key_leaves_the_first_running(
 async def test_response_is_a_session_of_the_other_routes_too(server: Running) -> None:
     response = await asked(server)
     assert (await info(server, response["session"]))["position"] == len(PROMPT) + 6
+
+
+async def test_conversations_are_not_there_and_the_error_says_what_is(server: Running) -> None:
+    for path in ("/v1/conversations", "/v1/conversations/conv_1/items"):
+        answer = await server.http.post(path, json={})
+        assert answer.status_code == 404
+        assert "previous_response_id" in answer.json()["error"]["message"]

@@ -112,6 +112,8 @@ async def test_effort_is_echoed_and_asks_for_thinking() -> None:
         ):
             response = await asked(server, reasoning={"effort": effort})
             assert response["reasoning"] == {"effort": effort, "summary": None}
+            again = await asked(server, reasoning={"effort": effort, "summary": "auto"})
+            assert again["reasoning"] == response["reasoning"]  # which asks for none
             assert response["usage"]["input_tokens"] == 1 + len(prompt)
 
 
@@ -120,7 +122,8 @@ async def test_effort_is_echoed_and_asks_for_thinking() -> None:
     [
         ({"effort": "xhigh"}, "reasoning.effort"),
         ({"effort": "huge"}, "reasoning.effort"),
-        ({"summary": "auto"}, "reasoning.summary"),
+        ({"summary": "detailed"}, "reasoning.summary"),
+        ({"generate_summary": "concise"}, "reasoning.generate_summary"),
         ({"mood": "glad"}, "reasoning.mood"),
     ],
 )

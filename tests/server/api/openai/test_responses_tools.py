@@ -132,3 +132,21 @@ async def test_formats_and_tools_that_cannot_be_are_refused_by_their_name(server
     wrong = {**TOOL, "parameters": {"type": "object", "properties": {"a": {"type": "colour"}}}}
     answer = await ask(server, tools=[wrong], tool_choice="required")
     assert (await error_of(answer))[2] == "tools"
+
+
+async def test_allowed_tools_are_those_that_may_be_called(server: Running) -> None:
+    tools = [TOOL, {"type": "function", "name": "wait"}]
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "weather"}],
+    }
+    for seed in range(4):
+        response = await asked(
+            server, tools=tools, tool_choice=choice, seed=seed, max_output_tokens=200
+        )
+        assert [item["name"] for item in response["output"]] == ["weather"]
+    assert response["tool_choice"] == choice
+    assert response["tools"] == tools
+    answer = await ask(server, tools=tools[1:], tool_choice=choice)
+    assert await error_of(answer) == (400, "invalid_value", "tool_choice")

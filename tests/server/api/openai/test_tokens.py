@@ -19,7 +19,7 @@ async def test_text_becomes_the_ids_that_a_completion_is_fed(server: Running) ->
     answer = (await post(server, "/tokenize", prompt="hé")).json()
     assert answer == {
         "count": 4,
-        "max_model_len": 32768,
+        "max_model_len": 1 << 20,
         "tokens": [EOS, 0x68, 0xC3, 0xA9],
         "token_strs": None,
     }
