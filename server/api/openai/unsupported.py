@@ -122,12 +122,6 @@ CHAT = {
     **_refused(["documents"], "is not supported; chat_template_kwargs may have them", []),
     **_refused(["prompt"], "is for /v1/completions; give messages"),
     **_refused(["allowed_tools"], "is part of tool_choice"),
-    **_refused(
-        ["session", "keep"],
-        "messages are read again, from the prefix cache as far as it has them; "
-        "/v1/responses continues from a session",
-        False,
-    ),
     **_refused(["best_of"], "is for /v1/completions", 1),
     **_refused(["mm_processor_kwargs", "media_io_kwargs"], _NO_MEDIA),
 }

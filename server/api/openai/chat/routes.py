@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.openai.chat.conversation import prompt_of
+from server.api.openai.chat.continued import continued_prompt
+from server.api.openai.chat.conversation import Prompt, prompt_of
 from server.api.openai.chat.reasoning import (
+    ReasoningOptions,
     reasoning_of,
     turn_of,
     with_turn,
@@ -20,7 +22,7 @@ from server.api.openai.chat.tools import ToolUse, tool_use
 from server.api.openai.chat.writer import ChatWriter
 from server.api.openai.logprobs import TokenNames
 from server.api.request_answer import JsonAnswer, SseAnswer
-from server.api.routes.lookup import service_for
+from server.api.routes.lookup import service_with
 from server.api.schemas.describe import ERRORS, EVENT_STREAM, body_schema
 from server.api.schemas.parse import body_of
 from server.api.schemas.requests import Continuation
@@ -43,7 +45,9 @@ router = APIRouter()
 async def chat(request: Request) -> Response:
     """Answer messages: JSON, or server-sent events with stream."""
     body = await body_of(ChatBody, request)
-    service = service_for(request, body.model)
+    service = await service_with(request, body.session, body.model)
+    if body.session is not None or body.keep:
+        request.state.caller.require("sessions")
     _check(body)
     tools = _tools(service, body)
     work = await _work(service, request.state.owner, body, tools)
@@ -51,7 +55,15 @@ async def chat(request: Request) -> Response:
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     service.large_answers.check(num_bytes, param, f"n, {param} and top_logprobs")
     names, now = TokenNames(service.tokenizer) if body.logprobs else None, int(time.time())
-    writer = ChatWriter(work, service.model, now, body.stream_options, tools.calls, names)
+    writer = ChatWriter(
+        work,
+        service.model,
+        now,
+        body.stream_options,
+        tools.calls,
+        names,
+        service.async_engine.epoch_name,
+    )
     if body.stream:
         return SseAnswer(service, work, writer)
     return JsonAnswer(service, work, writer, num_bytes)
@@ -71,6 +83,8 @@ def _check(body: ChatBody) -> None:
         raise invalid("stream_options", "needs stream to be true")
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
+    if body.idempotency_key is not None and body.logprobs:
+        raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
     if body.max_completion_tokens is not None and body.max_tokens not in (
         None,
         body.max_completion_tokens,
@@ -88,29 +102,42 @@ def _tools(service: Service, body: ChatBody) -> ToolUse:
     )
 
 
+async def _prompt(
+    service: Service, owner: str, body: ChatBody, tools: ToolUse, reasoning: ReasoningOptions
+) -> Prompt:
+    """The new turns of the session that is continued, or the whole conversation."""
+    given = body.chat_template_kwargs or {}
+    variables = {**given, **reasoning.variables, **tools.variables}
+    open_end = bool(body.continue_final_message)
+    said = (body.messages, tools.shown, body.add_generation_prompt)
+    if body.session is not None:
+        return await continued_prompt(service, owner, body.session, *said, open_end, variables)
+    return await prompt_of(
+        service,
+        *said,
+        continue_final_message=open_end,
+        template_kwargs=variables,
+        to_be_followed=True,
+    )
+
+
 async def _work(service: Service, owner: str, body: ChatBody, tools: ToolUse) -> Work:
     """The engine's request."""
     open_end = bool(body.continue_final_message)
     reasoning = reasoning_of(
         service, body.reasoning_effort, "reasoning_effort", body.chat_template_kwargs
     )
-    prompt = await prompt_of(
-        service,
-        body.messages,
-        tools.shown,
-        body.add_generation_prompt,
-        continue_final_message=open_end,
-        template_kwargs={
-            **(body.chat_template_kwargs or {}),
-            **reasoning.variables,
-            **tools.variables,
-        },
-        to_be_followed=True,
-    )
+    prompt = await _prompt(service, owner, body, tools, reasoning)
     turn, added = None, list[int]()
     if not open_end:
         turn, added = turn_of(service, prompt.end, reasoning, tools.format, bool(body.ignore_eos))
-    wanted = Continuation.model_construct(prompt=[*prompt.ids, *added], state=body.state)
+    wanted = Continuation.model_construct(
+        prompt=[*prompt.ids, *added],
+        session=body.session,
+        keep=body.keep,
+        state=body.state,
+        idempotency_key=body.idempotency_key,
+    )
     id = f"chatcmpl-{secrets.token_hex(16)}"
     max_tokens, num_choices = body.max_completion_tokens or body.max_tokens, body.n or 1
     sampling = sampling_of(

@@ -13,12 +13,12 @@ from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import ToolChoice
 from server.api.openai.unsupported import CHAT, Refusal
-from server.api.schemas.names import ModelName, StateName
-from server.api.schemas.requests import MAX_CHOICES, Sampling, StreamOptions
+from server.api.schemas.names import ModelName, SessionId, StateName
+from server.api.schemas.requests import MAX_CHOICES, Once, Sampling, StreamOptions
 from server.api.schemas.responses import PromptUsage
 
 
-class ChatBody(Sampling, Labels):
+class ChatBody(Sampling, Once, Labels):
     """`POST /v1/chat/completions`."""
 
     refused: ClassVar[Mapping[str, Refusal]] = CHAT
@@ -37,6 +37,8 @@ class ChatBody(Sampling, Labels):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Effort | None = None
+    session: SessionId | None = None
+    keep: bool | None = None
     state: StateName | None = None
 
 
@@ -108,7 +110,7 @@ class ChatUsage(PromptUsage):
 
 
 class ChatCompletion(TypedDict):
-    """OpenAI's ``chat.completion``, with the seed."""
+    """OpenAI's ``chat.completion``, with the seed, and of a kept session its name and length."""
 
     id: str
     object: Literal["chat.completion"]
@@ -118,3 +120,5 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: ChatUsage
     seed: int
+    session: NotRequired[str]
+    position: NotRequired[int]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from hashlib import sha256
 from io import StringIO
+from typing import Any
 
 import orjson
 
@@ -15,6 +17,7 @@ from server.api.openai.chat.schemas import CompletionDetails
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList, TokenNames, finite
 from server.api.openai.writer import AnswerWriter, Json, WrittenChoice, written_list
+from server.api.schemas.frames import EpochName
 from server.api.schemas.requests import StreamOptions
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
@@ -28,6 +31,8 @@ class WrittenChatChoice(WrittenChoice):
         super().__init__(index)
         self.has_begun = False
         self.logprobs = JsonList()
+        #: What names the calls of a kept session, which are the same when they are read again.
+        self.place = ""
         self._content, self._thoughts = StringIO(), StringIO()
         self._calls: list[Json] = []
         self._reader = CallReader(calls) if calls else None
@@ -42,7 +47,18 @@ class WrittenChatChoice(WrittenChoice):
             pieces: list[Piece] = [Text(text)] if text else []
         else:
             pieces = self._reader.push(text)
-        return [_delta(piece) for piece in pieces]
+        return [self._delta(piece) for piece in pieces]
+
+    def _delta(self, piece: Piece) -> Json:
+        if isinstance(piece, Text):
+            return {"content": piece.text}
+        if isinstance(piece, CallBegins):
+            named = f"{self.place}:{piece.index}".encode()
+            id = sha256(named).hexdigest()[:24] if self.place else secrets.token_hex(12)
+            call = {"index": piece.index, "id": f"call_{id}", "type": "function"}
+            return {"tool_calls": [{**call, "function": {"name": piece.name, "arguments": ""}}]}
+        assert isinstance(piece, Arguments), piece
+        return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
     def finish(self, end: Finished) -> list[Json]:
         """The last deltas."""
@@ -50,7 +66,7 @@ class WrittenChatChoice(WrittenChoice):
         deltas = [{"reasoning_content": end.thought}] if end.thought else []
         deltas += self._push(end.text)
         held = [] if self._reader is None else self._reader.end(end.grammar_ended)
-        return deltas + [_delta(piece) for piece in held]
+        return deltas + [self._delta(piece) for piece in held]
 
     @property
     def finish_reason(self) -> str | None:
@@ -88,7 +104,8 @@ class WrittenChatChoice(WrittenChoice):
 class ChatWriter(AnswerWriter[WrittenChatChoice]):
     """Writes the answer to ``request`` of ``model``. ``created_s`` is a Unix time.
 
-    It may be calls in the form ``calls``. It has log-probabilities where there are ``names``.
+    It may be calls in the form ``calls``. It has log-probabilities where there are ``names``. The
+    events of a kept session have SSE ids, the last one of each token: see `CompletionWriter`.
     """
 
     def __init__(
@@ -99,6 +116,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         options: StreamOptions | None = None,
         calls: CallForm | None = None,
         names: TokenNames | None = None,
+        epoch_name: EpochName = "-{}".format,
     ) -> None:
         assert request.sampling is not None
         head: Json = {
@@ -112,6 +130,8 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         choices = {id: WrittenChatChoice(index, calls) for index, id in enumerate(request.ids)}
         super().__init__(head, choices, options)
         self._may_call, self._names = calls is not None, names
+        self._is_kept = request.keep or request.session is not None
+        self._epoch_name, self._id = epoch_name, b""
         self._thinks = request.sampling.turn is not None
         self._so_far = Usage(len(request.tokens), 0)
         self._is_plain = not (calls or names is not None or self._shows_so_far)
@@ -123,7 +143,9 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             choice.keep(choice.read(event))
             if self._names is not None:
                 choice.logprobs.add(self._logprobs(event))
-        elif not isinstance(event, Started | Scored):
+        elif isinstance(event, Started):
+            self._start(choice, event)
+        elif not isinstance(event, Scored):
             choice.last = event
 
     def whole(self) -> Iterator[bytes]:
@@ -152,7 +174,18 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
                 "reasoning_tokens": total_usage(self._ends).reasoning_tokens
             }
             summary["usage"]["completion_tokens_details"] = details
+        if self._is_kept:
+            end = self._ends[0]
+            summary |= {"session": end.session, "position": end.position}
         return summary
+
+    def _start(self, choice: WrittenChatChoice, event: Started) -> None:
+        if self._is_kept:
+            choice.place = f"{event.session}:{event.seq}"
+            self._id = f"{self._epoch_name(event.epoch)}:".encode()
+
+    def _sse_id(self, seq: int) -> bytes | None:
+        return b"%b%d" % (self._id, seq) if self._id else None
 
     def parts(self, event: Event) -> None:
         """No event makes a large chunk."""
@@ -167,28 +200,36 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
                     before, _, after = chunk.rpartition(b'"TEXT"')
                     choice.around = before, after
                 before, after = choice.around
-                return b"%b%b%b" % (before, orjson.dumps(event.text), after)
+                id = b"id: %b%d\n" % (self._id, event.seq) if self._id else b""
+                return b"%b%b%b%b" % (id, before, orjson.dumps(event.text), after)
             so_far = self._so_far
             self._so_far = Usage(so_far.prompt_tokens, so_far.completion_tokens + 1)
             return self._begun(choice) + self._token(choice, event)
-        if isinstance(event, Started | Scored):
+        if isinstance(event, Scored):
             return b""
+        if isinstance(event, Started):
+            self._start(choice, event)
+            place = {"session": event.session, "position": event.position}
+            return self._begun(choice, **place) if self._is_kept else b""
         try:
-            deltas = choice.finish(ended([event]))
+            end = ended([event])
+            deltas = choice.finish(end)
         except RequestError as error:
             return sse({"error": error_object(error)})
         parts = [self._chunk(_choice(choice, delta)) for delta in deltas]
-        last = self._chunk(_choice(choice, {}, choice.finish_reason))
+        more = {"session": end.session, "position": end.position} if self._is_kept else {}
+        written = _choice(choice, {}, choice.finish_reason)
+        last = self._chunk(written, self._sse_id(end.seq), **more)
         return self._begun(choice) + b"".join(parts) + last
 
-    def _begun(self, choice: WrittenChatChoice) -> bytes:
+    def _begun(self, choice: WrittenChatChoice, **more: Any) -> bytes:
         """The first chunk of a choice says whose words follow."""
         if choice.has_begun:
             return b""
         choice.has_begun = True
         content = None if self._may_call else ""
         delta = {"role": "assistant", "content": content, "refusal": None}
-        return self._chunk(_choice(choice, delta))
+        return self._chunk(_choice(choice, delta), **more)
 
     def _token(self, choice: WrittenChatChoice, event: TokenEvent) -> bytes:
         """At least one chunk, so that a client sees each token; the first has its logprobs."""
@@ -197,7 +238,9 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         written = [_choice(choice, delta) for delta in deltas]
         if self._names is not None:
             written[0]["logprobs"] = {"content": self._logprobs(event), "refusal": None}
-        return b"".join(map(self._chunk, written))
+        *others, last = written
+        chunks = [*map(self._chunk, others), self._chunk(last, self._sse_id(event.seq))]
+        return b"".join(chunks)
 
     def _logprobs(self, event: TokenEvent) -> list[Json]:
         """Those of a token; one of the thinking, or a special one, is no part of the content."""
@@ -223,16 +266,6 @@ def _choice(choice: WrittenChatChoice, delta: Json, finish_reason: str | None = 
 def _entry(names: TokenNames, id: int, logprob: float | None) -> Json:
     data = names.tokenizer.token_bytes(id)
     return {"token": names[id], "logprob": finite(logprob), "bytes": list(data) if data else None}
-
-
-def _delta(piece: Piece) -> Json:
-    if isinstance(piece, Text):
-        return {"content": piece.text}
-    if isinstance(piece, CallBegins):
-        call = {"index": piece.index, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
-        return {"tool_calls": [{**call, "function": {"name": piece.name, "arguments": ""}}]}
-    assert isinstance(piece, Arguments), piece
-    return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
 def _joined(call: Json) -> Json:

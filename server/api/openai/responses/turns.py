@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.api.openai.chat.continued import without
 from server.api.openai.chat.conversation import Prompt, prompt_of
 from server.api.openai.chat.messages import (
     AssistantMessage,
@@ -143,23 +144,7 @@ def _behind(service: Service, answer: Answer, space: bytes, new: list[int]) -> l
     has, shown = _spelled(service, answer.tokens), space + answer.text.rstrip().encode()
     if not has.startswith(shown):
         return None
-    return _without(service, new, has[len(shown) :])
-
-
-def _without(service: Service, ids: list[int], begun: bytes) -> list[int] | None:
-    """``ids`` without the bytes ``begun`` that they begin with; None where they do not."""
-    tokenizer = service.tokenizer
-    place = 0
-    while begun:
-        token = tokenizer.token_bytes(ids[place]) if place < len(ids) else b""
-        place += 1
-        if not token or not (token.startswith(begun) or begun.startswith(token)):
-            return None
-        if len(token) > len(begun):
-            rest = token[len(begun) :].decode(errors="replace")
-            return tokenizer.encode_continuation(rest) + ids[place:]
-        begun = begun[len(token) :]
-    return ids[place:]
+    return without(service, new, has[len(shown) :])
 
 
 async def history(find: FindTurn, last: ResponseTurn) -> list[Json]:

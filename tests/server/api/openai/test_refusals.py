@@ -58,7 +58,7 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
         ("verbosity", "low"),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
-        ("session", "sess_1"),
+        ("session", 5),
         ("chat_template", "x"),
         ("echo", True),
         ("nonsense", 1),
