@@ -256,7 +256,7 @@ class Engine(Host):
         live.started = True
         session = live.session
         place = (live.length, session.epoch, session.seq)
-        self._round.events.append(Started(live.request.request_id, session.id, *place))
+        self._round.events.append(Started(live.request.request_id, session.id, *place, live.start))
         self._prompts.skip_cached(live)
 
     def _extend(self, live: Live) -> None:
@@ -269,6 +269,7 @@ class Engine(Host):
         wants_start = request.start and session.origin is None
         if session.length == 0 and (wants_start or not request.tokens):
             start = (self._model_config.bos_token_id,)
+        live.start = start
         tokens = (*start, *request.tokens)
         self._keeper.record(session, Accepted(request, tokens, session.length, session.seq))
         self._prompts.expect(live, tokens)

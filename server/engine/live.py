@@ -60,6 +60,7 @@ class Live:
     num_in_turn: int = 0  # generated since it got its slot
     max_generated: int = sys.maxsize
     started: bool = False
+    start: tuple[int, ...] = ()  # the start token, where it has added one
     detached: bool = False  # its events have no reader
     prompt: tuple[int, ...] = field(default=(), repr=False)
     prompt_at: int = 0

@@ -153,7 +153,7 @@ class Usage:
 class Started:
     """The request has its session, which has had ``seq`` events.
 
-    Its tokens will be computed from ``position`` on.
+    Its tokens will be computed from ``position`` on, after ``start``: the start token, if any.
     """
 
     request_id: str
@@ -161,6 +161,7 @@ class Started:
     position: int
     epoch: int = 0
     seq: int = 0
+    start: tuple[int, ...] = ()
 
 
 class TokenEvent(NamedTuple):

@@ -22,6 +22,8 @@ from server.errors import QueueFull, invalid
 #: Estimates, in bytes of JSON: the text of a token, a token with its log-probability, and a
 #: number of an embedding.
 TOKEN_BYTES = 8
+#: Of an id in a list, as JSON.
+ID_BYTES = 8
 LOGPROB_BYTES = 80
 FLOAT_BYTES = 22
 

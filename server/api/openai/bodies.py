@@ -93,6 +93,7 @@ class CompletionBody(Sampling, Once, Labels):
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None

@@ -79,7 +79,6 @@ _SAMPLING = {
     **_refused(["priority"], "all requests have the same priority", 0),
     **_refused(["request_id"], "the server names requests itself"),
     **_refused(["return_tokens_as_token_ids"], "is not supported", False),
-    **_refused(["return_token_ids"], "is not supported; POST /tokenize has them", False),
     **_refused(["kv_transfer_params", "vllm_xargs"], "is not supported"),
     **_refused(
         [

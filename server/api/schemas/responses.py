@@ -74,6 +74,8 @@ class Choice(TypedDict):
     logprobs: LegacyLogprobsAnswer | None
     finish_reason: Literal["stop", "length", "cancelled"]
     prompt_logprobs: NotRequired[list[dict[str, RankedLogprob] | None]]
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
 
 
 class Completion(TypedDict):

@@ -29,7 +29,7 @@ from server.api.schemas.requests import Continuation
 from server.api.translate import Translator, renamed
 from server.engine.types import Request as Work
 from server.errors import InvalidRequest, invalid
-from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
+from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
 from server.models.service import Service
 
 router = APIRouter()
@@ -63,6 +63,7 @@ async def chat(request: Request) -> Response:
         tools.calls,
         names,
         service.async_engine.epoch_name,
+        bool(body.return_token_ids),
     )
     if body.stream:
         return SseAnswer(service, work, writer)
@@ -73,8 +74,10 @@ def _num_bytes(body: ChatBody, work: Work) -> int:
     """What an answer may take."""
     assert work.sampling is not None
     num_entries = 1 + (body.top_logprobs or 0) if body.logprobs else 0
-    per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES
-    return work.num_choices * work.sampling.max_tokens * per_token
+    per_id = ID_BYTES if body.return_token_ids else 0
+    per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES + per_id
+    of_prompt = len(work.tokens) * per_id
+    return of_prompt + work.num_choices * work.sampling.max_tokens * per_token
 
 
 def _check(body: ChatBody) -> None:
@@ -85,6 +88,8 @@ def _check(body: ChatBody) -> None:
         raise invalid("top_logprobs", "needs logprobs to be true")
     if body.idempotency_key is not None and body.logprobs:
         raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
+    if body.idempotency_key is not None and body.return_token_ids:
+        raise invalid("idempotency_key", "cannot be combined with return_token_ids")
     if body.max_completion_tokens is not None and body.max_tokens not in (
         None,
         body.max_completion_tokens,

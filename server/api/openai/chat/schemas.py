@@ -28,6 +28,7 @@ class ChatBody(Sampling, Once, Labels):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**53)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: bool | None = None
+    return_token_ids: bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -95,6 +96,7 @@ class ChatChoice(TypedDict):
     message: ChatMessageAnswer
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+    token_ids: NotRequired[list[int]]
 
 
 class CompletionDetails(TypedDict):
@@ -122,3 +124,4 @@ class ChatCompletion(TypedDict):
     seed: int
     session: NotRequired[str]
     position: NotRequired[int]
+    prompt_token_ids: NotRequired[list[int]]

@@ -31,6 +31,7 @@ class WrittenChatChoice(WrittenChoice):
         super().__init__(index)
         self.has_begun = False
         self.logprobs = JsonList()
+        self.token_ids: list[int] = []
         #: What names the calls of a kept session, which are the same when they are read again.
         self.place = ""
         self._content, self._thoughts = StringIO(), StringIO()
@@ -106,6 +107,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
 
     It may be calls in the form ``calls``. It has log-probabilities where there are ``names``. The
     events of a kept session have SSE ids, the last one of each token: see `CompletionWriter`.
+    With ``token_ids`` those of the prompt and of the choices are shown.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         calls: CallForm | None = None,
         names: TokenNames | None = None,
         epoch_name: EpochName = "-{}".format,
+        token_ids: bool = False,
     ) -> None:
         assert request.sampling is not None
         head: Json = {
@@ -130,17 +133,20 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         choices = {id: WrittenChatChoice(index, calls) for index, id in enumerate(request.ids)}
         super().__init__(head, choices, options)
         self._may_call, self._names = calls is not None, names
+        self._prompt_ids = request.tokens if token_ids else None
         self._is_kept = request.keep or request.session is not None
         self._epoch_name, self._id = epoch_name, b""
         self._thinks = request.sampling.turn is not None
         self._so_far = Usage(len(request.tokens), 0)
-        self._is_plain = not (calls or names is not None or self._shows_so_far)
+        self._is_plain = not (calls or names is not None or token_ids or self._shows_so_far)
 
     def add(self, event: Event) -> None:
         """Takes in an event of a whole answer."""
         choice = self._choices[event.request_id]
         if isinstance(event, TokenEvent):
             choice.keep(choice.read(event))
+            if self._prompt_ids is not None:
+                choice.token_ids.append(event.token_id)
             if self._names is not None:
                 choice.logprobs.add(self._logprobs(event))
         elif isinstance(event, Started):
@@ -154,16 +160,20 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
             assert choice.last is not None, choice.index
             choice.keep(choice.finish(ended([choice.last])))
         summary = {**self._summary(), "object": "chat.completion"}
+        if self._prompt_ids is not None:
+            summary["prompt_token_ids"] = self._prompt_ids
         return written_list(summary, "choices", map(self._written, self._choices.values()))
 
     def _written(self, choice: WrittenChatChoice) -> bytes:
         logprobs = {"content": choice.logprobs.json(), "refusal": None}
+        ids = {} if self._prompt_ids is None else {"token_ids": choice.token_ids}
         return orjson.dumps(
             {
                 "index": choice.index,
                 "message": choice.message(),
                 "logprobs": logprobs if self._names is not None else None,
                 "finish_reason": choice.finish_reason,
+                **ids,
             }
         )
 
@@ -229,6 +239,8 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         choice.has_begun = True
         content = None if self._may_call else ""
         delta = {"role": "assistant", "content": content, "refusal": None}
+        if self._prompt_ids is not None:
+            more["prompt_token_ids"] = self._prompt_ids
         return self._chunk(_choice(choice, delta), **more)
 
     def _token(self, choice: WrittenChatChoice, event: TokenEvent) -> bytes:
@@ -236,6 +248,8 @@ class ChatWriter(AnswerWriter[WrittenChatChoice]):
         is_silent = self._may_call or event.thought is not None
         deltas = choice.read(event) or [{} if is_silent else {"content": ""}]
         written = [_choice(choice, delta) for delta in deltas]
+        if self._prompt_ids is not None:
+            written[0]["token_ids"] = [event.token_id]
         if self._names is not None:
             written[0]["logprobs"] = {"content": self._logprobs(event), "refusal": None}
         *others, last = written

@@ -31,7 +31,8 @@ class Shown:
     """What an answer has apart from the text.
 
     ``num`` choices of each prompt. ``names`` are needed for ``logprobs`` and
-    ``prompt_logprobs``: so many of the most probable tokens, None for none at all.
+    ``prompt_logprobs``: so many of the most probable tokens, None for none at all. With
+    ``token_ids`` those of the prompt and of the text are shown.
     ``echo`` has the prompts' texts.
     """
 
@@ -40,6 +41,7 @@ class Shown:
     echo: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    token_ids: bool = False
     names: TokenNames | None = None
 
     def legacy(self, offset: int = 0, at_start: bool = False) -> LegacyLogprobs:
@@ -89,12 +91,17 @@ class TextChoice(WrittenChoice):
         #: Where its prompt begins, until a token was drawn after it.
         self.begin: int | None = None
         self.scored: Scored | None = None
+        #: The ids of the prompt and of the text, where they are shown.
+        self.prompt_ids: tuple[int, ...] | None = request.tokens if shown.token_ids else None
+        self.token_ids: list[int] = []
         self.logprobs = None if shown.logprobs is None else shown.legacy(len(echo))
         self._text, self._columns = StringIO(), Columns()
 
     def add(self, event: TokenEvent) -> None:
         """One more token of a whole answer."""
         self._text.write(event.text)
+        if self.prompt_ids is not None:
+            self.token_ids.append(event.token_id)
         if self.logprobs is not None:
             self._columns.add(self.logprobs.of([(event.token_id, event.logprob, event.top)]))
 
@@ -104,7 +111,10 @@ class TextChoice(WrittenChoice):
         text = self.echo + self._text.getvalue() + self.last.text
         logprobs = None if self.logprobs is None else self._columns.json(prompt.columns)
         reason = self.last.finish_reason or "length"
-        return choice_json(index, text, reason, logprobs=logprobs, **prompt.more)
+        more = prompt.more
+        if self.prompt_ids is not None:
+            more |= {"prompt_token_ids": self.prompt_ids, "token_ids": self.token_ids}
+        return choice_json(index, text, reason, logprobs=logprobs, **more)
 
     @property
     def mean_logprob(self) -> float:

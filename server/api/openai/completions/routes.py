@@ -22,7 +22,7 @@ from server.api.schemas.requests import Continuation, Sampling
 from server.api.translate import Translator, drawn_seed
 from server.engine.types import Request as Work
 from server.errors import invalid
-from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
+from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
 from server.models.service import Service
 
 #: Choices of one answer, of all prompts together.
@@ -101,14 +101,16 @@ def _prompt_bytes(works: Sequence[Work], shown: Shown) -> int:
         num_entries += 1 + shown.prompt_logprobs
     num_tokens = sum(len(work.tokens) for work in works)
     num_chars = sum(map(len, shown.echo))
-    return shown.num * (num_chars + num_tokens * num_entries * LOGPROB_BYTES)
+    per_token = num_entries * LOGPROB_BYTES + (ID_BYTES if shown.token_ids else 0)
+    return shown.num * (num_chars + num_tokens * per_token)
 
 
 def _text_bytes(works: Sequence[Work], shown: Shown) -> int:
     """What it may take for all that is generated."""
     num_entries = 0 if shown.logprobs is None else 1 + shown.logprobs
     num_tokens = sum(w.num_choices * w.sampling.max_tokens for w in works if w.sampling is not None)
-    return num_tokens * (TOKEN_BYTES + num_entries * LOGPROB_BYTES)
+    per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES + (ID_BYTES if shown.token_ids else 0)
+    return num_tokens * per_token
 
 
 def _of_prompt(body: CompletionBody) -> str:
@@ -148,6 +150,8 @@ def _check(body: CompletionBody) -> None:
         _num_top(body) is not None or body.prompt_logprobs is not None
     ):
         raise invalid("idempotency_key", "cannot be combined with logprobs, which are not kept")
+    if body.idempotency_key is not None and body.return_token_ids:
+        raise invalid("idempotency_key", "cannot be combined with return_token_ids")
 
 
 def _num_top(body: CompletionBody) -> int | None:
@@ -171,5 +175,6 @@ def _shown(service: Service, body: CompletionBody, prompts: Sequence[OnePrompt |
         echo=echo,
         logprobs=_num_top(body),
         prompt_logprobs=body.prompt_logprobs,
+        token_ids=bool(body.return_token_ids),
         names=TokenNames(tokenizer),
     )

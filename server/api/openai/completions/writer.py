@@ -60,7 +60,7 @@ class CompletionWriter(AnswerWriter[TextChoice]):
                 choices[id] = TextChoice(len(choices), request, echo, shown)
         super().__init__(head, choices, shown.options)
         self._requests, self._epoch_name, self._shown = requests, epoch_name, shown
-        self._is_plain = shown.logprobs is None and not self._shows_so_far
+        self._is_plain = not (shown.logprobs is not None or shown.token_ids or self._shows_so_far)
         self._id = b""
 
     # Whole
@@ -72,7 +72,9 @@ class CompletionWriter(AnswerWriter[TextChoice]):
             choice.add(event)
         elif isinstance(event, Scored):
             choice.scored = event
-        elif not isinstance(event, Started):
+        elif isinstance(event, Started):
+            self._begin_prompt(choice, event)
+        else:
             choice.last = event
 
     def whole(self) -> Iterator[bytes]:
@@ -138,6 +140,8 @@ class CompletionWriter(AnswerWriter[TextChoice]):
             return sse({"error": error_object(error)})
         self._end(choice, last)
         written = choice_json(choice.index, last.text, last.finish_reason or "length")
+        if self._shown.token_ids:
+            written["token_ids"] = []
         sse_id = self._sse_id(last.seq)
         return self._chunk(written, sse_id, session=last.session, position=last.position)
 
@@ -148,11 +152,16 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         if is_kept:
             self._id = f"{self._epoch_name(event.epoch)}:".encode()
         echo = "" if request.score else choice.echo
-        if not is_kept and not echo:
+        self._begin_prompt(choice, event)
+        ids: dict[str, Any] = {}
+        is_first = event.request_id == request.request_id
+        if is_first and choice.prompt_ids is not None:
+            ids = {"prompt_token_ids": choice.prompt_ids, "token_ids": []}
+        if not is_kept and not echo and not ids:
             return b""
         return b"".join(
             self._chunk(
-                choice_json(self._choices[id].index, echo),
+                choice_json(self._choices[id].index, echo, **ids),
                 session=event.session,
                 position=event.position,
             )
@@ -179,6 +188,8 @@ class CompletionWriter(AnswerWriter[TextChoice]):
     def _detailed(self, choice: TextChoice, event: TokenEvent) -> bytes:
         """A token's chunk with its log-probabilities, or with the usage so far."""
         written = choice_json(choice.index, event.text)
+        if self._shown.token_ids:
+            written["token_ids"] = [event.token_id]
         if choice.logprobs is not None:
             written["logprobs"] = choice.logprobs.of([(event.token_id, event.logprob, event.top)])
         fed = 0 if choice.begin is None else event.position - choice.begin
@@ -186,6 +197,14 @@ class CompletionWriter(AnswerWriter[TextChoice]):
         so_far = self._so_far
         self._so_far = Usage(so_far.prompt_tokens + fed, so_far.completion_tokens + 1)
         return self._chunk(written, self._sse_id(event.seq), position=event.position)
+
+    def _begin_prompt(self, choice: TextChoice, event: Started) -> None:
+        """The ids of the prompt are those that are fed, for all choices of its request."""
+        if event.request_id != choice.request.request_id:
+            return  # a copy, after the prompt
+        for one in map(self._choices.__getitem__, choice.request.ids):
+            if one.prompt_ids is not None:
+                one.prompt_ids = (*event.start, *choice.request.tokens)
 
     def _end(self, choice: TextChoice, last: Finished) -> None:
         choice.last = last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -79,6 +79,8 @@ class ResponseObject(TypedDict):
     user: str | None
     session: str | None
     seed: int
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
 
 
 class ResponseDeleted(TypedDict):

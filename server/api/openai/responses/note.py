@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from model.call_forms import TAGGED
-from server.models.large_answers import LOGPROB_BYTES, TOKEN_BYTES
+from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
 
 Json = dict[str, Any]
 
@@ -30,7 +30,8 @@ class Note:
     ``may_call``: its text may be calls of theirs. ``logprobs``: those of the output
     are shown. ``apart``: its prompt ends with markers of thinking, which no later one has.
     ``state`` is the named state that its conversation begins with, ``call_form`` the name of the
-    form of its calls.
+    form of its calls. ``prompt_ids`` are the tokens that it reads, where they and those of the
+    output are shown.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Note:
     apart: bool = False
     state: str | None = None
     call_form: str = TAGGED.name
+    prompt_ids: list[int] | None = field(default=None, repr=False)
 
     def packed(self) -> str:
         """For `unpacked`."""
@@ -56,8 +58,10 @@ class Note:
     def num_bytes(self) -> int:
         """What the response may take, by what was asked for."""
         num_entries = 1 + (self.fields.get("top_logprobs") or 0) if self.logprobs else 0
-        per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES
-        return (self.fields.get("max_output_tokens") or 0) * per_token
+        per_id = 0 if self.prompt_ids is None else ID_BYTES
+        per_token = TOKEN_BYTES + num_entries * LOGPROB_BYTES + per_id
+        of_prompt = len(self.prompt_ids or ()) * per_id
+        return of_prompt + (self.fields.get("max_output_tokens") or 0) * per_token
 
     def item_id(self, kind: str, index: int) -> str:
         """The name of an item of its output, the same whenever it is read."""

@@ -277,6 +277,7 @@ class ResponsesBody(schemas.Drawing, schemas.Once, Labels):
     metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**53)
+    return_token_ids: bool | None = None
     state: StateName | None = None
 
 

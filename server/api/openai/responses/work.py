@@ -167,6 +167,7 @@ async def work_of(
         apart,
         state,
         (use.calls or TAGGED).name,
+        [*request.tokens] if body.return_token_ids else None,
     )
     fields_of_size = "max_output_tokens and top_logprobs"
     service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)

@@ -47,10 +47,13 @@ class ResponseWriter:
         self._end: Finished | None = None
         self._session: str | None = None
         self._length = 0
+        self._token_ids: list[int] = []
 
     def write(self, event: Event) -> list[bytes]:
         """The events, as JSON, that one event of the engine's makes."""
         if isinstance(event, TokenEvent):
+            if self.note.prompt_ids is not None:
+                self._token_ids.append(event.token_id)
             if event.thought:
                 self._output.think(event.thought)
             self._output.push(event.text, self._logprobs(event))
@@ -73,6 +76,9 @@ class ResponseWriter:
         """The response object."""
         end = self._end
         is_cut = self._status == "incomplete"
+        ids: Json = {}
+        if self.note.prompt_ids is not None:
+            ids = {"prompt_token_ids": self.note.prompt_ids, "token_ids": [*self._token_ids]}
         return {
             "id": self.note.id,
             "object": "response",
@@ -83,6 +89,7 @@ class ResponseWriter:
             "usage": None if end is None else _usage(self._length, end),
             "session": self._session,
             **self.note.fields,
+            **ids,
         }
 
     # The events of the engine
