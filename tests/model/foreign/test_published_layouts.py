@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from model.architectures.rwkv7.chat import ENDS
+from model.call_forms import FENCED
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
 from model.foreign.rwkv7 import read_native
@@ -16,6 +18,7 @@ from model.torch_file import TorchFile
 from model.weights import CheckpointError
 from tests.published_layouts import LAYOUTS, Layout, fused_blocks
 from tests.rwkv7 import SHAPES, Published, published, write_pth
+from tests.server.api.openai.rwkv_templates import OFFICIAL, SWITCHED
 from tests.world_vocabulary import TOKENS
 
 SHAPE = SHAPES["square"]
@@ -48,6 +51,22 @@ def test_layout_is_the_model(layout: Layout, native: torch.Tensor, tmp_path: Pat
     for name in ("<|endoftext|>", "<|rwkv_tokenizer_end_of_text|>"):
         assert tokenizer.encode(f"{name} the", allow_special=True)[0] == 0
         assert 0 not in tokenizer.encode(name)
+    chat = checkpoint.chat_template
+    assert (chat.turns.ends, chat.calls) == (ENDS, FENCED)
+    assert chat.thinking is None or chat.thinking.default is False
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "switch"),
+    [("RWKV project", OFFICIAL, "thinking"), ("fla", SWITCHED, "rwkv_generation_prompt")],
+)
+def test_chat_is_that_of_the_folder(name: str, template: str, switch: str, tmp_path: Path) -> None:
+    folder = BY_NAME[name].write(tmp_path / "model", SHAPE, WEIGHTS)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    chat = load_checkpoint(folder).chat_template
+    assert (chat.source, chat.calls, chat.turns.ends[:2]) == (template, FENCED, ENDS)
+    assert chat.thinking is not None and chat.thinking.default is False
+    assert chat.thinking.switches[0].name == switch
 
 
 def test_norm_that_is_in_the_embedding_already_is_not_computed_again(
