@@ -54,7 +54,7 @@ class Reader:
     def _note(self, line: str) -> None:
         assert line in ("", LINE) or line.partition(":")[0] in ("data", "event", "id"), line
         self.num_comments += line == LINE
-        if line.startswith("data: "):
+        if line.startswith("data:"):
             self.data.append(line)
 
 
