@@ -142,15 +142,6 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
         raise HTTPException(404)
 
 
-def _not_found(path: str) -> RouteNotFound:
-    """What to use instead of a part of OpenAI's API that clients look for and is not here."""
-    if path == "/v1/conversations" or path.startswith("/v1/conversations/"):
-        return RouteNotFound(
-            "there are no conversation objects; use previous_response_id of /v1/responses"
-        )
-    return RouteNotFound()
-
-
 def _add_error_handlers(app: FastAPI) -> None:
     """Every error leaves in the one shape."""
 
@@ -160,7 +151,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
-        known = MethodNotAllowed() if error.status_code == 405 else _not_found(request.url.path)
+        known = (
+            MethodNotAllowed() if error.status_code == 405 else RouteNotFound.at(request.url.path)
+        )
         response = error_response(known)
         response.headers.update(error.headers or {})
         if error.status_code == 405 and (methods := _methods_of(request.url.path)):

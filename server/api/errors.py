@@ -49,6 +49,15 @@ class RouteNotFound(RequestError):
     code = "not_found"
     message = "no such route; see /docs"
 
+    @classmethod
+    def at(cls, path: str) -> RouteNotFound:
+        """With what to use instead of a part of OpenAI's API that clients look for."""
+        if path == "/v1/conversations" or path.startswith("/v1/conversations/"):
+            return cls(
+                "there are no conversation objects; use previous_response_id of /v1/responses"
+            )
+        return cls()
+
 
 class MethodNotAllowed(RequestError):
     """The path is right and the method is not."""

@@ -51,7 +51,7 @@ class Authenticator:
         self._check_origin(scope, headers)
         wanted = self._table.scopes_of(scope["type"], scope["path"])
         if wanted != [OPEN]:
-            held.enter_context(_admit(caller, wanted))
+            held.enter_context(_admit(caller, wanted, scope["path"]))
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """A page of another origin must not use this server with its visitor's network."""
@@ -71,7 +71,7 @@ class Authenticator:
 
 
 def _admit(
-    caller: Caller | None, wanted: Sequence[frozenset[Right]]
+    caller: Caller | None, wanted: Sequence[frozenset[Right]], path: str
 ) -> AbstractContextManager[None]:
     """One of the tenant's connections, not yet taken. Any key sees the 404 of an unknown path."""
     if caller is None:
@@ -80,7 +80,7 @@ def _admit(
         caller.require(*scopes)
     caller.tenant.request()
     if not wanted:
-        raise RouteNotFound
+        raise RouteNotFound.at(path)
     return caller.tenant.connection()
 
 
