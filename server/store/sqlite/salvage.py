@@ -145,7 +145,10 @@ def _pass_numbers(database: SqliteDatabase, found: dict[str, list[Row]]) -> None
     last = max([*rows, *(head.journal for head in heads if head.broken is None)], default=0)
     empty = (last + 1, b"[]", sealed("[]"))
     database.execute("INSERT INTO journal VALUES (?, ?, ?)", empty)
-    keys = (row["session"] for table in ("segment", "request_key") for row in found[table])
+    keys = [row["session"] for table in ("segment", "request_key") for row in found[table]]
+    keys = [
+        key for key in keys if isinstance(key, int)
+    ]  # what is read of a damaged row may be null
     query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'session'"
     database.execute(query, (max(keys, default=0),))
 

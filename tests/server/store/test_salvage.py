@@ -73,6 +73,7 @@ def salvaged(path: Path, code: int) -> tuple[SqliteStore, str]:
     new = path.with_name("new")
     result = run("salvage", path, new)
     assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit | None), result.exception
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     assert list(problems(new)) == []
     return open_store(new, IDENTITY), result.output
