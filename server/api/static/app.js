@@ -42,7 +42,7 @@ const comparison = new Comparison(panes, $("comparison"));
 const card = new TokenCard($("card"), { fork, rewind, instead }, (words) => announcer.say(words));
 
 const toRestore = sessionsIn(location.hash);
-// Whoever follows a link to a session, or asks for text, stays here.
+// A link to a session, or a request for text, stays on this page.
 const prefersChat = !toRestore.length && !new URLSearchParams(location.search).has("text");
 let models = [];
 let frame = null;

@@ -76,19 +76,19 @@ class AllowedToolChoice(Wire):
     allowed_tools: AllowedFunctions
 
 
-def _kind_of_choice(value: object) -> str:
-    if isinstance(value, AllowedToolChoice):
-        return "allowed"
-    if isinstance(value, dict):
-        return "allowed" if value.get("type") == "allowed_tools" else "named"
-    return "named" if isinstance(value, Wire) else "word"
+def kind_of_choice(value: object) -> str:
+    """The form of a ``tool_choice``, here and in Responses: ``word``, ``named`` or ``allowed``."""
+    if not isinstance(value, dict | Wire):
+        return "word"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "allowed" if kind == "allowed_tools" else "named"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[NamedToolChoice, Tag("named")]
     | Annotated[AllowedToolChoice, Tag("allowed")],
-    Discriminator(_kind_of_choice),
+    Discriminator(kind_of_choice),
 ]
 
 

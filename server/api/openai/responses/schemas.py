@@ -14,7 +14,7 @@ from server.api.openai.chat.messages import (
     HeldRefusal,
 )
 from server.api.openai.chat.reasoning import Effort
-from server.api.openai.chat.tools import ChosenFunction
+from server.api.openai.chat.tools import ChosenFunction, kind_of_choice
 from server.api.openai.unsupported import REASONING, RESPONSES, Refusal
 from server.api.schemas import requests as schemas
 from server.api.schemas.formats import (
@@ -209,19 +209,11 @@ class ResponseAllowedTools(Wire):
 Tools = Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-def _kind_of_choice(value: object) -> str:
-    if isinstance(value, ResponseAllowedTools):
-        return "allowed"
-    if isinstance(value, dict):
-        return "allowed" if value.get("type") == "allowed_tools" else "named"
-    return "named" if isinstance(value, Wire) else "word"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[ResponseToolChoice, Tag("named")]
     | Annotated[ResponseAllowedTools, Tag("allowed")],
-    Discriminator(_kind_of_choice),
+    Discriminator(kind_of_choice),
 ]
 
 
