@@ -102,6 +102,8 @@ def _details(config: ModelConfig) -> dict[str, Any]:
             for tensor in state_tensors(layout)
         ],
         "sampling": published(),
+        "chat": False,
+        "thinking": False,
     }
 
 
