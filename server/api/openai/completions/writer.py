@@ -148,14 +148,15 @@ class CompletionWriter(AnswerWriter[TextChoice]):
     def _started(self, choice: TextChoice, event: Started) -> bytes:
         """The prompt's text; for a kept session a chunk that names it, with text or without."""
         request, choice.begin = choice.request, event.position
+        if event.request_id != request.request_id:
+            return b""  # a copy, after the prompt
         is_kept = request.keep or request.session is not None
         if is_kept:
             self._id = f"{self._epoch_name(event.epoch)}:".encode()
         echo = "" if request.score else choice.echo
         self._begin_prompt(choice, event)
         ids: dict[str, Any] = {}
-        is_first = event.request_id == request.request_id
-        if is_first and choice.prompt_ids is not None:
+        if choice.prompt_ids is not None:
             ids = {"prompt_token_ids": choice.prompt_ids, "token_ids": []}
         if not is_kept and not echo and not ids:
             return b""

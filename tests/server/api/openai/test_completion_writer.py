@@ -104,7 +104,7 @@ def test_echo_without_logprobs_comes_before_the_first_token() -> None:
 
 def test_every_choice_begins_with_the_echo() -> None:
     both = request(num_choices=2)
-    happened = [*events("r"), token("r/1", 1, "x"), end("r/1", 1, 0)]
+    happened = [*events("r"), Started("r/1", "s", 2), token("r/1", 1, "x"), end("r/1", 1, 0)]
     texts = {0: "", 1: ""}
     for chunk in streamed(writer(both, num=2, echo=("ab",)), happened):
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
