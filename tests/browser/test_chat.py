@@ -90,6 +90,19 @@ def test_refused_message_comes_back_with_the_reason(chat: Page) -> None:
     expect(chat.locator("#messages li")).to_have_count(0)
 
 
+def test_new_chat_has_nothing_of_an_answer_that_it_ended(chat: Page) -> None:
+    chat.route("**/v1/chat/completions", lambda route: None)  # there is no answer
+    chat.fill("#prompt", "Count.")
+    chat.get_by_role("button", name="Send").click()
+    expect(chat.locator("#stop")).to_be_enabled()
+    chat.get_by_role("button", name="New chat").click()
+    expect(chat.locator("#stop")).to_be_disabled()
+    chat.unroute("**/v1/chat/completions")
+    with chat.expect_request("**/v1/chat/completions") as sent:
+        ask(chat, "More.", 1)
+    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "More."}]
+
+
 def test_first_page_of_such_a_model_is_the_chat(chat: Page, chatty: ServerProcess) -> None:
     chat.goto(chatty.url)
     chat.wait_for_url(f"{chatty.url}/chat")

@@ -84,7 +84,9 @@ async function send(text) {
     if (error.name !== "AbortError") failed = error;
   }
   running = null;
-  if (failed && !answer.content) {
+  if (!asked.item.isConnected) {
+    // Another chat has begun, and this message is no part of it.
+  } else if (failed && !answer.content) {
     // What was not answered can be sent again.
     asked.item.remove();
     shown.item.remove();
