@@ -110,7 +110,8 @@ class LogStream:
             page = await self.sessions.log(self.session, self.owner, place)
             start = page.start if start is None else start
             if start > page.end:
-                raise invalid("offset", "is beyond the end of the stream")
+                name = "turn" if start == self.turn else "offset"
+                raise invalid(name, "is beyond the end of the stream")
             place = page.start
             for number, entry in page.entries:
                 place = number + 1

@@ -148,7 +148,7 @@ async def test_head_tells_the_end_and_is_not_cached(server: Running) -> None:
         ("offset=-1&live=sse&cursor=x", "cursor"),
         ("offset=-1&format=xml", "format"),
         ("offset=-1&turn=now", "turn"),
-        (f"offset={START}&turn=0000000000000009", "offset"),
+        (f"offset={START}&turn=0000000000000009", "turn"),
     ],
 )
 async def test_bad_parameters_are_named(server: Running, query: str, param: str) -> None:
