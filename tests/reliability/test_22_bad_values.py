@@ -36,7 +36,7 @@ NUMBERS = (
     *("logprobs", "top_logprobs", "prompt_logprobs"),
 )
 INTEGERS = ("max_tokens", "top_k", "seed", "n", "logprobs", "top_logprobs", "prompt_logprobs")
-FLAGS = ("ignore_eos", "keep", "stream", "echo")
+FLAGS = ("ignore_eos", "keep", "stream", "echo", "return_token_ids")
 NO_FLAGS = ("0", "1", '"true"', '"false"', "[]", "{}", "NaN")
 
 RANGES = {
