@@ -155,8 +155,8 @@ async def test_bad_value_over_a_socket_is_an_error_that_names_it_and_the_socket_
 @pytest.mark.parametrize("field", ["text", "tokens"])
 async def test_bad_value_of_an_append_is_a_400_that_names_it(field: str) -> None:
     values = {
-        "text": ("1", "true", "[]", "{}", '""', "null", json.dumps("a" * 40_000)),
-        "tokens": ('"a"', "1", "[]", "[-1]", "[257]", "[true]", "[NaN]", json.dumps([1] * 40_000)),
+        "text": ("1", "true", "[]", "{}", '""', "null"),
+        "tokens": ('"a"', "1", "[]", "[-1]", "[257]", "[true]", "[NaN]"),
     }[field]
     async with watched() as (server, _), opened(server.port) as client:
         session = (await server.http.post("/v1/sessions")).json()["session"]
