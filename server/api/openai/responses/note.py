@@ -31,7 +31,7 @@ class Note:
     are shown. ``apart``: its prompt ends with markers of thinking, which no later one has.
     ``state`` is the named state that its conversation begins with, ``call_form`` the name of the
     form of its calls. ``prompt_ids`` are the tokens that it reads, where they and those of the
-    output are shown.
+    output are shown. ``must_call``: its template was told that the answer must be a call.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Note:
     state: str | None = None
     call_form: str = TAGGED.name
     prompt_ids: list[int] | None = field(default=None, repr=False)
+    must_call: bool = False
 
     def packed(self) -> str:
         """For `unpacked`."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from model.call_forms import TAGGED
 from server.api.openai.chat.conversation import Prompt
@@ -168,6 +170,7 @@ async def work_of(
         state,
         (use.calls or TAGGED).name,
         [*request.tokens] if body.return_token_ids else None,
+        _must_call(service, use.variables),
     )
     fields_of_size = "max_output_tokens and top_logprobs"
     service.large_answers.check(note.num_bytes, "max_output_tokens", fields_of_size)
@@ -231,7 +234,13 @@ def _can_go_on(ask: Ask, kept: Kept) -> bool:
     if end is None or (end.finish_reason == "cancelled" and not end.usage.completion_tokens):
         return False
     tools = [tool_object(tool) for tool in ask.tools]
-    return (ask.instructions, tools) == (note.fields["instructions"], note.tools)
+    told = (ask.instructions, tools, _must_call(kept.service, ask.variables))
+    return told == (note.fields["instructions"], note.tools, note.must_call)
+
+
+def _must_call(service: Service, variables: Mapping[str, Any]) -> bool:
+    """Whether the template tells the model that it must call; most have no words for that."""
+    return "tool_choice" in variables and "tool_choice" in service.chat_template.of(with_tools=True)
 
 
 async def _answer(kept: Kept) -> Answer:

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer, FakeEngine
@@ -79,6 +80,28 @@ async def test_truncated_text_with_tools_is_incomplete(
         assert response["incomplete_details"] == {"reason": "max_output_tokens"}
         assert response["output"][0]["status"] == "incomplete"
         assert len(text_of(response).encode(errors="replace")) > 0
+
+
+async def test_model_that_was_told_to_call_is_not_told_so_in_the_next_turn() -> None:
+    source = (
+        "{% if tools %}Calls: <tool_call>, arguments. {% endif %}"
+        "{% if tool_choice == 'required' %}Call! {% endif %}"
+        "{% for message in messages %}{{ message.content or '' }}\n\n{% endfor %}"
+    )
+    constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
+    engine = FakeEngine(matchers=constraints.matcher)
+    template = ChatTemplate(source)
+    async with running(engine, constraints=constraints, chat_template=template) as server:
+        body = {**ROOMY, "return_token_ids": True}
+        first = await asked(server, tool_choice="required", **body)
+        assert bytes(first["prompt_token_ids"]) == b"Calls: <tool_call>, arguments. Call! hi\n\n"
+        body |= {"input": "more", "previous_response_id": first["id"]}
+        second = await asked(server, **body)
+        assert bytes(second["prompt_token_ids"]).startswith(
+            b"Calls: <tool_call>, arguments. hi\n\n"
+        )
+        body["previous_response_id"] = second["id"]
+        assert bytes((await asked(server, **body))["prompt_token_ids"]) == b"\n\nmore\n\n"
 
 
 async def test_forced_call_without_room_for_its_name_shows_nothing(server: Running) -> None:
