@@ -90,6 +90,18 @@ def test_refused_message_comes_back_with_the_reason(chat: Page) -> None:
     expect(chat.locator("#messages li")).to_have_count(0)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [('{"error": {"message": "too many connections"}}', "too many connections"), ("", "503")],
+)
+def test_page_says_why_it_has_no_models(
+    visit: Visit, chatty: ServerProcess, body: str, words: str
+) -> None:
+    visit.page.route("**/v1/models", lambda route: route.fulfill(status=503, body=body))
+    visit.page.goto(f"{chatty.url}/chat")
+    expect(visit.page.get_by_role("alert")).to_contain_text(words)
+
+
 def test_new_chat_has_nothing_of_an_answer_that_it_ended(chat: Page) -> None:
     chat.route("**/v1/chat/completions", lambda route: None)  # there is no answer
     chat.fill("#prompt", "Count.")

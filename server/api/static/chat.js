@@ -1,6 +1,6 @@
 // The page at `/chat`: messages to the model's template, by chat completions.
 
-import { streamChat } from "./completions.js";
+import { errorOf, streamChat } from "./completions.js";
 import { formatCount } from "./format.js";
 
 const KEY_NAME = "everstream.key";
@@ -21,7 +21,8 @@ function headers() {
 async function findModels() {
   const response = await fetch("v1/models", { headers: headers() });
   $("key-form").hidden = response.status !== 401;
-  if (!response.ok) throw new Error(response.status === 401 ? "The server asks for a key." : response.statusText);
+  if (response.status === 401) throw new Error("The server asks for a key.");
+  if (!response.ok) throw await errorOf(response);
   const { data } = await response.json();
   models = data.filter(({ everstream }) => everstream.chat);
   if (!models.length) throw new Error("No model of this server has a chat template.");

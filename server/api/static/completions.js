@@ -30,7 +30,8 @@ async function* linesOf(stream) {
   }
 }
 
-async function errorOf(response) {
+/** An error with the message of the server, or else with the status. */
+export async function errorOf(response) {
   const answer = await response.json().catch(() => null);
   return new Error(answer?.error?.message ?? `The server answered ${response.status}.`);
 }
