@@ -27,8 +27,8 @@ def backup_command(
 ) -> None:
     """Copy a folder of sessions to a new one; the server may run.
 
-    The copy is of one moment, and on the disk when the command ends. It holds the stores of all
-    models, and the id of the original: see `store new-id`.
+    It has the store of each model as of one moment, and is on the disk when the command ends. It
+    keeps the id of the original: see `store new-id`.
     """
     path, new = path.absolute(), new.absolute()
     stores = _stores(path)
