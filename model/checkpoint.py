@@ -153,19 +153,18 @@ def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:
 
 
 def _load(found: Path, tokenizer: Path | None) -> Checkpoint:
-    if found.suffix == GGUF_SUFFIX:
-        return _load_gguf(found, tokenizer)
-    if found.suffix in FILE_SUFFIXES:
-        return _load_file(found, tokenizer)
-    return _load_folder(found, tokenizer or _beside(found / CONFIG))
+    if found.is_dir():
+        return _load_folder(found, tokenizer or _beside(found / CONFIG))
+    load = _load_gguf if found.suffix == GGUF_SUFFIX else _load_file
+    return load(found, tokenizer)
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `locate` finds. Raises what `load_checkpoint` raises."""
     found = locate(source)
-    if found.suffix in FILE_SUFFIXES:
-        return load_checkpoint(found).tokenizer
-    return Tokenizer.load(_beside(found / CONFIG))
+    if found.is_dir():
+        return Tokenizer.load(_beside(found / CONFIG))
+    return load_checkpoint(found).tokenizer
 
 
 def _beside(path: Path) -> Path:
@@ -264,10 +263,10 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     Raises `CheckpointError` or `ConfigError`.
     """
     folder = Path(source)
-    if folder.suffix in FILE_SUFFIXES and _is_readable(folder):
-        return folder
     if os.path.isdir(folder):
         return _complete(folder)
+    if folder.suffix in FILE_SUFFIXES and _is_readable(folder):
+        return folder
     if str(source) in bundled_models():
         return _complete(bundled_models()[str(source)])
     name = parse_name(str(source))

@@ -9,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from model.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    load_tokenizer,
+    save_checkpoint,
+)
 from model.config import ConfigError, ModelConfig
 from tests.tiny import tiny_checkpoint
 
@@ -31,6 +36,13 @@ def test_round_trip_is_exact(folder: Path) -> None:
         "model.safetensors",
         "tokenizer.json",
     }
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".st", ".gguf"])
+def test_folder_may_be_named_like_a_file(folder: Path, suffix: str) -> None:
+    named = folder.rename(folder.with_name(f"model{suffix}"))
+    assert load_checkpoint(named).config == tiny_checkpoint().config
+    assert load_tokenizer(named).vocab_size == tiny_checkpoint().tokenizer.vocab_size
 
 
 def test_weights_can_be_stored_and_loaded_in_16_bits(tmp_path: Path) -> None:
