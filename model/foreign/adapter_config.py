@@ -16,6 +16,8 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "fan_in_fan_out": (False, None),
     "alpha_pattern": ({}, None),
+    # Changes that hold behind certain tokens only.
+    "alora_invocation_tokens": (None,),
     # The others change the weights of the model before the training.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
     "init_weights": (True, False, None, "bat", "mini"),
@@ -45,11 +47,10 @@ def read_adapter_config(path: Path) -> AdapterConfig:
         if not any(type(value) is type(each) and value == each for each in supported):
             raise CheckpointError(f"{path}: {field} {value!r:.80} is not supported")
     alpha = _positive(path, values, "lora_alpha") if kind == "LORA" else None
-    is_mini = values.get("init_weights") == "mini"
-    mini_rank = _positive(path, values, "mini_r") if is_mini else None
-    return AdapterConfig(
-        alpha, values.get("use_rslora") is True, None if mini_rank is None else int(mini_rank)
-    )
+    mini_rank = values.get("mini_r") if values.get("init_weights") == "mini" else None
+    if values.get("init_weights") == "mini" and (type(mini_rank) is not int or mini_rank < 1):
+        raise CheckpointError(f"{path}: mini_r must be a positive integer, not {mini_rank!r:.80}")
+    return AdapterConfig(alpha, values.get("use_rslora") is True, mini_rank)
 
 
 def _positive(path: Path, values: dict[str, Any], field: str) -> float:

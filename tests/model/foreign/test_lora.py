@@ -309,6 +309,11 @@ def test_pissa_is_known_by_the_file_next_to_it(model: Path, tmp_path: Path) -> N
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' is not"),
         ({"lora_alpha": -1}, "lora_alpha must be a positive number, not -1"),
         ({"lora_alpha": None}, "lora_alpha must be a positive number, not None"),
+        ({"alora_invocation_tokens": [9, 8]}, r"alora_invocation_tokens \[9, 8\] is not supported"),
+        (
+            {"peft_type": "MISS", "init_weights": "mini", "mini_r": 0.5},
+            "mini_r must be a positive integer, not 0.5",
+        ),
     ],
 )
 def test_config_that_asks_for_something_else_is_refused(
