@@ -80,7 +80,7 @@ def _begin(listing: Listing, place: Repository, file: HubFile, size: int, room: 
     path = room / PurePosixPath(file.path).name
     path.unlink(missing_ok=True)
     if is_fetched(place, file):
-        path.symlink_to(place.blobs / file.digest)
+        path.symlink_to((place.blobs / file.digest).resolve())  # the cache's may be relative
         return
     end = min(size or LENGTH_BYTES, file.num_bytes)
     data = read_range(listing, file, 0, end)

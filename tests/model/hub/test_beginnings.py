@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import load_checkpoint
+from model.checkpoint import CheckpointError, load_checkpoint
+from model.hub.beginnings import check_beginnings
+from model.hub.cache import Repository
+from model.hub.listing import HubFile, Listing, choose
+from model.hub.names import HubName
 from tests.gguf_files import gguf_tensors, write_gguf
 from tests.hub_server import Hub
 from tests.model.hub.commands import Commands
@@ -72,6 +77,22 @@ def test_folder_is_refused_before_its_weights(
     length = int.from_bytes(repository.files["model.safetensors"][:HEADER], "little")
     wanted = [(0, HEADER), (HEADER, HEADER + length)] if reads_header else []
     assert [(start, stop) for _, start, stop in hub.beginnings()] == wanted
+
+
+def test_what_is_on_disk_is_found_in_a_cache_with_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Repository("owner/model", Path("cache"))
+    place.blobs.mkdir(parents=True)
+    file = HubFile("small.st", 0, "a" * 64)
+    save_file(published(SHAPE), place.blobs / file.digest)
+    file = replace(file, num_bytes=(place.blobs / file.digest).stat().st_size)
+    listing = Listing(HubName("owner/model"), "b" * 40, {file.path: file})
+    check_beginnings(listing, place, choose(listing), [file])
+    (place.blobs / file.digest).write_bytes(bytes(file.num_bytes))
+    with pytest.raises(CheckpointError, match=r"owner/model: small\.st"):
+        check_beginnings(listing, place, choose(listing), [file])
 
 
 def test_gguf_is_refused_before_the_rest_of_it(
