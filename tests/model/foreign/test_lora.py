@@ -175,11 +175,17 @@ def test_bat_turns_the_blocks_of_a_column(model: Path, tmp_path: Path) -> None:
     check(found, tensors, lambda base, parts: in_blocks(base, parts["disha"], by_row=False))
 
 
-def test_bat_of_peft_turns_the_blocks_of_a_row(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_bat_of_peft_turns_the_blocks_of_a_row(
+    model: Path, tmp_path: Path, is_renamed: bool
+) -> None:
     tensors = drawn(lambda out, width: {"miss_block": (out // 16, 16, 16)}, PEFT)
     config = {"peft_type": "MISS", "init_weights": "bat"}
-    folder = write_peft(tmp_path / "adapter", tensors, config)
-    found = load_checkpoint(model, lora=Lora((folder,)))
+    adapter = write_peft(tmp_path / "adapter", tensors, config)
+    if is_renamed:
+        file = next(adapter.glob("adapter_model.*"))
+        adapter = file.rename(tmp_path / f"changes{file.suffix}")
+    found = load_checkpoint(model, lora=Lora((adapter,)))
     check(found, tensors, lambda base, parts: in_blocks(base, parts["miss_block"], True), PEFT)
 
 
