@@ -38,6 +38,7 @@ ROUTES: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "cancel": ("POST", "/v1/sessions/ID/cancel", None),
     "events": ("GET", "/v1/sessions/ID/events?starting_after=0", None),
     "events taken over": ("GET", "/v1/sessions/ID/events?take_over=true", None),
+    "durable stream": ("GET", "/v1/sessions/ID/stream?offset=-1", None),
     "export": ("GET", "/v1/sessions/ID/export", None),
     "text": ("GET", "/v1/sessions/ID/text", None),
 }

@@ -269,7 +269,7 @@ async def test_format_is_that_of_the_answer_alone(
 async def test_call_of_a_tool_comes_after_the_thinking(
     constraints: FormatCompiler, streams: bool
 ) -> None:
-    called = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
+    called = '```json\n{"name": "wait", "arguments": {}}\n```'
     tool = {"type": "function", "function": {"name": "wait"}}
     body = {"tools": [tool], "add_generation_prompt": True}
     async with thinking_server(reasoning="on", constraints=constraints) as server:
