@@ -28,5 +28,7 @@ def chunks(answer: httpx.Response) -> list[Json]:
 
 def _data(text: str) -> Iterator[str]:
     for message in text.strip().split("\n\n"):
+        if message.startswith(":"):  # a comment, which every client skips
+            continue
         assert message.startswith("data: "), message
         yield message.removeprefix("data: ")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from model.call_forms import TAGGED, CallForm
@@ -96,7 +96,7 @@ class ToolCallsFormat(FormatPart):
     """What `server.constraints.tool_calls` compiles: no client can ask for it by itself."""
 
     type: Literal["tool_calls"] = "tool_calls"
-    form: str = TAGGED.name
+    form: Annotated[str, StringConstraints(pattern="^[a-z_]+$")] = TAGGED.name
     functions: list[dict[str, Any]]
     max_calls: int
     otherwise: TextFormat | JsonObjectFormat | JsonSchemaFormat | None
