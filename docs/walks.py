@@ -40,7 +40,7 @@ OURS = tuple(f"{ROOT / folder}/" for folder in ("server", "model"))
 PAGE = ROOT / "docs" / "architecture.md"
 NUM_TOKENS = 8
 #: A path ends at the kernel, the tokenizer and the store: it does not follow what they call.
-ENDS = ("model/ops/cpu/runtime.py", "model/tokenizer.py", "server/store/")
+ENDS = ("model/native/runtime.py", "model/tokenizer.py", "server/store/")
 #: Where a request leaves a thread or a task for another one, becomes data, or leaves as bytes.
 HAND_OVERS = {
     "BaseEventLoop.create_task",

@@ -16,8 +16,7 @@ from typing import Any
 
 from model.call_forms import CallForm, form_in
 from model.chat_turns import Thinking, Turns, thinking_in
-from model.config import ConfigError, read_json
-from model.files import read_text
+from model.files import ConfigError, read_json, read_text
 
 JINJA, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 FILES = (JINJA, TOKENIZER_CONFIG)

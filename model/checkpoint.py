@@ -30,12 +30,12 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures import config_from_dict
-from model.architectures.config import Config, ConfigError, read_json
+from model.architectures.config import Config
 from model.bundled_models import bundled_models
 from model.chat import chat_of, plain_chat
 from model.chat_template import ChatTemplate, checked_template, read_chat_template
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX
-from model.files import errors_in, open_file
+from model.files import ConfigError, errors_in, open_file, read_json
 from model.hub.names import parse_name
 from model.lora_files import NO_LORA, Lora
 from model.tokenization.ends import GENERATION_CONFIG

@@ -12,14 +12,13 @@ from typing import Any, ClassVar
 
 from model.architectures.config import (
     Config,
-    ConfigError,
     JsonConfig,
     check_epsilon,
     check_positive,
     check_token_ids,
-    read_json,
 )
 from model.attention import spec_of
+from model.files import ConfigError, read_json
 from model.tensor_spec import Shape, TensorSpec
 
 __all__ = ["MODEL_TYPE", "ConfigError", "ModelConfig", "own_config", "read_json"]

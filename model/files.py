@@ -7,15 +7,22 @@ here without waiting for it, and only a regular one is read, up to a bound where
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 #: Characters of an error message; of a longer one the middle is left out.
 MAX_MESSAGE = 500
+#: Of a config or an index; the largest that are published have some megabytes.
+MAX_JSON_BYTES = 1 << 25
+#: Half of a character that JSON writes as two.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class FileError(ValueError):
@@ -23,6 +30,10 @@ class FileError(ValueError):
 
     def __init__(self, message: object) -> None:
         super().__init__(one_line(message))
+
+
+class ConfigError(FileError):
+    """A configuration that cannot be a model. The message names the field."""
 
 
 def one_line(message: object) -> str:
@@ -83,3 +94,17 @@ def read_all(file: BufferedReader, max_bytes: int) -> bytes:
 def read_text(path: Path, max_bytes: int) -> str:
     """The same of a text in UTF-8, with line ends of one character. Raises `ValueError` too."""
     return TextIOWrapper(BytesIO(read_file(path, max_bytes)), encoding="utf-8").read()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises `ConfigError` where there is none, and `OSError`."""
+    try:
+        text = read_file(path, MAX_JSON_BYTES).decode()
+        values = json.loads(text)
+        if _HALF.search(text):  # of a pair; alone it is no character
+            json.dumps(values, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return values

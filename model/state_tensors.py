@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.architectures.network import ModelState
-from model.attention.base import DTYPES
+from model.architectures.network import DTYPES, ModelState
 from model.state import StateLayout
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model.architectures.config import read_json
+from model.files import read_json
 from model.split_files import part_paths
 from model.torch_folder import TorchFiles
 from model.weights import FORMS, INDEX, WEIGHTS, CheckpointError, StoredWeights, WeightFiles

@@ -298,7 +298,7 @@ class Hashed(NamedTuple):
 
 
 class FakeRuntime:
-    """A stand-in for `model.ops.cpu.runtime.Runtime`: the next token is a hash of all before it.
+    """A stand-in for `model.native.runtime.Runtime`: the next token is a hash of all before it.
 
     So a step that feeds a wrong token, slot or position is seen, and any cut of a
     text gives the same. A state of all ones is not finite.

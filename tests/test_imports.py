@@ -82,7 +82,7 @@ ENGINE_LIBRARIES = ("model", "numpy", "server", "torch")
 ON_THE_NATIVE_WAY = (
     *("model.config", "model.attention", "model.state", "model.tokenizer", "model.weights"),
     *("model.checkpoint", "model.foreign.gpt2", "model.foreign.llama"),
-    *("model.foreign.flash_linear_attention", "model.ops.cpu.runtime"),
+    *("model.foreign.flash_linear_attention", "model.native.runtime"),
     *("model.architectures", "model.architectures.rwkv7.config", "model.foreign.rwkv7"),
     *("model.torch_file", "model.tensor_pickle", "model.gguf_file", "model.gguf_kinds"),
     *("model.gguf_parts", "model.split_files"),

@@ -30,7 +30,7 @@ from tests.fakes import FakeRuntime
 from tests.weights import weights_of
 
 if TYPE_CHECKING:
-    from model.ops.cpu.runtime import Runtime
+    from model.native.runtime import Runtime
 
 #: Of sessions: no engine uses one that another has used.
 IDS = itertools.count(1)
@@ -96,7 +96,7 @@ def _tiny_config(attention: str) -> Config:
 @cache
 def tiny_runtime(attention: str = "gated") -> Runtime:
     """The native runtime, in float32 on one thread. It keeps nothing of a session."""
-    from model.ops.cpu.runtime import Runtime
+    from model.native.runtime import Runtime
 
     checkpoint = tiny_checkpoint(attention)
     num_ids = checkpoint.tokenizer.vocab_size

@@ -10,7 +10,7 @@ from benchmarks.decode.native import Native
 from benchmarks.decode.peers import Point
 from benchmarks.decode.roofline import Cost
 from model.checkpoint import load_checkpoint
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 
 
 class FromFile(Native):

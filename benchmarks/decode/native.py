@@ -15,7 +15,7 @@ from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps
 from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import SIZES
 from model.config import ModelConfig
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.weight_files import read_weights
 from model.weights import num_parameters
 

@@ -8,12 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from model.architectures.network import DTYPES
 from model.architectures.rwkv7 import recurrence
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.architectures.rwkv7.network import Rwkv7, TimeMix
 from model.architectures.rwkv7.recurrence import Recurrence
 from model.attention import MECHANISMS
-from model.attention.base import DTYPES, Attention, State
+from model.attention.base import Attention, State
 from model.config import ModelConfig
 from model.lm import LanguageModel
 

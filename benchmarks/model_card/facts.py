@@ -25,7 +25,7 @@ from benchmarks.report import RESULTS, Figures, Result, read_result
 from model.bundled_models import FOLDER, bundled_models
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import Half, Mode
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.quantization.evaluate import evaluate
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.weights import WeightFiles, num_parameters

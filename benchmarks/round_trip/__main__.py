@@ -32,7 +32,7 @@ from model.architectures.network import Network
 from model.checkpoint import load_checkpoint
 from model.evaluation import documents
 from model.export.cli import Format, export_command
-from model.ops.cpu.runtime import Runtime, built
+from model.native.runtime import Runtime, built
 from model.tokenizer import Tokenizer
 
 MAX_DIFFERENCE = 1e-4

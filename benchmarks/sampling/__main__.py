@@ -26,7 +26,7 @@ from benchmarks.sampling.scores import repeated_4grams, unknown_words, variety, 
 from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import documents
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from server.engine.config import EngineConfig
 from server.engine.sampling_defaults import DEFAULTS
 from server.engine.types import Finished, Request, SamplingParams, TokenEvent

@@ -22,12 +22,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from model.architectures.config import Config, ConfigError
+from model.architectures.config import Config
+from model.files import ConfigError
 
 __all__ = [
     "ARCHITECTURES",
     "Config",
-    "ConfigError",
     "config_class",
     "config_from_dict",
     "load_class",

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
-from model.files import FileError, read_file
+from model.files import ConfigError, read_json
 from model.tensor_spec import Shape, TensorSpec
 
-#: Of a config or an index; the largest that are published have some megabytes.
-MAX_JSON_BYTES = 1 << 25
 #: No size of a model that is published comes near: a damaged one must not ask for gigabytes.
 MAX_SIZE = 1 << 24
-#: Half of a character that JSON writes as two.
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-class ConfigError(FileError):
-    """A configuration that cannot be a model. The message names the field."""
 
 
 class Config(Protocol):
@@ -154,17 +145,3 @@ def check_epsilon(config: object, *names: str) -> None:
         value = getattr(config, name)
         if type(value) is not float or not 0.0 < value < 1.0:
             raise ConfigError(f"{name} must be in (0, 1), not {value!r}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `ConfigError` where there is none, and `OSError`."""
-    try:
-        text = read_file(path, MAX_JSON_BYTES).decode()
-        values = json.loads(text)
-        if _HALF.search(text):  # of a pair; alone it is no character
-            json.dumps(values, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return values

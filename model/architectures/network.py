@@ -14,10 +14,17 @@ from torch.nn import functional as F
 
 from model.architectures import ARCHITECTURES, load_class
 from model.architectures.config import Config
-from model.attention.base import DTYPES, Losses, State
 
+#: The tensors of one layer's state, by name, each [B, *shape].
+State = dict[str, Tensor]
 #: One `State` per layer.
 ModelState = tuple[State, ...]
+
+#: The dtypes of a `TensorSpec`.
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+
+#: Where a layer with a loss of its own (a commitment loss, say) appends it, a scalar.
+Losses = list[Tensor] | None
 
 
 class Network(nn.Module, ABC):

@@ -5,9 +5,9 @@ Importing this imports no torch; `model.attention.base.mechanism` does.
 
 from __future__ import annotations
 
-from model.architectures.config import ConfigError
 from model.attention import specs
 from model.attention.spec import Spec
+from model.files import ConfigError
 
 #: name -> (spec, module, class). The module is imported when asked for.
 MECHANISMS: dict[str, tuple[Spec, str, str]] = {

@@ -28,16 +28,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from model.architectures.network import DTYPES, Losses, State
 from model.attention import entry, spec_of
 from model.attention.spec import AttentionConfig
 
-State = dict[str, Tensor]
-
-#: The dtypes of a `TensorSpec`.
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
-
-#: Where a mechanism with a loss of its own (a commitment loss, say) appends it, a scalar.
-Losses = list[Tensor] | None
+__all__ = ["Attention", "Losses", "State", "mechanism"]
 
 
 class Attention(nn.Module, ABC):

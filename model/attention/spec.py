@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from model.architectures.config import ConfigError
+from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
 
 #: The options of a mechanism by name, defaults filled in.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from model.architectures.config import ConfigError
 from model.attention import state_specs, weight_shapes
 from model.attention.spec import AttentionConfig, Option, Options, Spec, key_dim
+from model.files import ConfigError
 
 WIDTH = (1, 65536)
 #: 0 leaves the choice to the model's own width.

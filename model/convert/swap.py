@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from model.attention import spec_of
-from model.config import ConfigError, ModelConfig
+from model.config import ModelConfig
+from model.files import ConfigError
 from model.lm import LanguageModel
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from model.architectures.config import Config, ConfigError
+from model.architectures.config import Config
+from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
 from model.gguf_file import GgufFile

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.architectures.config import read_json
+from model.files import read_json
 from model.weights import CheckpointError
 
 ADAPTER_CONFIG = "adapter_config.json"

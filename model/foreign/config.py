@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.architectures.config import MAX_SIZE
-from model.config import ConfigError
+from model.files import ConfigError
 
 #: No number of a config comes near; beyond it are infinity, NaN and what no float holds.
 MAX_NUMBER = 1e30

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from model.architectures.config import MAX_SIZE
-from model.config import ConfigError, ModelConfig
+from model.config import ModelConfig
+from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
 from model.weights import Array

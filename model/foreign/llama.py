@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from model.config import ConfigError, ModelConfig
+from model.config import ModelConfig
+from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
 from model.weights import Array

@@ -19,7 +19,7 @@ import numpy as np
 
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint_files import ST_SUFFIX
-from model.config import ConfigError
+from model.files import ConfigError
 from model.foreign import GROWS
 from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7_names import (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.config import ConfigError
+from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7 import Renamed, renamed, sizes
 from model.foreign.rwkv7_names import GGUF

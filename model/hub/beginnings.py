@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from model import foreign
 from model.architectures import config_from_dict
-from model.architectures.config import ConfigError, read_json
 from model.chat_template import read_chat_template
 from model.checkpoint_files import CONFIG, GGUF_SUFFIX, ST_SUFFIX
+from model.files import ConfigError, read_json
 from model.hub.cache import Repository
 from model.hub.fetch import is_fetched
 from model.hub.listing import Choice, HubFile, Listing

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.architectures.config import ConfigError
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES
+from model.files import ConfigError
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
 from model.split_files import is_first_part, part_paths

@@ -97,7 +97,7 @@ def _full_name(text: str, file: str | None, revision: str | None) -> HubName:
 @contextmanager
 def _errors_as_lines() -> Iterator[None]:
     """Turns errors that the user can fix into a message on stderr and exit status 2."""
-    from model.config import ConfigError
+    from model.files import ConfigError
     from model.weights import CheckpointError
 
     try:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from model import foreign
 from model.architectures import config_from_dict
-from model.architectures.config import ConfigError, read_json
 from model.bundled_models import bundled_models
 from model.checkpoint_files import CONFIG, GGUF_SUFFIX
+from model.files import ConfigError, read_json
 from model.hub.cache import (
     INCOMPLETE,
     Repository,

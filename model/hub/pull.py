@@ -9,8 +9,8 @@ from pathlib import Path
 
 from model import foreign
 from model.architectures import config_from_dict
-from model.architectures.config import read_json
 from model.checkpoint_files import CONFIG
+from model.files import read_json
 from model.hub.beginnings import check_beginnings
 from model.hub.cache import Repository, local, repository
 from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched

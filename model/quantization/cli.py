@@ -25,9 +25,9 @@ def register(app: typer.Typer) -> None:
 def errors_as_lines() -> Iterator[None]:
     """Turns errors that the user can fix into one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
-    from model.config import ConfigError
     from model.evaluation import DataError
-    from model.ops.cpu.runtime import NativeError
+    from model.files import ConfigError
+    from model.native.runtime import NativeError
     from model.tokenizer import TokenizerError
 
     try:
@@ -92,7 +92,7 @@ def _num_bytes(folder: Path) -> int:
 
 def _compare(checkpoint: Checkpoint, path: Path, threads: int) -> None:
     """Prints a line of JSON per precision; ``loss`` is relative to float32."""
-    from model.ops.cpu.runtime import DTYPES, Runtime
+    from model.native.runtime import DTYPES, Runtime
     from model.quantization.evaluate import evaluate
 
     exact: float | None = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from model.evaluation import DataError, Evaluation, Half, Mode, documents
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.tokenizer import Tokenizer
 
 

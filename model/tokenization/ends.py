@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.architectures.config import ConfigError, read_json
+from model.files import ConfigError, read_json
 
 GENERATION_CONFIG = "generation_config.json"
 #: Files that hold ``eos_token_id``; the first id of the first one is the main end of text.

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from model.architectures import Config, ConfigError, config_class
+from model.architectures import Config, config_class
 from model.evaluation import Evaluation, Half, Mode
+from model.files import ConfigError
 from model.lora_options import LoraAlpha, LoraFiles, lora_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def register(app: typer.Typer) -> None:
 def errors_as_lines() -> Iterator[None]:
     """Turns errors that the user can fix into one line on stderr and exit status 2."""
     from model.checkpoint import CheckpointError
-    from model.ops.cpu.runtime import NativeError
+    from model.native.runtime import NativeError
     from model.tokenizer import TokenizerError
     from model.training.config import TrainingError
     from model.training.data import DataError
@@ -323,7 +324,7 @@ def _evaluator(
 
     Raises `NativeError` if the native runtime is required and cannot run the model.
     """
-    from model.ops.cpu.runtime import NativeError, Runtime, num_cores
+    from model.native.runtime import NativeError, Runtime, num_cores
 
     if dtype == "int8" and backend == "torch":
         raise NativeError("--dtype int8 needs the native runtime, not --backend torch")

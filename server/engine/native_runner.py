@@ -13,7 +13,7 @@ from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
 if TYPE_CHECKING:
-    from model.ops.cpu.runtime import Runtime
+    from model.native.runtime import Runtime
 
 
 class NativeRunner:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from model.architectures.config import Config
 from model.checkpoint import Checkpoint
-from model.ops.cpu.runtime import NativeError, Runtime, built, num_cores
+from model.native.runtime import NativeError, Runtime, built, num_cores
 from model.state import StateLayout
 from model.tokenizer import Tokenizer
 from model.weights import is_quantized, num_parameters

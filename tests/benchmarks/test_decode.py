@@ -19,7 +19,7 @@ from benchmarks.decode.peers import CONTENDERS, Measured, Opened, Point, Unavail
 from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import Cost
 from benchmarks.decode.worker import Worker, make, serve
-from model.ops.cpu.runtime import built
+from model.native.runtime import built
 
 needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 

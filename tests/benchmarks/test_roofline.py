@@ -7,7 +7,7 @@ import pytest
 from benchmarks.decode.models import config_of, step_cost
 from benchmarks.decode.roofline import Cost, Limit, Rates, bandwidth, matrix_cost
 from benchmarks.decode.shapes import SIZES
-from model.ops.cpu.runtime import built
+from model.native.runtime import built
 from model.state import StateLayout
 
 needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")

@@ -18,7 +18,7 @@ import torch
 from benchmarks.round_trip.__main__ import Job, Reading, agrees, compare, main, make_job, same
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint import load_checkpoint
-from model.ops.cpu.runtime import built
+from model.native.runtime import built
 from model.tokenizer import Tokenizer
 from model.training.config import TrainConfig
 from model.training.data import Source

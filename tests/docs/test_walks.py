@@ -19,7 +19,7 @@ ROOT = DOCS.parent
 WAY_STATIONS = {
     Place("server/runtime/command_queue.py", "CommandQueue.post"),
     Place("server/engine/engine.py", "Engine.step"),
-    Place("model/ops/cpu/runtime.py", "Runtime.run"),
+    Place("model/native/runtime.py", "Runtime.run"),
     Place("server/runtime/event_queue.py", "EventQueue.put"),
 }
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from model.ops.cpu.runtime import built
+from model.native.runtime import built
 from server.engine.engine import Engine
 from tests.tiny import check_books, drain, tiny_engine, tiny_runtime
 

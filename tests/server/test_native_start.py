@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.ops.cpu.runtime import built
+from model.native.runtime import built
 
 ROOT = Path(__file__).parents[2]
 

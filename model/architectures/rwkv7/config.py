@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from model.architectures.config import (
-    ConfigError,
     JsonConfig,
     check_epsilon,
     check_positive,
     check_token_ids,
 )
+from model.files import ConfigError
 from model.tensor_spec import Shape, TensorSpec
 
 #: The low-rank maps of the time mix by module name; those with a bias, and the rank's field.

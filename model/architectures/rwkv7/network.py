@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.architectures.network import ModelState, Network
+from model.architectures.network import Losses, ModelState, Network, State
 from model.architectures.rwkv7 import recurrence
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.architectures.rwkv7.initial import initial_weights
 from model.architectures.rwkv7.recurrence import Inputs, Recurrence
-from model.attention.base import Losses, State
 
 #: log w = -e^-0.5 sigmoid(...): no channel decays faster than to 0.545 per token.
 MAX_LOG_DECAY = math.exp(-0.5)

@@ -1,1 +1,1 @@
-"""The recurrence on a CPU without torch: the native runtime."""
+"""The kernels in C++ for CPUs, an extension module: for the native runtime and for training."""

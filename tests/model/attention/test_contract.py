@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.architectures.network import DTYPES
 from model.attention import MECHANISMS, spec_of
-from model.attention.base import DTYPES, Attention, State, mechanism
+from model.attention.base import Attention, State, mechanism
 from model.config import ModelConfig
 from tests.model.attention.oracles import ORACLES
 from tests.model.representatives import chosen, is_representative

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model.evaluation import DataError, Evaluation, Mode
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.quantization.evaluate import evaluate
 from model.training.evaluate import evaluate as evaluate_on_torch
 from tests.tiny import TEXT, tiny_checkpoint, tiny_tokenizer

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.quantization.quantize import quantize_rows, save_quantized
 from model.weight_files import read_weights
 from model.weights import CheckpointError, is_quantized

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from model.ops.cpu.runtime import Runtime, built
+from model.native.runtime import Runtime, built
 from server.engine.engine import Engine
 from tests.fakes import FakeRuntime
 from tests.server.engine.grammars import EOS, VOCAB_SIZE, FakeMatchers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model.checkpoint import Checkpoint
-from model.ops.cpu.runtime import Runtime, built
+from model.native.runtime import Runtime, built
 from model.state import StateLayout
 from server.engine.native_runner import NativeRunner
 from server.engine.runner import Runner

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.types import Request, Usage
 from tests.fakes import FakeRuntime

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.value import Opened, Past
 from server.errors import CapacityExhausted, InvalidRequest, SessionBusy, SessionNotFound

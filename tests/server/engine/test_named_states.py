@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.value import Past, SessionValue, StateBlock
 from server.errors import CapacityExhausted

@@ -147,7 +147,7 @@ WITHOUT_ROOM = """
 import resource
 from model.bundled_models import DEFAULT_MODEL as folder
 from model.config import ModelConfig
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.weight_files import read_weights
 
 runtime = Runtime(ModelConfig.load(folder / "config.json"), read_weights(folder))

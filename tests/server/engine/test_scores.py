@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from server.engine.engine import Engine
 from server.engine.runner import Feed
 from server.engine.types import Event, Request, Scored, Usage

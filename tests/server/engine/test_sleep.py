@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from server.engine.engine import Engine
 from server.errors import CapacityExhausted
 from tests.tiny import check_books, drain, finished, request, solo, state_of, tokens_of

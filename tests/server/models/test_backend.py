@@ -10,7 +10,7 @@ import torch
 from model.attention import MECHANISMS, spec_of
 from model.checkpoint import Checkpoint
 from model.lm import LanguageModel
-from model.ops.cpu.runtime import built
+from model.native.runtime import built
 from server.engine.engine import Engine, EngineConfig
 from server.models.backend import BackendError, Name, open_backend
 from tests.tiny import request, solo, tiny_checkpoint, tokens_of

@@ -19,7 +19,7 @@ from model.attention.base import State
 from model.block import Block
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.ops.cpu.runtime import Runtime, levels
+from model.native.runtime import Runtime, levels
 from model.state import StateLayout
 from tests.model.attention.oracles import ORACLES
 from tests.model.attention.test_contract import double_weights

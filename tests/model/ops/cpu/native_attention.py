@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from model.attention.base import Attention, Losses, State
 from model.config import ModelConfig
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.state import StateLayout
 
 #: More than the length of any x that the contract's tests feed.

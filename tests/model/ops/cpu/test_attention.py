@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.attention.base import Attention
-from model.ops.cpu.runtime import levels
+from model.native.runtime import levels
 from tests.model.attention import test_contract as contract
 from tests.model.attention.test_contract import (
     CONSTANT,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from model.config import ModelConfig
-from model.ops.cpu.runtime import NativeError, Runtime
+from model.native.runtime import NativeError, Runtime
 from tests.model.ops.cpu.models import (
     SERVED,
     random_tokens,

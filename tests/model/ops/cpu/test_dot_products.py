@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from model.ops.cpu.runtime import levels
+from model.native.runtime import levels
 from tests.model.ops.cpu.models import SERVED, random_tokens, small_model, small_runtime
 from tests.model.ops.cpu.replay.build import HERE, build_replay
 from tests.model.ops.cpu.replay.recording import record

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.architectures.network import model_of
-from model.ops.cpu.runtime import DTYPES, Runtime
+from model.native.runtime import DTYPES, Runtime
 from server.engine.runner import HIDDEN_UNIT
 from tests.model.ops.cpu.models import (
     NAMES,

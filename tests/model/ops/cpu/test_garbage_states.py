@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Runtime, levels
+from model.native.runtime import DTYPES, NOT_FINITE, Runtime, levels
 from tests.model.ops.cpu.models import SERVED, random_tokens, small_runtime
 from tests.model.representatives import chosen
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.architectures.network import model_of
-from model.ops.cpu.runtime import NO_TOKEN, Runtime
+from model.native.runtime import NO_TOKEN, Runtime
 from model.state import StateLayout
 from tests.model.ops.cpu.models import (
     NAMES,

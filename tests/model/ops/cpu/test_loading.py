@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.weights import num_parameters
 from tests.model.ops.cpu.models import SERVED, small_model
 from tests.rwkv7 import Shape, published, write_pth
@@ -26,7 +26,7 @@ import json, sys
 from pathlib import Path
 import numpy.random  # what a first array imports
 from model.foreign.rwkv7 import read_native
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from model.torch_file import TorchFile
 
 

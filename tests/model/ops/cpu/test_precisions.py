@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from model.architectures.network import model_of
-from model.ops.cpu.runtime import Runtime, levels
+from model.native.runtime import Runtime, levels
 from tests.model.ops.cpu.models import (
     NAMES,
     Shape,

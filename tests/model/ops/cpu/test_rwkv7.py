@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from model.attention.base import State
-from model.ops.cpu.runtime import DTYPES, Runtime, levels
+from model.native.runtime import DTYPES, Runtime, levels
 from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.architectures.rwkv7_package import run_package
 from tests.model.ops.cpu.models import feed, random_tokens, relative_error, state_error, states

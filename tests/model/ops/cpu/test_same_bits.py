@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.ops.cpu.runtime import DTYPES, Runtime, levels
+from model.native.runtime import DTYPES, Runtime, levels
 from tests.model.ops.cpu.models import FUSED, SERVED, random_tokens, small_model, small_runtime
 from tests.model.representatives import chosen
 

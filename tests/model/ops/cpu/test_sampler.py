@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.native.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from model.ops.cpu import _native
-from model.ops.cpu.runtime import DTYPES, NOT_FINITE, Draw, Runtime
 from server.engine.sampler import uniform
 from tests.draws import (
     KINDS,

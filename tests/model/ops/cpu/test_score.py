@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model.architectures.network import model_of
-from model.ops.cpu.runtime import DTYPES, Runtime
+from model.native.runtime import DTYPES, Runtime
 from tests.model.ops.cpu.models import (
     NAMES,
     SERVED,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.ops.cpu.runtime import Runtime
+from model.native.runtime import Runtime
 from tests.model.ops.cpu.models import Shape, make_model, random_tokens, small_weights
 from tests.weights import weights_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from model.ops.cpu.runtime import DTYPES
+from model.native.runtime import DTYPES
 from tests.model.ops.cpu.models import FUSED, SERVED, random_tokens, small_model, small_runtime
 from tests.model.ops.cpu.replay.build import build_replay
 from tests.model.ops.cpu.replay.recording import record

@@ -6,10 +6,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import model.ops.cpu.runtime
+import model.ops.cpu
 
 HERE = Path(__file__).parent
-SOURCES = Path(model.ops.cpu.runtime.__file__).parent / "src"
+SOURCES = Path(model.ops.cpu.__file__).parent / "src"
 #: Those of CMakeLists.txt that decide bits.
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 

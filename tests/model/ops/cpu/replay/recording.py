@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.config import Config
-from model.ops.cpu.options import native_options
+from model.native.options import native_options
 from model.state import StateLayout
 
 

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures.config import Config
-from model.config import ConfigError
-from model.files import FileError
-from model.ops.cpu.options import covers, native_options
+from model.files import ConfigError, FileError
+from model.native.options import covers, native_options
 from model.state import StateLayout
 from model.tensor_spec import Shape
 from model.weights import StoredWeights
