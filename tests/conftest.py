@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests.own_tree.sitecustomize  # noqa: F401 - before anything of ours is imported
 from tests.empty_home import EmptyHome, is_worker
 from tests.needs import Guard, mark
 from tests.postgres import Postgres

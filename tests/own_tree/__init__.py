@@ -1,0 +1,1 @@
+"""For environments that have another checkout installed; see `sitecustomize`."""
