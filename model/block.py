@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 from model.attention.base import Losses, State, mechanism
 from model.config import ModelConfig
-from model.linear import FusedLinear
 from model.ops.fused.norm import add_rms_norm, rms_norm
 from model.ops.fused.swiglu import swiglu
+from model.ops.linear import FusedLinear
 
 
 class SwiGLU(nn.Module):

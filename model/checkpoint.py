@@ -8,7 +8,7 @@ an index. So do files that are a model without a folder: a native RWKV-7 file, `
 ``NAME.st``, with a tokenizer in the same folder or the published one, and ``NAME.gguf``, which
 has one of its own.
 
-A chat template may lie next to them (`model.chat_template`); what a state means
+A chat template may lie next to them (`model.chat.template`); what a state means
 does not depend on it, so the digest leaves it out.
 
 Loading needs no torch; a checkpoint's `model` and saving import it.
@@ -30,26 +30,25 @@ import numpy as np
 import numpy.typing as npt
 
 from model.architectures import config_from_dict
+from model.architectures.chat import chat_of, plain_chat
 from model.architectures.config import Config
 from model.bundled_models import bundled_models
-from model.chat import chat_of, plain_chat
-from model.chat_template import ChatTemplate, checked_template, read_chat_template
-from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX
+from model.chat.template import ChatTemplate, checked_template, read_chat_template
+from model.checkpoint_files import CONFIG, FILE_SUFFIXES, FILES, GGUF_SUFFIX, NO_LORA, Lora
 from model.files import ConfigError, errors_in, open_file, read_json
 from model.hub.names import parse_name
-from model.lora_files import NO_LORA, Lora
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenization.world import PADDED_SIZE, PUBLISHED
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
-from model.weight_files import read_weights, weight_files
 from model.weights import FORMS, WEIGHTS, CheckpointError, Weights, check_weights
+from model.weights.folder import read_weights, weight_files
 
 if TYPE_CHECKING:
     import torch
 
     from model.architectures.network import Network
-    from model.gguf_file import GgufFile
+    from model.weights.gguf_file import GgufFile
 
 __all__ = [
     "Checkpoint",
@@ -207,7 +206,7 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
 def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     """A GGUF file; its own tokenizer where ``tokenizer_file`` is None and it has one."""
     from model import foreign
-    from model.gguf_file import GgufFile
+    from model.weights.gguf_file import GgufFile
 
     file = GgufFile(path)
     config, weights = foreign.read_gguf(file, path.name)

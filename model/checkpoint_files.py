@@ -1,6 +1,9 @@
-"""The names of the files that are a model."""
+"""The files that are a model: their names, and those of weight changes that it is loaded with."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
 
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import WEIGHTS
@@ -11,3 +14,17 @@ FILES = (CONFIG, WEIGHTS, TOKENIZER_FILES[0])
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.
 TORCH_SUFFIX, ST_SUFFIX, GGUF_SUFFIX = FILE_SUFFIXES = (".pth", ".st", ".gguf")
+
+
+class Lora(NamedTuple):
+    """Files of weight changes, merged in their order; a folder is one of the package ``peft``.
+
+    ``alpha`` is that of LoRA files that do not state theirs, as those of RWKV-PEFT.
+    `model.foreign.lora` reads them.
+    """
+
+    files: tuple[Path, ...] = ()
+    alpha: float | None = None
+
+
+NO_LORA = Lora()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from model.lora_files import Lora
+from model.checkpoint_files import Lora
 
 LoraFiles = Annotated[
     list[Path] | None,

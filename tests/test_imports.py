@@ -38,8 +38,13 @@ LAYERS = (
     *("workers", "store", "observability", "engine", "config", "errors"),
 )
 
-#: The same of the model's parts. Those that are not named stand below all of these.
-MODEL_LAYERS = ("convert", "training", "export", "quantization", "checkpoint", "hub", "foreign")
+#: The same of the units of `model`: its folders, and its modules outside of them.
+MODEL_LAYERS = (
+    *("convert", "training", "export", "quantization", "checkpoint", "hub", "foreign", "native"),
+    *("lm", "block", "config", "lora_options", "checkpoint_files", "weights", "state_tensors"),
+    *("state", "attention", "architectures", "evaluation", "tokenizer", "tokenization", "chat"),
+    *("ops", "memory", "bundled_models", "tensor_spec", "files"),
+)
 
 RULES = (
     *(
@@ -52,11 +57,6 @@ RULES = (
             inside=(f"model.{part}",), never=tuple(f"model.{one}" for one in MODEL_LAYERS[:height])
         )
         for height, part in enumerate(MODEL_LAYERS)
-    ),
-    Rule(
-        inside=("model",),
-        never=tuple(f"model.{part}" for part in MODEL_LAYERS),
-        except_in=tuple(f"model.{part}" for part in MODEL_LAYERS),
     ),
     Rule(inside=("clients",), never=("server", "model")),
     Rule(inside=("server",), never=("clients", "model.training", "model.convert")),
@@ -84,8 +84,8 @@ ON_THE_NATIVE_WAY = (
     *("model.checkpoint", "model.foreign.gpt2", "model.foreign.llama"),
     *("model.foreign.flash_linear_attention", "model.native.runtime"),
     *("model.architectures", "model.architectures.rwkv7.config", "model.foreign.rwkv7"),
-    *("model.torch_file", "model.tensor_pickle", "model.gguf_file", "model.gguf_kinds"),
-    *("model.gguf_parts", "model.split_files"),
+    *("model.weights.folder", "model.weights.safetensors", "model.weights.torch_file"),
+    *("model.weights.gguf_file", "model.weights.gguf_kinds", "model.weights.gguf_parts"),
     "model.tokenization.gguf",
     "model.export.cli",
     "model.foreign.rwkv7_gguf",
@@ -144,10 +144,31 @@ def test_imports_follow_the_rules() -> None:
     assert broken == []
 
 
-def test_every_module_of_the_server_is_in_a_layer() -> None:
-    root = ROOT / "server"
+@pytest.mark.parametrize(("folder", "layers"), [("server", LAYERS), ("model", MODEL_LAYERS)])
+def test_every_module_is_in_a_layer(folder: str, layers: tuple[str, ...]) -> None:
+    root = ROOT / folder
     found = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")}
-    assert found == {"__init__", *LAYERS}
+    assert found == {"__init__", *layers}
+    assert len(layers) == len(set(layers))
+
+
+@pytest.mark.parametrize("package", ["model"])
+def test_no_units_of_a_package_import_each_other(package: str) -> None:
+    """A unit is a folder of the package, or a module that is in none."""
+    found = components(unit_graph(package, import_graph(dict(modules()))))
+    print(f"{package}: components of {sorted(map(len, found), reverse=True)} units")
+    assert [units for units in found if len(units) > 1] == []
+
+
+def test_units_that_import_each_other_are_shown() -> None:
+    graph = {
+        "model.a.one": {"model.b"},
+        "model.b": {"model.c.two", "server.d"},
+        "model.c.two": {"model.a.three"},
+        "model.a.three": {"model.e"},
+        "model.e": set[str](),
+    }
+    assert components(unit_graph("model", graph)) == [["a", "b", "c"], ["e"]]
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -386,6 +407,35 @@ def cycle_in(graph: dict[str, set[str]]) -> list[str]:
     except CycleError as error:
         return list(error.args[1])
     return []
+
+
+def unit_graph(package: str, graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Which units of ``package`` each of them imports, from a graph of modules."""
+
+    def unit(module: str) -> str:
+        return module.removeprefix(f"{package}.").partition(".")[0]
+
+    inside = [name for name in graph if name.startswith(f"{package}.")]
+    units: dict[str, set[str]] = {unit(name): set() for name in inside}
+    for name in inside:
+        units[unit(name)] |= {unit(one) for one in graph[name] if one.startswith(f"{package}.")}
+    return units
+
+
+def components(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of a graph, each sorted, in the order of their firsts."""
+
+    def reached(start: str) -> set[str]:
+        seen, todo = set[str](), [start]
+        while todo:
+            targets = graph[todo.pop()] - seen
+            seen |= targets
+            todo += targets
+        return seen | {start}
+
+    reach = {name: reached(name) for name in graph}
+    found = {tuple(sorted(o for o in reach[n] if n in reach[o])) for n in graph}
+    return sorted(map(list, found))
 
 
 def eager_imports(tree: ast.Module) -> Iterator[str]:

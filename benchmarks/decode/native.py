@@ -16,8 +16,8 @@ from benchmarks.decode.roofline import ITEM_BYTES, Cost
 from benchmarks.decode.shapes import SIZES
 from model.config import ModelConfig
 from model.native.runtime import Runtime
-from model.weight_files import read_weights
 from model.weights import num_parameters
+from model.weights.folder import read_weights
 
 MAX_READ_TOKENS = 8192
 WARM_UP_S = 0.05

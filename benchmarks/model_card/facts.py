@@ -28,7 +28,8 @@ from model.evaluation import Half, Mode
 from model.native.runtime import Runtime
 from model.quantization.evaluate import evaluate
 from model.state import StateLayout, kv_cache_bytes_per_token
-from model.weights import WeightFiles, num_parameters
+from model.weights import num_parameters
+from model.weights.safetensors import WeightFiles
 from server.cli.terminal import generate
 from server.engine.sampling_defaults import published, with_defaults
 from server.models.backend import open_backend

@@ -37,8 +37,8 @@ __all__ = [
 class Architecture(NamedTuple):
     """The classes of a family, each as (module, name); imported when asked for.
 
-    ``name`` is what users call the family, ``chat`` a `model.chat.FamilyChat`, where the
-    family has taught its models turns.
+    ``name`` is what users call the family, ``chat`` a `model.architectures.chat.FamilyChat`, where
+    the family has taught its models turns.
     """
 
     name: str

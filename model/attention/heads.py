@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from model.attention.base import Attention
 from model.attention.spec import AttentionConfig, key_dim
-from model.linear import FusedLinear
 from model.ops.fused.gated_norm import gated_rms_norm
+from model.ops.linear import FusedLinear
 from model.ops.rotary import rotate
 
 

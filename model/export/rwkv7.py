@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.chat_template import PLAIN, TOKENIZER_CONFIG
+from model.chat.template import PLAIN, TOKENIZER_CONFIG
 from model.checkpoint import Checkpoint, CheckpointError, save_tokenizer
 from model.checkpoint_files import CONFIG
 from model.export.rwkv7_tensors import config_of, published, refuse_others

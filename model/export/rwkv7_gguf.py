@@ -18,7 +18,7 @@ from gguf.quants import quant_shape_to_byte_shape, quantize
 
 from model.architectures.rwkv7.chat import NAME, TEMPLATE
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.chat_template import PLAIN
+from model.chat.template import PLAIN
 from model.checkpoint import GGUF_TEMPLATE, Checkpoint
 from model.export.gguf_vocabulary import vocabulary
 from model.export.rwkv7_tensors import config_of, published, refuse_others

@@ -17,8 +17,8 @@ from model.architectures.config import Config
 from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.weights import Weights
-from model.gguf_file import GgufFile
 from model.weights import Array, StoredWeights
+from model.weights.gguf_file import GgufFile
 
 Reader = Callable[[ForeignConfig, Weights], tuple[Config, Mapping[str, Array]]]
 

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from model.architectures.config import Config
 from model.architectures.rwkv7.config import Rwkv7Config
+from model.checkpoint_files import Lora
 from model.foreign.adapter_config import ADAPTER_CONFIG, AdapterConfig, read_adapter_config
 from model.foreign.merged_weights import Blocks, Change, LowRank, Merged, Row, Tiled, Whole
 from model.foreign.rwkv7 import Renamed
 from model.foreign.rwkv7_names import LAYOUTS, Part, parts_of
 from model.foreign.tuned_states import tensors_of
-from model.lora_files import Lora
 from model.tensor_spec import Shape
 from model.weights import CheckpointError, StoredWeights, Weights
 

@@ -33,8 +33,9 @@ from model.foreign.rwkv7_names import (
 )
 from model.foreign.weights import Weights
 from model.tensor_spec import Shape
-from model.torch_file import TorchFile
-from model.weights import Array, CheckpointError, StoredWeights, WeightFiles, file_name, shape_in
+from model.weights import Array, CheckpointError, StoredWeights, file_name, shape_in
+from model.weights.safetensors import WeightFiles
+from model.weights.torch_file import TorchFile
 
 #: What training and other kernels use, and special ids: see the module's docstring. Our sums are
 #: float32 whatever ``wkv_*`` say.

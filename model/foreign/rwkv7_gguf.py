@@ -16,9 +16,9 @@ from model.files import ConfigError
 from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7 import Renamed, renamed, sizes
 from model.foreign.rwkv7_names import GGUF
-from model.gguf_file import GgufFile
 from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights
+from model.weights.gguf_file import GgufFile
 
 #: llama.cpp computes with this epsilon whatever the head size is.
 GROUP_NORM_EPS = 64e-5

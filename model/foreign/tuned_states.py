@@ -16,8 +16,9 @@ import numpy.typing as npt
 from model.architectures.config import Config
 from model.files import open_file
 from model.state import StateLayout
-from model.torch_file import TorchFile
-from model.weights import Array, CheckpointError, StoredWeights, WeightFiles
+from model.weights import Array, CheckpointError, StoredWeights
+from model.weights.safetensors import WeightFiles
+from model.weights.torch_file import TorchFile
 
 Reader = Callable[[Mapping[str, Array], str, Any], list[dict[str, Array]]]
 

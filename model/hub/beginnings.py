@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from model import foreign
 from model.architectures import config_from_dict
-from model.chat_template import read_chat_template
+from model.chat.template import read_chat_template
 from model.checkpoint_files import CONFIG, GGUF_SUFFIX, ST_SUFFIX
 from model.files import ConfigError, read_json
 from model.hub.cache import Repository
@@ -25,8 +25,8 @@ from model.hub.remote import read_range
 from model.tokenization.gguf import read_gguf_codec
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.tokenizer import Tokenizer, TokenizerError
-from model.weight_files import read_weights
 from model.weights import WEIGHTS, CheckpointError, check_weights
+from model.weights.folder import read_weights
 
 #: In front of a safetensors header is its length; the bound on it is that of the library.
 LENGTH_BYTES, MAX_HEADER_BYTES = 8, 100_000_000
@@ -99,7 +99,7 @@ def _check(room: Path, first: HubFile, is_folder: bool) -> None:
     if is_folder:
         _check_folder(room)
     elif path.suffix == GGUF_SUFFIX:
-        from model.gguf_file import GgufFile
+        from model.weights.gguf_file import GgufFile
 
         file = GgufFile(path)
         config, _ = foreign.read_gguf(file, path.name)

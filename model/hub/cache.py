@@ -19,9 +19,9 @@ from model.checkpoint_files import CONFIG, FILE_SUFFIXES
 from model.files import ConfigError
 from model.hub.listing import HubFile, several
 from model.hub.names import COMMIT, HubName, is_safe_path
-from model.split_files import is_first_part, part_paths
-from model.weight_files import weight_files
 from model.weights import FORMS, CheckpointError
+from model.weights.folder import weight_files
+from model.weights.gguf_parts import is_first_part, part_paths
 
 _FOLDER = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
 INCOMPLETE = ".incomplete"

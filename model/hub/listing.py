@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from model import chat_template
+from model.chat import template as chat_template
 from model.checkpoint_files import CONFIG, FILE_SUFFIXES, GGUF_SUFFIX
 from model.hub.names import HubName
-from model.split_files import is_first_part, part_names
 from model.tokenization.ends import GENERATION_CONFIG
 from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import FORMS, WEIGHTS, CheckpointError
+from model.weights.gguf_parts import is_first_part, part_names
 
 #: Small files next to the weights.
 COMPANIONS = (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *chat_template.FILES)

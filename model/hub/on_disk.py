@@ -23,9 +23,9 @@ from model.hub.cache import (
     whole_folders,
 )
 from model.hub.names import MAIN, HubName, parse_name
-from model.split_files import part_names
-from model.weight_files import weight_files
 from model.weights import CheckpointError
+from model.weights.folder import weight_files
+from model.weights.gguf_parts import part_names
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _family(folder: Path) -> str | None:
 def _family_of_file(path: Path) -> str | None:
     """The same for a single file, of which only the list of tensors is read."""
     from model.foreign.rwkv7 import open_native, read_native
-    from model.gguf_file import GgufFile
+    from model.weights.gguf_file import GgufFile
 
     try:
         if path.suffix == GGUF_SUFFIX:

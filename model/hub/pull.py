@@ -17,8 +17,8 @@ from model.hub.fetch import Say, fetch, is_fetched, num_bytes_fetched
 from model.hub.listing import HubFile, Listing, choose, size_text
 from model.hub.names import HubName
 from model.hub.remote import read_listing
-from model.weight_files import weight_files
 from model.weights import CheckpointError
+from model.weights.folder import weight_files
 
 logger = logging.getLogger("everstream.hub")
 

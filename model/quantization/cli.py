@@ -85,7 +85,7 @@ def quantize_command(
 
 def _num_bytes(folder: Path) -> int:
     """Size of the weight files in bytes."""
-    from model.weight_files import weight_files
+    from model.weights.folder import weight_files
 
     return sum(file.stat().st_size for file in weight_files(folder))
 

@@ -34,8 +34,8 @@ def read_gguf_codec(
 ) -> Codec | None:
     """The tokenizer of a model with ``vocab_size`` ids; None where the file has none.
 
-    ``metadata`` and ``arrays`` are those of `model.gguf_file.GgufFile`. Raises `TokenizerError`
-    where it is damaged or of a kind that is not supported.
+    ``metadata`` and ``arrays`` are those of `model.weights.gguf_file.GgufFile`. Raises
+    `TokenizerError` where it is damaged or of a kind that is not supported.
     """
     kind = metadata.get(_PREFIX + "model", NO_VOCAB)
     if kind == NO_VOCAB:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.chat_template import PLAIN, ChatTemplate
+from model.chat.template import PLAIN, ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, locate
-from model.lora_files import NO_LORA, Lora
+from model.checkpoint_files import NO_LORA, Lora
 from model.state import StateLayout, kv_cache_bytes_per_token
-from model.weight_files import weight_files
 from model.weights import StoredWeights, num_parameters
+from model.weights.folder import weight_files
 
 if TYPE_CHECKING:
     from rich.console import Console

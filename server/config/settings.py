@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from model.bundled_models import DEFAULT_NAME
-from model.lora_files import Lora
+from model.checkpoint_files import Lora
 from server.config.environment import ENVIRONMENT, state_folder, variables_of
 from server.config.errors import ConfigError, explain
 from server.config.file import ConfigFileError, read_config_file

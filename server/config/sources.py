@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model.bundled_models import DEFAULT_NAME, bundled_models
-from model.lora_files import NO_LORA, Lora
+from model.checkpoint_files import NO_LORA, Lora
 
 #: What a model may be called: it is the name of a folder of its store, too.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

@@ -1,6 +1,6 @@
 """Answers that call functions: the one format that no client asks for by its name.
 
-A call is written in one of the forms of `model.call_forms`, which differ in what is around the
+A call is written in one of the forms of `model.chat.call_forms`, which differ in what is around the
 name and the arguments. Arguments are JSON of the function's own schema. Where the model may also
 answer without a call, its answer is any text that does not begin as a call does.
 """
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from model.call_forms import FORMS
+from model.chat.call_forms import FORMS
 from server.constraints import json_schema
 from server.constraints.errors import FormatRefused
 

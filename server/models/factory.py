@@ -14,8 +14,8 @@ from pathlib import Path
 
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from model.checkpoint_files import NO_LORA, Lora
 from model.config import ConfigError
-from model.lora_files import NO_LORA, Lora
 from model.state import StateLayout, kv_cache_bytes_per_token
 from model.tokenizer import TokenizerError
 from model.weights import num_parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from model.chat_template import ChatTemplate
+from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.chat.renderer import Renderer
 from server.config.settings import MIB, ServerConfig

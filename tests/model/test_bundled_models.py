@@ -8,7 +8,7 @@ import pytest
 
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import CheckpointError, load_checkpoint, locate
-from model.weight_files import read_weights, weight_files
+from model.weights.folder import read_weights, weight_files
 from tests.server.served import write_model
 
 #: Bytes of a folder: the default's, and each other's.

@@ -15,9 +15,9 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.gguf_file import GgufFile
-from model.gguf_kinds import KINDS
 from model.weights import CheckpointError
+from model.weights.gguf_file import GgufFile
+from model.weights.gguf_kinds import KINDS
 from tests.gguf_files import finish
 
 SMALL = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -13,9 +13,10 @@ from gguf.quants import quantize
 from safetensors.torch import save_file
 
 from model.foreign.rwkv7 import Renamed, read_native
-from model.gguf_file import GgufFile
-from model.torch_file import TorchFile
-from model.weights import Array, StoredWeights, WeightFiles
+from model.weights import Array, StoredWeights
+from model.weights.gguf_file import GgufFile
+from model.weights.safetensors import WeightFiles
+from model.weights.torch_file import TorchFile
 from tests.gguf_files import finish
 from tests.rwkv7 import SHAPES, published, write_pth
 

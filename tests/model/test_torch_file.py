@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from model.tensor_pickle import PickleError, read_tensors
-from model.torch_file import TorchFile
 from model.weights import CheckpointError
+from model.weights.tensor_pickle import PickleError, read_tensors
+from model.weights.torch_file import TorchFile
 from tests.rwkv7 import unsaved_member, write_pth
 
 

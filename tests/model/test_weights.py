@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from model.config import ModelConfig
 from model.lm import LanguageModel
-from model.weight_files import read_weights
 from model.weights import CheckpointError, check_weights, num_parameters
+from model.weights.folder import read_weights
 from tests.model.attention.test_contract import CASES, Case, case_id
 from tests.tiny import tiny_checkpoint
 

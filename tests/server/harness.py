@@ -15,7 +15,7 @@ import httpx
 from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
 
-from model.chat_template import ChatTemplate
+from model.chat.template import ChatTemplate
 from server.api.app import create_app
 from server.api.schemas.frame_models import AnyFrame
 from server.config.settings import ServerConfig

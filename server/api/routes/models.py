@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from model.chat_template import PLAIN
+from model.chat.template import PLAIN
 from server.api.json_response import json_response
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas import responses as answers

@@ -15,7 +15,7 @@ from torch import Tensor
 from model.architectures.network import ModelState, model_of
 from model.architectures.rwkv7.network import Rwkv7
 from model.foreign.rwkv7 import read_native
-from model.torch_file import TorchFile
+from model.weights.torch_file import TorchFile
 from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.architectures.rwkv7_package import run_package
 from tests.model.attention.test_contract import assert_close, random_split

@@ -15,14 +15,14 @@ from gguf import GGUFReader
 
 from model.architectures.network import model_of
 from model.bundled_models import DEFAULT_MODEL
-from model.chat_template import ChatTemplate
+from model.chat.template import ChatTemplate
 from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from model.export import writer_of
 from model.export.gguf_vocabulary import vocabulary
-from model.gguf_file import GgufFile
 from model.tokenization.world import WorldCodec
 from model.tokenizer import Tokenizer, TokenizerError
-from model.torch_file import TorchFile
+from model.weights.gguf_file import GgufFile
+from model.weights.torch_file import TorchFile
 from tests.gguf_files import gguf_tensors
 from tests.model.architectures.rwkv7_llama import run_llama
 from tests.model.architectures.rwkv7_package import run_package

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint_files import Lora
 from model.config import ConfigError
 from model.foreign.lora import with_lora
-from model.lora_files import Lora
-from model.torch_file import TorchFile
 from model.weights import CheckpointError, StoredWeights
+from model.weights.torch_file import TorchFile
 from tests.gguf_files import gguf_tensors, write_gguf
 from tests.rwkv7 import SHAPES, Published, fla_config, fla_names, published, write_fla, write_pth
 from tests.tiny import tiny_tokenizer

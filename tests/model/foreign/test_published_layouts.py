@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.architectures.rwkv7.chat import ENDS
-from model.call_forms import FENCED
+from model.chat.call_forms import FENCED
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import ConfigError
 from model.foreign.rwkv7 import read_native
-from model.torch_file import TorchFile
 from model.weights import CheckpointError
+from model.weights.torch_file import TorchFile
 from tests.published_layouts import LAYOUTS, Layout, fused_blocks
 from tests.rwkv7 import SHAPES, Published, published, write_pth
 from tests.server.api.openai.rwkv_templates import OFFICIAL, SWITCHED

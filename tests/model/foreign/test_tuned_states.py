@@ -17,8 +17,8 @@ from model.export import writer_of
 from model.foreign.rwkv7 import read_native
 from model.foreign.tuned_states import read_tuned_state
 from model.state import StateLayout
-from model.torch_file import TorchFile
 from model.weights import CheckpointError
+from model.weights.torch_file import TorchFile
 from server.cli.main import app
 from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.attention.test_contract import assert_close

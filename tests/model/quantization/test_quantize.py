@@ -14,8 +14,8 @@ from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.native.runtime import Runtime
 from model.quantization.quantize import quantize_rows, save_quantized
-from model.weight_files import read_weights
 from model.weights import CheckpointError, is_quantized
+from model.weights.folder import read_weights
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 from tests.weights import weights_of
 

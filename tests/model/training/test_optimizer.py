@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from model.config import ModelConfig
-from model.linear import FusedLinear
 from model.lm import LanguageModel
+from model.ops.linear import FusedLinear
 from model.training.optimizer import SplitMuon, learning_rate_factor, make_optimizers, prepare_step
 
 

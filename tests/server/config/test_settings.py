@@ -7,7 +7,7 @@ from typer import Context
 from typer.main import get_group
 
 from model.bundled_models import bundled_models
-from model.lora_files import Lora
+from model.checkpoint_files import Lora
 from server.cli.main import app
 from server.config.errors import VARIABLE_ONLY, ConfigError, flag_of
 from server.config.settings import SHARED_SAVE_INTERVAL, ServerConfig

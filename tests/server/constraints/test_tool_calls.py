@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from model.call_forms import FENCED, FORMS, TAGGED, CallForm
+from model.chat.call_forms import FENCED, FORMS, TAGGED, CallForm
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Text, ToolCallsFormat
 from server.constraints.compiler import FormatCompiler
 from server.constraints.ending import ids_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from model.chat_turns import SWITCHES, Thinking
+from model.chat.turns import SWITCHES, Thinking
 from server.api.openai.chat.tools import ToolCallsFormat
 from server.api.schemas.formats import ResponseFormat, TextFormat
 from server.engine.types import Request, Turn

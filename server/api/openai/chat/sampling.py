@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from model.chat_template import PLAIN
+from model.chat.template import PLAIN
 from server.api.openai.chat.reasoning import Format, is_bound
 from server.api.openai.chat.tools import ToolCallsFormat
 from server.api.schemas.formats import TextFormat

@@ -1,7 +1,7 @@
 """Calls of a client's functions: what is asked of the model, and what it has called.
 
 Every call is written under a grammar, so that its arguments keep to the function's
-schema. See `model.call_forms` for how it looks.
+schema. See `model.chat.call_forms` for how it looks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from model.call_forms import TAGGED, CallForm
-from model.chat_template import ChatTemplate
+from model.chat.call_forms import TAGGED, CallForm
+from model.chat.template import ChatTemplate
 from server.api.openai.chat.messages import FunctionName, FunctionTool
 from server.api.schemas.formats import (
     FormatPart,

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from model.call_forms import CallForm
+from model.chat.call_forms import CallForm
 from server.api.completion import ended, sse, total_usage
 from server.api.errors import error_object
 from server.api.openai.chat.schemas import CompletionDetails

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from model.call_forms import TAGGED
+from model.chat.call_forms import TAGGED
 from server.models.large_answers import ID_BYTES, LOGPROB_BYTES, TOKEN_BYTES
 
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from io import StringIO
 from typing import Any, ClassVar, TypeVar
 
-from model.call_forms import FORMS
+from model.chat.call_forms import FORMS
 from server.api.openai.chat.tools import Arguments, CallBegins, CallReader, Piece, Text
 from server.api.openai.logprobs import JsonList
 from server.api.openai.responses.note import Json, Note

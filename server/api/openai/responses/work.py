@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model.call_forms import TAGGED
+from model.chat.call_forms import TAGGED
 from server.api.openai.chat.conversation import Prompt
 from server.api.openai.chat.messages import tool_object
 from server.api.openai.chat.reasoning import reasoning_of, turn_of, with_turn

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy.random  # what a first array imports
 from model.foreign.rwkv7 import read_native
 from model.native.runtime import Runtime
-from model.torch_file import TorchFile
+from model.weights.torch_file import TorchFile
 
 
 def memory(key):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model.chat_template import ChatTemplate
+from model.chat.template import ChatTemplate
 from tests.fakes import FakeEngine, told_after
 from tests.server.api.openai.test_chat import ask
 from tests.server.api.openai.thinking import thinking_server

@@ -10,7 +10,7 @@ import httpx
 import jsonschema
 import pytest
 
-from model.chat_template import ChatTemplate
+from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer, FakeEngine

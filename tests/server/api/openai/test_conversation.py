@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from pydantic import TypeAdapter
 
-from model.chat_template import PLAIN, ChatTemplate
+from model.chat.template import PLAIN, ChatTemplate
 from model.tokenizer import END_OF_TEXT, Tokenizer
 from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.messages import Messages, Tools

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from model.chat_template import ChatTemplate
+from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.api.openai.chat.messages import FunctionDefinition, FunctionTool
 from server.api.openai.responses.note import Json, Note

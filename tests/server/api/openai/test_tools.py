@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from model.call_forms import FENCED, FORMS, TAGGED, CallForm
-from model.chat_template import PLAIN, ChatTemplate
-from model.chat_turns import Turns
+from model.chat.call_forms import FENCED, FORMS, TAGGED, CallForm
+from model.chat.template import PLAIN, ChatTemplate
+from model.chat.turns import Turns
 from server.api.openai.chat.messages import FunctionTool
 from server.api.openai.chat.tools import (
     Arguments,

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from model.architectures.rwkv7.chat import TEMPLATE, TURNS
-from model.chat_template import ChatTemplate
+from model.chat.template import ChatTemplate
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import FakeEngine, told_after
 from tests.server.harness import Running, running

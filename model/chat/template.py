@@ -3,7 +3,7 @@
 It is looked for where Hugging Face's tools write it: in ``chat_template.jinja``,
 else in ``tokenizer_config.json``, as one text or as a list of named ones. Running
 it is `server.chat.renderer`'s affair: a template is code from a checkpoint. What it
-does not say of a chat is in `model.chat_turns`.
+does not say of a chat is in `model.chat.turns`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.call_forms import CallForm, form_in
-from model.chat_turns import Thinking, Turns, thinking_in
+from model.chat.call_forms import CallForm, form_in
+from model.chat.turns import Thinking, Turns, thinking_in
 from model.files import ConfigError, read_json, read_text
 
 JINJA, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"

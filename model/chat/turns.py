@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from model.call_forms import TAGGED, CallForm
+from model.chat.call_forms import TAGGED, CallForm
 
 _OPENING = re.compile(r"\{[{%]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")

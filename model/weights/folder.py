@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from model.files import read_json
-from model.split_files import part_paths
-from model.torch_folder import TorchFiles
-from model.weights import FORMS, INDEX, WEIGHTS, CheckpointError, StoredWeights, WeightFiles
+from model.weights import FORMS, INDEX, WEIGHTS, CheckpointError, StoredWeights
+from model.weights.gguf_parts import part_paths
+from model.weights.safetensors import WeightFiles
+from model.weights.torch_file import TorchFiles
 
 
 def read_weights(folder: Path) -> StoredWeights:

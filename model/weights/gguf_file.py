@@ -6,7 +6,7 @@ A header is metadata (key, type, value), then for each tensor its name, sizes, t
 The reader of the package ``gguf`` makes several arrays for every string of a vocabulary (1.7 s
 and 120 MB for 65,536 tokens) and trusts every count in the header. Here each count is checked
 against the bytes that are left, so that a damaged file cannot ask for more memory than it has.
-Quantised blocks are unpacked by that package (`model.gguf_kinds`).
+Quantised blocks are unpacked by that package (`model.weights.gguf_kinds`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from typing import Any
 import numpy as np
 
 from model.files import open_file
-from model.gguf_kinds import KINDS, NUMPY, QUANTIZED, Kind, kind_name, unpacked
-from model.gguf_parts import COUNT, check_parts
-from model.split_files import part_paths
 from model.tensor_spec import Shape
 from model.weights import (
     Array,
@@ -34,6 +31,8 @@ from model.weights import (
     most_common_dtype,
     release_pages,
 )
+from model.weights.gguf_kinds import KINDS, NUMPY, QUANTIZED, Kind, kind_name, unpacked
+from model.weights.gguf_parts import COUNT, check_parts, part_paths
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -2,20 +2,29 @@
 
 Such a file is a zip archive that is not compressed: ``NAME/data.pkl`` describes a dictionary
 of tensors in the pickle format, and ``NAME/data/KEY`` holds the numbers of one storage.
-`model.tensor_pickle` reads the description and `model.torch_archive` the archive. No torch is
-needed.
+`model.weights.tensor_pickle` reads the description and `model.weights.torch_archive` the archive.
+No torch is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from model.tensor_pickle import STORAGES, PickleError, Tensor, read_tensors
 from model.tensor_spec import Shape
-from model.torch_archive import Archive, ArchiveError
-from model.weights import Array, CheckpointError, MappedWeights, decoded, most_common_dtype
+from model.weights import (
+    FORMS,
+    Array,
+    CheckpointError,
+    MappedWeights,
+    StoredWeights,
+    decoded,
+    most_common_dtype,
+)
+from model.weights.tensor_pickle import STORAGES, PickleError, Tensor, read_tensors
+from model.weights.torch_archive import Archive, ArchiveError
 
 #: Bound on the description; that of a thousand tensors takes about 0.1 MB.
 _MAX_DESCRIPTION_BYTES = 1 << 24
@@ -111,6 +120,50 @@ class TorchFile(MappedWeights[Tensor]):
             raise CheckpointError(
                 f"{self._path}: {name} reaches beyond its {storage.count} numbers"
             )
+
+
+class TorchFiles(StoredWeights):
+    """The tensors of ``pytorch_model.bin``, or of the several files that an index names."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        """Raises `CheckpointError` where a file is damaged, and where two have the same key."""
+        self.name = paths[0].name if len(paths) == 1 else FORMS[1][1]
+        self._files = [TorchFile(path) for path in paths]
+        self._places: dict[str, TorchFile] = {}
+        for path, file in zip(paths, self._files, strict=True):
+            for name in file:
+                if name in self._places:
+                    raise CheckpointError(f"{path}: the tensor {name} is in another file too")
+                self._places[name] = file
+
+    def __getitem__(self, name: str) -> Array:
+        return self._places[name][name]
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        return self._places[name].rows(name, begin, end)
+
+    def release(self) -> None:
+        for file in self._files:
+            file.release()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def shape(self, name: str) -> Shape:
+        return self._places[name].shape(name)
+
+    def is_float(self, name: str) -> bool:
+        return self._places[name].is_float(name)
+
+    @property
+    def stored_dtype(self) -> str:
+        return most_common_dtype(pair for file in self._files for pair in file.dtypes())
 
 
 def _folder(archive: Archive) -> str:
