@@ -70,7 +70,7 @@ class Head:
         """The session of a row of the table; ``broken`` where the row was altered."""
         *fields, stored = row
         head = cls(*fields)
-        if head.broken is None and stored not in (None, head.sum):
+        if head.broken is None and stored != head.sum:
             head.broken = "its row was altered"
         return head
 

@@ -34,7 +34,7 @@ MAX_JOURNAL_ROWS = 4096
 
 
 #: Number, data and keys.
-JournalRow = tuple[int, bytes, str | None]
+JournalRow = tuple[int, bytes, str]
 
 
 class Log:

@@ -36,17 +36,17 @@ LoggedEntry = tuple[Head, Entry, StoredState | None]
 
 
 class Line(NamedTuple):
-    """An entry as it is in a row. ``sum`` is None in a row of an older version."""
+    """An entry as it is in a row."""
 
     key: int
     entry: Any
     rest: Sequence[Any]
     body: bytes
-    sum: int | None
+    sum: int
 
     def is_entry(self, number: int) -> bool:
         """Whether it is as it was written for this number of its session's log."""
-        return self.sum is None or self.sum == crc32(self.body, number)
+        return self.sum == crc32(self.body, number)
 
 
 class LogRow(NamedTuple):
@@ -92,10 +92,8 @@ def pack_row(steps: Sequence[LoggedEntry]) -> tuple[bytes, str] | None:
     return b"[" + BETWEEN.join(lines) + b"]", sealed(encode(keys).decode())
 
 
-def unpack_row(data: bytes, keys: str | None) -> LogRow:
+def unpack_row(data: bytes, keys: str) -> LogRow:
     """Of what `pack_row` has made, all that can still be read."""
-    if keys is None:
-        return _older_row(data)
     found = [_line(line) for line in data[1:-1].split(BETWEEN)] if data != b"[]" else []
     lines = [line for line in found if line is not None]
     text = unsealed(keys)
@@ -113,11 +111,3 @@ def _line(line: bytes) -> Line | None:
         return Line(key, entry, rest, body, int(stored[:-1])) if is_line else None
     except (Malformed, ValueError, TypeError):
         return None
-
-
-def _older_row(data: bytes) -> LogRow:
-    try:
-        lines = [Line(key, entry, rest, b"", None) for key, entry, *rest in decode_json(data)]
-    except (Malformed, ValueError, TypeError):
-        return LogRow([], None, False)
-    return LogRow(lines, None, True)

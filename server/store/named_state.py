@@ -21,7 +21,7 @@ from server.store.files import Chunk
 from server.store.state_file import check_identity, check_sum, checksum, labels, pack, unpack
 
 FORMAT = "everstream-named-state-1"
-FORMATS = (FORMAT, *portable.FORMATS)
+FORMATS = (FORMAT, portable.FORMAT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,7 @@ from server.store.errors import ImportRefused, SnapshotBroken
 from server.store.files import Chunk
 from server.store.state_file import check_identity, check_sum, checksum, labels, pack, unpack
 
-FORMAT = "everstream-session-3"
-#: Those that can be read: in the first a session had no constraint, in the second no origin.
-FORMATS = ("everstream-session-1", "everstream-session-2", FORMAT)
+FORMAT = "everstream-session-1"
 #: Bytes besides the state: much of a text that the state has not seen yet has room in them.
 MAX_ABOUT_BYTES = 16 << 20
 _MAX_UNDECODED_BYTES = 16
@@ -51,7 +49,7 @@ def import_session(
         raise ImportRefused("the file is too large to be a session of this model")
     try:
         about, state = unpack(data)
-        if about.get("format") not in FORMATS:
+        if about.get("format") != FORMAT:
             raise ImportRefused(f"the file's format is not {FORMAT}")
         is_ours = _is_signed(about, state, key)
         if not is_ours and not trust_unsigned:

@@ -149,12 +149,12 @@ class Snapshots:
             return str(fields)
         return None
 
-    def _check(self, stored: int | None, fields: str | None, columns: Columns) -> None:
+    def _check(self, stored: int, fields: str | None, columns: Columns) -> None:
         """Whether the row is as it was written, for this identity; the identity's own row may not.
 
         Raises `SnapshotBroken` and `SnapshotMismatch`.
         """
-        if stored is not None and not is_altered(stored, *columns, self._labels):
+        if not is_altered(stored, *columns, self._labels):
             return
         if fields is None or is_altered(stored, *columns, fields):
             raise SnapshotBroken("its row was altered")

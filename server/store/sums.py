@@ -1,7 +1,6 @@
 """Checksums of rows, so that a byte that a disk has altered is noticed and never sent.
 
-Each is a CRC-32 over the columns that a session's history depends on. That of a row which
-older versions of everstream have written is NULL, and checks nothing.
+Each is a CRC-32 over the columns that a session's history depends on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def row_sum(*columns: str | int | None, data: bytes = b"") -> int:
 
 def is_altered(stored: int | None, *columns: str | int | None, data: bytes = b"") -> bool:
     """Whether a row is not as it was written with the sum ``stored``."""
-    return stored is not None and stored != row_sum(*columns, data=data)
+    return stored != row_sum(*columns, data=data)
 
 
 def sealed(text: str) -> str:

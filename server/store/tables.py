@@ -50,7 +50,7 @@ class LogSegment(NamedTuple):
     last_seq: int
     running: str | None
     data: bytes
-    sum: int | None
+    sum: int
 
     def entries(self, key: int) -> list[Entry]:
         """All of them, of the session ``key``. Raises `SessionBroken` where the row was altered."""
@@ -287,4 +287,4 @@ def is_key_altered(row: Sequence[Any]) -> bool:
     if note is not None and is_altered(note_sum, note):
         return True
     ended = 0 if finished is None else row_sum(finished)
-    return stored is not None and stored != row_sum(*fields) + ended
+    return bool(stored != row_sum(*fields) + ended)

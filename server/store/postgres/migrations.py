@@ -1,8 +1,7 @@
-"""The tables of a shared store, and how a store of an older version gets them.
+"""The tables of a shared store, and how a store of an older format gets them.
 
 Each version of a model has a schema of its own in the database, so that the tables
-are those of the embedded store (`server.store.sqlite.migrations` explains their columns)
-and the columns and tables next to them say which replica owns what:
+are those of the embedded store, with these columns and tables next to them:
 
 - `replica` has a row for each process that serves. Its key is a number that no other
   process ever gets, and so the fence of all that the process holds. ``link`` counts
@@ -16,14 +15,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from server.store.errors import StoreTooNew
+from server.store.schema import TABLES, refuse_unknown
 
 if TYPE_CHECKING:
     from server.store.postgres.database import PostgresDatabase
 
-#: ``MIGRATIONS[i]`` leads from version i to version i + 1. Those of a release never change.
-MIGRATIONS: tuple[str, ...] = (
-    """
+_TYPES = {
+    "integer": "bigint",
+    "text": "text",
+    "real": "double precision",
+    "blob": "bytea",
+    "row_key": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "session_key": "bigint PRIMARY KEY",
+    "end": "",
+    "end_by_key": "",
+}
+
+_REPLICAS = """
     CREATE TABLE meta (name text PRIMARY KEY, value text NOT NULL);
 
     CREATE TABLE replica (
@@ -34,80 +42,17 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE SEQUENCE replica_key MAXVALUE 2147483647;
 
+    -- One row for each commit of a replica; `keys` are those of its sessions.
     CREATE TABLE journal (
         replica bigint NOT NULL,
         id bigint NOT NULL,
         data bytea NOT NULL,
+        keys text NOT NULL,
         PRIMARY KEY (replica, id)
     );
 
-    CREATE TABLE identity (
-        key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        fields text NOT NULL UNIQUE
-    );
-
-    CREATE TABLE session (
-        key bigint PRIMARY KEY,
-        id text NOT NULL UNIQUE,
-        owner text NOT NULL,
-        holder bigint,
-        epoch bigint NOT NULL,
-        length bigint NOT NULL,
-        seq bigint NOT NULL,
-        running text,
-        num_entries bigint NOT NULL,
-        log_seq bigint NOT NULL,
-        log_tokens bigint NOT NULL DEFAULT 0,
-        bytes bigint NOT NULL DEFAULT 0,
-        journal bigint NOT NULL,
-        created_s double precision NOT NULL,
-        used_s double precision NOT NULL
-    ) WITH (fillfactor = 80);
-    CREATE INDEX session_owner ON session (owner, id);
-    CREATE INDEX session_used ON session (used_s);
-    CREATE INDEX session_running ON session (id) WHERE running IS NOT NULL;
+    ALTER TABLE session ADD COLUMN holder bigint, SET (fillfactor = 80);
     CREATE INDEX session_holder ON session (holder) WHERE holder IS NOT NULL;
-
-    CREATE TABLE segment (
-        session bigint NOT NULL,
-        first bigint NOT NULL,
-        "end" bigint NOT NULL,
-        last_seq bigint NOT NULL,
-        num_tokens bigint NOT NULL,
-        running text,
-        data bytea NOT NULL,
-        PRIMARY KEY (session, first)
-    );
-
-    CREATE TABLE snapshot (
-        key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        session bigint NOT NULL,
-        place bigint NOT NULL,
-        length bigint NOT NULL,
-        identity bigint NOT NULL,
-        value text NOT NULL,
-        file text,
-        bytes bigint NOT NULL
-    );
-    CREATE INDEX snapshot_session ON snapshot (session);
-    CREATE INDEX snapshot_file ON snapshot (file) WHERE file IS NOT NULL;
-
-    CREATE TABLE request_key (
-        owner text NOT NULL,
-        key text NOT NULL,
-        session bigint NOT NULL,
-        session_id text NOT NULL,
-        request_id text NOT NULL,
-        first_seq bigint NOT NULL,
-        length bigint NOT NULL,
-        is_append bigint NOT NULL,
-        finished text,
-        gone_s double precision,
-        note text,
-        PRIMARY KEY (owner, key)
-    );
-    CREATE INDEX request_key_session ON request_key (session);
-    CREATE INDEX request_key_gone ON request_key (gone_s) WHERE gone_s IS NOT NULL;
 
     -- Keys under which a replica is about to begin something.
     CREATE TABLE key_claim (
@@ -118,39 +63,8 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX key_claim_replica ON key_claim (replica);
 
-    -- States, where no object storage has them. They are random to any compression.
-    CREATE TABLE object (name text PRIMARY KEY, data bytea NOT NULL);
-    ALTER TABLE object ALTER COLUMN data SET STORAGE EXTERNAL;
-
-    -- States that may have no row that names them, to be looked at when they are due.
-    CREATE TABLE garbage (name text PRIMARY KEY, due_s double precision NOT NULL);
-    CREATE INDEX garbage_due ON garbage (due_s);
-
-    CREATE FUNCTION note_garbage() RETURNS trigger
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-    BEGIN
-        INSERT INTO garbage VALUES (OLD.file, extract(epoch FROM now()) + 3600)
-            ON CONFLICT (name) DO UPDATE SET due_s = excluded.due_s;
-        RETURN NULL;
-    END $$;
-    CREATE TRIGGER snapshot_gone AFTER DELETE ON snapshot
-        FOR EACH ROW WHEN (OLD.file IS NOT NULL) EXECUTE FUNCTION note_garbage();
-
-    -- States of the beginnings of prompts, shared by the replicas.
-    CREATE TABLE prefix (
-        space text NOT NULL,
-        owner text NOT NULL,
-        key text NOT NULL,
-        num_tokens bigint NOT NULL,
-        name text NOT NULL,
-        bytes bigint NOT NULL,
-        used_s double precision NOT NULL,
-        PRIMARY KEY (space, owner, key)
-    );
-    CREATE INDEX prefix_used ON prefix (used_s);
-
     -- Whether a replica may write through its connection number `my_link`, until the transaction
-    -- ends: whoever ends the replica, or connects anew for it, waits for that.
+    -- ends: another process that ends the replica, or connects anew for it, waits for that.
     CREATE FUNCTION hold(me bigint, my_link bigint) RETURNS boolean
     LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
     BEGIN
@@ -158,17 +72,27 @@ MIGRATIONS: tuple[str, ...] = (
         RETURN EXISTS (SELECT FROM replica WHERE key = me AND link = my_link);
     END $$;
 
-    -- 0: done. 1: the replica is no more. 2: it does not hold all of the sessions `keys`.
+    -- `hold`, where nothing waits for its answer.
+    CREATE FUNCTION must_hold(me bigint, my_link bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+    BEGIN
+        IF NOT hold(me, my_link) THEN
+            RAISE EXCEPTION 'the replica is no more' USING ERRCODE = 'EV001';
+        END IF;
+    END $$;
+
+    -- 0: done. 1: the replica is no more. 2: it does not hold all of the sessions `held`.
     -- 3: the row before is not there: this is not the database that it was.
     CREATE FUNCTION append_journal(
-        me bigint, my_link bigint, row_id bigint, row_data bytea, keys bigint[], synced boolean
+        me bigint, my_link bigint, row_id bigint, row_data bytea, row_keys text, held bigint[],
+        synced boolean
     ) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
     BEGIN
         IF NOT hold(me, my_link) THEN
             RETURN 1;
         END IF;
-        IF cardinality(keys) > (
-            SELECT count(*) FROM session WHERE key = ANY(keys) AND holder = me
+        IF cardinality(held) > (
+            SELECT count(*) FROM session WHERE key = ANY(held) AND holder = me
         ) THEN
             RETURN 2;
         END IF;
@@ -180,73 +104,31 @@ MIGRATIONS: tuple[str, ...] = (
         IF NOT synced THEN
             PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
-        INSERT INTO journal VALUES (me, row_id, row_data);
+        INSERT INTO journal VALUES (me, row_id, row_data, row_keys);
         RETURN 0;
     END $$;
-    """,
-    """
-    ALTER TABLE session ADD COLUMN broken text;
-    """,
-    """
-    -- Checksums, see `server.store.sums`; NULL in rows of before. `keys` are those of the lines.
-    ALTER TABLE journal ADD COLUMN keys text;
-    ALTER TABLE session ADD COLUMN sum bigint;
-    ALTER TABLE segment ADD COLUMN sum bigint;
-    ALTER TABLE snapshot ADD COLUMN sum bigint;
-    ALTER TABLE request_key ADD COLUMN sum bigint;
-    ALTER TABLE request_key ADD COLUMN note_sum bigint;
+"""
 
-    -- A replica of an older version, which may still run, changes rows and not their checksums.
-    CREATE FUNCTION drop_sum() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        NEW.sum := NULL;
-        RETURN NEW;
-    END $$;
-    CREATE TRIGGER session_sum BEFORE UPDATE ON session FOR EACH ROW WHEN (
-        OLD.sum IS NOT DISTINCT FROM NEW.sum AND
-        (OLD.epoch, OLD.length, OLD.seq, OLD.num_entries, OLD.journal) IS DISTINCT FROM
-        (NEW.epoch, NEW.length, NEW.seq, NEW.num_entries, NEW.journal)
-    ) EXECUTE FUNCTION drop_sum();
-    CREATE TRIGGER request_key_sum BEFORE UPDATE ON request_key FOR EACH ROW WHEN (
-        OLD.sum IS NOT DISTINCT FROM NEW.sum AND
-        (OLD.session, OLD.request_id, OLD.finished) IS DISTINCT FROM
-        (NEW.session, NEW.request_id, NEW.finished)
-    ) EXECUTE FUNCTION drop_sum();
+_STATES = """
+    -- States, where no object storage has them. They are random to any compression. The space
+    -- of deleted ones is used again soon: a state is hundreds of rows of the second table.
+    CREATE TABLE object (name text PRIMARY KEY, data bytea NOT NULL) WITH (
+        autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_threshold = 1000,
+        toast.autovacuum_vacuum_cost_delay = 0
+    );
+    ALTER TABLE object ALTER COLUMN data SET STORAGE EXTERNAL;
 
-    CREATE FUNCTION append_journal(
-        me bigint, my_link bigint, row_id bigint, row_data bytea, row_keys text, held bigint[],
-        synced boolean
-    ) RETURNS int LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
-    DECLARE
-        result int := append_journal(me, my_link, row_id, row_data, held, synced);
-    BEGIN
-        IF result = 0 THEN
-            UPDATE journal SET keys = row_keys WHERE replica = me AND id = row_id;
-        END IF;
-        RETURN result;
-    END $$;
-    """,
-    """
-    -- `hold`, where nobody waits for its answer.
-    CREATE FUNCTION must_hold(me bigint, my_link bigint) RETURNS void
-    LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-    BEGIN
-        IF NOT hold(me, my_link) THEN
-            RAISE EXCEPTION 'the replica is no more' USING ERRCODE = 'EV001';
-        END IF;
-    END $$;
-    """,
-    """
-    -- States that sessions begin with, by the operator's names. `data` is a file with a checksum.
-    CREATE TABLE named_state (name text PRIMARY KEY, digest text NOT NULL, data bytea NOT NULL);
-    ALTER TABLE named_state ALTER COLUMN data SET STORAGE EXTERNAL;
-    """,
-    """
+    -- States that may have no row that names them, to be looked at when they are due.
+    CREATE TABLE garbage (name text PRIMARY KEY, due_s double precision NOT NULL);
+    CREATE INDEX garbage_due ON garbage (due_s);
+
     -- A state in the table can go as soon as its last row has gone: both are of one database, so
     -- that neither a crash nor a dump finds a row without its state. A row that is just being
     -- made for it is kept from that by `keep_state`. One in an object storage waits for an hour:
     -- that of before a crash, or a dump, may still be asked for.
-    CREATE OR REPLACE FUNCTION note_garbage() RETURNS trigger
+    CREATE FUNCTION note_garbage() RETURNS trigger
     LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
     BEGIN
         INSERT INTO garbage VALUES (
@@ -255,6 +137,8 @@ MIGRATIONS: tuple[str, ...] = (
         ) ON CONFLICT (name) DO UPDATE SET due_s = excluded.due_s;
         RETURN NULL;
     END $$;
+    CREATE TRIGGER snapshot_gone AFTER DELETE ON snapshot
+        FOR EACH ROW WHEN (OLD.file IS NOT NULL) EXECUTE FUNCTION note_garbage();
 
     -- The note is what a sweep locks. One that goes on is waited for here; its state is gone then,
     -- and the transaction is done once more, with a state of its own.
@@ -271,15 +155,26 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TRIGGER snapshot_state BEFORE INSERT ON snapshot
         FOR EACH ROW WHEN (starts_with(NEW.file, 'table-')) EXECUTE FUNCTION keep_state();
 
-    -- The room of deleted states is used again soon: a state is hundreds of rows of the second.
-    ALTER TABLE object SET (
-        autovacuum_vacuum_scale_factor = 0.05,
-        toast.autovacuum_vacuum_scale_factor = 0.05,
-        toast.autovacuum_vacuum_threshold = 1000,
-        toast.autovacuum_vacuum_cost_delay = 0
+    -- States of the beginnings of prompts, shared by the replicas.
+    CREATE TABLE prefix (
+        space text NOT NULL,
+        owner text NOT NULL,
+        key text NOT NULL,
+        num_tokens bigint NOT NULL,
+        name text NOT NULL,
+        bytes bigint NOT NULL,
+        used_s double precision NOT NULL,
+        PRIMARY KEY (space, owner, key)
     );
-    """,
-)
+    CREATE INDEX prefix_used ON prefix (used_s);
+
+    -- States that sessions begin with, by the operator's names. `data` is a file with a checksum.
+    CREATE TABLE named_state (name text PRIMARY KEY, digest text NOT NULL, data bytea NOT NULL);
+    ALTER TABLE named_state ALTER COLUMN data SET STORAGE EXTERNAL;
+"""
+
+#: ``MIGRATIONS[i]`` leads from format i to format i + 1. Those of a release never change.
+MIGRATIONS: tuple[str, ...] = (TABLES.format(**_TYPES) + _REPLICAS + _STATES,)
 
 
 def migrate(database: PostgresDatabase) -> None:
@@ -295,15 +190,10 @@ def migrate(database: PostgresDatabase) -> None:
         database.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (database.schema,))
         database.make_schema()
         version = _version(database)
-        if version > len(MIGRATIONS):
-            raise StoreTooNew(
-                f"the shared store has format {version}, and this version of everstream knows "
-                f"{len(MIGRATIONS)}: use a newer one, or another database"
-            )
-        for step in range(version, len(MIGRATIONS)):
-            database.run(MIGRATIONS[step])
-        if version < len(MIGRATIONS):
-            database.set_meta("version", str(len(MIGRATIONS)))
+        refuse_unknown(version, len(MIGRATIONS), "the shared store", "database")
+        for step in MIGRATIONS[version:]:
+            database.run(step)
+        database.set_meta("version", len(MIGRATIONS))
 
 
 def _version(database: PostgresDatabase) -> int:

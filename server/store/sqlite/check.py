@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import apsw
@@ -18,7 +17,7 @@ from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch,
 from server.store.heads import COLUMNS, Head
 from server.store.log_rows import Line, unpack_row
 from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.migrations import MIGRATIONS, format_of, migrate
+from server.store.sqlite.migrations import MIGRATIONS, format_of
 from server.store.sqlite.named_files import broken_named
 from server.store.sqlite.signing import FILE_NAME as KEY_NAME
 from server.store.sqlite.signing import is_key
@@ -48,10 +47,10 @@ def problems(path: Path) -> Iterator[str]:
     connection = open_for_reading(path)
     try:
         connection.execute("BEGIN")  # all of it as it is at one moment
-        if format_of(connection) == len(MIGRATIONS):
+        if (version := format_of(connection)) == len(MIGRATIONS):
             yield from _problems(connection.execute, path)
         else:
-            yield from _problems_migrated(connection, path)
+            yield f"the store has format {version}: the next start of the server migrates it"
     except StoreError as error:
         yield error.message
     finally:
@@ -63,19 +62,6 @@ def problems(path: Path) -> Iterator[str]:
             f"{KEY_NAME} is not a key: the server does not start with it. Put it back, or remove "
             "it; without it, what was exported before has no valid signature"
         )
-
-
-def _problems_migrated(connection: apsw.Connection, path: Path) -> Iterator[str]:
-    """Those of a store of an older format, in a copy that is brought to this one."""
-    with TemporaryDirectory() as work:
-        copy = apsw.Connection(str(Path(work) / FILE_NAME))
-        try:
-            with copy.backup("main", connection, "main") as backup:
-                backup.step()
-            migrate(copy)
-            yield from _problems(copy.execute, path)
-        finally:
-            copy.close(True)
 
 
 def _problems(execute: Execute, path: Path) -> Iterator[str]:
@@ -169,7 +155,7 @@ def _broken_journal(execute: Execute, heads: dict[int, Head]) -> Iterator[str]:
             yield f"rows {previous + 1} to {number - 1} of the journal are missing"
         previous = number
         row = unpack_row(data, keys)
-        if not row.is_whole or (keys is not None and row.keys is None):
+        if not row.is_whole or row.keys is None:
             yield f"row {number} of the journal was altered"
         for key in row.keys - Counter(line.key for line in row.lines) if row.keys else ():
             id = heads[key].id if key in heads else f"number {key}"

@@ -28,7 +28,6 @@ from server.store.sqlite.named_files import broken_named, files_in
 from server.store.sqlite.signing import copy_key
 from server.store.sqlite.state_files import DIR_NAME, OWNER_NAME
 from server.store.sqlite.store import open_store
-from server.store.stamping import add_sums
 from server.store.state_file import decode_state
 from server.store.sums import is_altered, sealed
 from server.store.tables import KEYS, SEGMENTS, LogSegment, Tables, is_key_altered
@@ -131,8 +130,6 @@ def _write(new: Path, found: dict[str, list[Row]]) -> None:
         for table in TABLES:
             for row in found[table]:
                 _insert(database, table, row)
-        if all("sum" not in row for row in found["session"]):
-            add_sums(database.execute)
         _pass_numbers(database, found)
     database.close()
     DiskFiles().write(new / DIR_NAME / OWNER_NAME, [store_id.encode()])

@@ -105,8 +105,8 @@ class TestRowAndSweepAtOnce:
 
     TAKE = "DELETE FROM garbage WHERE name IN (SELECT name FROM garbage FOR UPDATE SKIP LOCKED)"
     ADD = (
-        "INSERT INTO snapshot (session, place, length, identity, value, file, bytes) "
-        "VALUES (1, 0, 0, 1, '', 'table-1', 0)"
+        "INSERT INTO snapshot (session, place, length, identity, value, file, bytes, sum) "
+        "VALUES (1, 0, 0, 1, '', 'table-1', 0, 0)"
     )
 
     @pytest.fixture

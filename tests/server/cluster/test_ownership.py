@@ -363,7 +363,7 @@ class TestDatabase:
         writer = Writer()
         one.commit([writer.opened()])
         old = linked(one).database
-        row = (old.me, old.link, 77, b"[]", "{}", True)
+        row = (old.me, old.link, 77, b"[]", "", "{}", True)
         one._link.abandon()
         one.maintain(0.0)
         assert linked(one).database.call("append_journal", row) == 1

@@ -22,12 +22,10 @@ from server.store.errors import (
     StoreFailed,
     StoreFull,
     StoreLost,
-    StoreTooNew,
 )
 from server.store.saving import StoreLimits
 from server.store.sqlite.check import problems
 from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.migrations import MIGRATIONS
 from server.store.sqlite.store import SqliteStore, open_store
 from server.store.sqlite.upkeep import SAVES_AT_ONCE
 from tests.server.store.faults import Faults, FaultyFiles, FaultyVfs
@@ -343,36 +341,14 @@ def test_a_log_with_a_gap_is_not_read_over(path: Path) -> None:
     assert list(problems(path)) != []
 
 
-class TestMigrations:
-    def test_a_newer_store_is_refused(self, path: Path) -> None:
-        open_store(path, IDENTITY).close()
-        connection = apsw.Connection(str(path / "sessions.sqlite3"))
-        connection.pragma("user_version", len(MIGRATIONS) + 1)
-        connection.close()
-        with pytest.raises(StoreTooNew, match="newer"):
-            open_store(path, IDENTITY)
-
-    @pytest.mark.parametrize("version", [-1, *range(len(MIGRATIONS))])
-    def test_a_format_that_was_edited_is_refused(self, path: Path, version: int) -> None:
-        open_store(path, IDENTITY).close()
-        connection = apsw.Connection(str(path / "sessions.sqlite3"))
-        connection.pragma("user_version", version)
-        with pytest.raises(
-            StoreFailed, match=f"Set it back: PRAGMA user_version = {len(MIGRATIONS)}"
-        ):
-            open_store(path, IDENTITY)
-        connection.pragma("user_version", len(MIGRATIONS))
-        connection.close()
-        open_store(path, IDENTITY).close()
-
-    def test_a_database_without_tables_gets_them(self, path: Path) -> None:
-        path.mkdir()
-        connection = apsw.Connection(str(path / "sessions.sqlite3"))
-        connection.pragma("journal_mode", "WAL")
-        connection.close()
-        store = open_store(path, IDENTITY)
-        store.commit([Writer().opened()])
-        store.close()
+def test_a_database_without_tables_gets_them(path: Path) -> None:
+    path.mkdir()
+    connection = apsw.Connection(str(path / "sessions.sqlite3"))
+    connection.pragma("journal_mode", "WAL")
+    connection.close()
+    store = open_store(path, IDENTITY)
+    store.commit([Writer().opened()])
+    store.close()
 
 
 def test_evicted_sessions_are_written_at_once_and_then_dropped(
