@@ -73,6 +73,7 @@ RULES = (
         but=("server.engine.types", "server.engine.sampling_defaults"),
     ),
     Rule(inside=("server.config",), never=("server",), but=("server.config",)),
+    Rule(inside=("server",), never=("apsw", "psycopg"), except_in=("server.store",)),
 )
 
 #: `server.engine` may use these and the standard library.
@@ -285,6 +286,8 @@ def test_only_the_config_reads_the_environment() -> None:
         ("server.engine.runner", "from model.training.loop import train"),
         ("server.engine.scheduler", "from torch import Tensor"),
         ("server.config.settings", "from server.runtime.async_engine import AsyncEngine"),
+        ("server.cli.store", "import apsw"),
+        ("server.cluster.cluster", "from psycopg import sql"),
     ],
 )
 def test_a_broken_rule_is_seen(module: str, source: str) -> None:

@@ -8,11 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import apsw
 import typer
 
 from server.cli.failures import fail
-from server.cli.store import Store
+from server.cli.store import Store, reason
 from server.store.errors import StoreError
 from server.store.files import DiskFiles
 from server.store.sqlite.backup import back_up, renew_id, stores_in, sync_tree
@@ -47,8 +46,8 @@ def backup_command(
         num_bytes = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
         partial.rename(new)
         DiskFiles().sync_dir(new.parent)
-    except (apsw.Error, OSError, StoreError) as error:
-        raise fail(f"{path} cannot be copied: {error}") from error
+    except (OSError, StoreError) as error:
+        raise fail(f"{path} cannot be copied: {reason(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     typer.echo(f"{new}: {num_bytes} bytes; start a server with --store {new}")
@@ -69,8 +68,8 @@ def new_id_command(path: Store) -> None:
     try:
         for store in stores:
             typer.echo(f"{store}: {renew_id(store)}")
-    except (apsw.Error, OSError, StoreError) as error:
-        raise fail(f"{path} cannot get another id: {error}") from error
+    except (OSError, StoreError) as error:
+        raise fail(f"{path} cannot get another id: {reason(error)}") from error
 
 
 def _back_up(store: Path, new: Path) -> int:

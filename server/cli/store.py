@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import apsw
 import typer
 
 from server.cli.failures import clear_errors, fail
@@ -15,10 +14,11 @@ from server.store.base import Identity, Loaded
 from server.store.errors import StoreError
 from server.store.portable import export_session
 from server.store.saving import StoreLimits
-from server.store.sqlite.check import identity_of, open_for_reading, problems
-from server.store.sqlite.database import FILE_NAME, failure
+from server.store.sqlite.check import problems
+from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.lock import Waiting
 from server.store.sqlite.lock import owner as owner_of_lock
+from server.store.sqlite.reader import newest_identity, num_sessions, owner_and_identity
 from server.store.sqlite.salvage import salvage
 from server.store.sqlite.signing import signing_key
 from server.store.sqlite.store import SqliteStore, open_store
@@ -39,8 +39,8 @@ def check_command(path: Store) -> None:
         for problem in problems(path):
             typer.echo(problem)
             found += 1
-    except apsw.Error as error:
-        typer.echo(f"{path}: {error}")
+    except StoreError as error:
+        typer.echo(f"{path}: {reason(error)}")
         found += 1
     if found:
         typer.echo(f"everstream: {found} problem{'s' if found > 1 else ''} in {path}", err=True)
@@ -69,12 +69,10 @@ def salvage_command(
         for line in salvage(path, new):
             typer.echo(line)
             num_lost += 1
-        connection = open_for_reading(new)
-        ((num_kept,),) = connection.execute("SELECT count(*) FROM session")
-        connection.close(True)
-    except (apsw.Error, OSError, StoreError) as error:
+        num_kept = num_sessions(new)
+    except (OSError, StoreError) as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise fail(f"nothing can be read of {path / FILE_NAME}: {error}") from error
+        raise fail(f"nothing can be read of {path / FILE_NAME}: {reason(error)}") from error
     typer.echo(f"{new}: {num_kept} sessions; start the server with --store {new}")
     raise typer.Exit(1 if num_lost else 0)
 
@@ -93,7 +91,9 @@ def compact_command(
     _must_exist(path)
     before = _num_bytes(path)
     limits = StoreLimits(retention_s=retention, max_log_tokens=max_log_tokens)
-    store = _opened(path, _newest_identity(path), limits)
+    with clear_errors():
+        identity = newest_identity(path) or _ANY
+    store = _opened(path, identity, limits)
     try:
         store.compact()
     except StoreError as error:
@@ -116,7 +116,8 @@ def export_command(
 ) -> None:
     """Write a session to a signed file; the server must not run."""
     _must_exist(path)
-    with_owner = _owner_and_identity(path, session)
+    with clear_errors():
+        with_owner = owner_and_identity(path, session)
     if with_owner is None:
         raise fail(f"{path} has no session {session}")
     owner, identity = with_owner
@@ -161,32 +162,9 @@ def _opened(path: Path, identity: Identity, limits: StoreLimits) -> SqliteStore:
         raise fail(error) from error
 
 
-def _newest_identity(path: Path) -> Identity:
-    for (fields,) in _ask(path, "SELECT fields FROM identity ORDER BY key DESC LIMIT 1"):
-        return identity_of(str(fields))
-    return _ANY
-
-
-def _owner_and_identity(path: Path, session: str) -> tuple[str, Identity] | None:
-    query = (
-        "SELECT owner, fields FROM session JOIN snapshot ON snapshot.session = session.key "
-        "JOIN identity ON identity.key = snapshot.identity WHERE session.id = ? "
-        "ORDER BY snapshot.key DESC LIMIT 1"
-    )
-    for owner, fields in _ask(path, query, session):
-        return str(owner), identity_of(str(fields))
-    return None
-
-
-def _ask(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
-    try:
-        connection = open_for_reading(path)
-        try:
-            return list(connection.execute(query, values))
-        finally:
-            connection.close(True)
-    except apsw.Error as error:
-        raise fail(failure(error).message) from error
+def reason(error: Exception) -> str:
+    """What was wrong, in SQLite's own words where it was SQLite that failed."""
+    return (isinstance(error, StoreError) and error.detail) or str(error)
 
 
 def _must_exist(path: Path) -> None:

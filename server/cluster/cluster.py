@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import socket
 import time
 from collections.abc import Callable
-
-import psycopg
-from psycopg import sql
+from functools import partial
 
 from server.cluster.ownership import PostgresOwnership
 from server.config.environment import object_storage_environment
@@ -20,15 +17,14 @@ from server.store.base import Identity, Store
 from server.store.errors import StoreError
 from server.store.object_storage.objects import Connection, Objects, TableObjects
 from server.store.postgres.connecting import TIMEOUT_S, connect
-from server.store.postgres.database import failure
 from server.store.postgres.link import SharedPlace
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from server.store.postgres.store import PostgresStore
+from server.store.postgres.versions import owner_elsewhere, schema_of
 from server.store.saving import StoreLimits
 
 logger = logging.getLogger("everstream.cluster")
 
-SCHEMA = "everstream_"
 #: How long a prompt waits for its beginning, and what hangs is given up.
 FETCH_S, PREFIX_TIMEOUT_S = 0.25, 2.0
 
@@ -83,16 +79,7 @@ class Cluster:
 
     def owner_elsewhere(self, name: str, digest: str) -> Callable[[str], str | None]:
         """A function that says whose a session of another version is. It blocks."""
-        own = schema_of(name, digest)
-
-        def find(session: str) -> str | None:
-            try:
-                with connect(self._url) as connection:
-                    return _owner(connection, session, own)
-            except psycopg.Error as error:
-                raise failure(error) from error
-
-        return find
+        return partial(owner_elsewhere, self._url, schema_of(name, digest))
 
     def _objects(self, timeout_s: float) -> Callable[[Connection], Objects]:
         url = self._config.store_objects
@@ -109,20 +96,3 @@ class Cluster:
         except (ValueError, OSError) as error:
             raise StoreError(f"EVERSTREAM_STORE_OBJECTS: {error}") from error
         return lambda connection: objects
-
-
-def schema_of(name: str, digest: str) -> str:
-    """The schema of a version of a model; PostgreSQL takes no more than 63 characters."""
-    if len(name) > 24:
-        name = f"{name[:15]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"{SCHEMA}{name}_{digest[:16]}"
-
-
-def _owner(connection: psycopg.Connection[tuple[str]], session: str, own: str) -> str | None:
-    query = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s) AND nspname <> %s"
-    for (schema,) in connection.execute(query, (SCHEMA, own)).fetchall():
-        table = sql.Identifier(schema, "session")
-        find = sql.SQL("SELECT owner FROM {} WHERE id = %s").format(table)
-        for (owner,) in connection.execute(find, (session,)):
-            return owner
-    return None

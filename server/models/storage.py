@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
-
-import apsw
+from typing import Protocol, TypeVar
 
 from model.checkpoint import Checkpoint
 from model.state import StateLayout
@@ -28,15 +27,15 @@ from server.sessions.ownership import Ownership
 from server.sessions.prefix_tier import PrefixTier
 from server.sessions.transfer import Signing
 from server.store.base import Identity, Store
+from server.store.errors import StoreError
 from server.store.files import DiskFiles
 from server.store.memory_store import LIMITS as MEMORY_LIMITS
 from server.store.memory_store import MemoryStore
 from server.store.saving import StoreLimits
-from server.store.sqlite.check import identity_of as identity_in
-from server.store.sqlite.check import open_for_reading
 from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.lock import Waiting
 from server.store.sqlite.prefix_files import PrefixFiles
+from server.store.sqlite.reader import newest_identity, owner_of
 from server.store.sqlite.signing import signing_key
 from server.store.sqlite.store import open_store
 
@@ -44,6 +43,8 @@ from server.store.sqlite.store import open_store
 MEMORY = "memory"
 
 VERSIONS, MODELS = "versions", "models"
+
+R = TypeVar("R")
 
 
 class Shared(Protocol):
@@ -75,9 +76,8 @@ class Home:
     def owner_elsewhere(self, session: str) -> str | None:
         """Whose ``session`` is in the store of another version. Blocks."""
         for path in (self.base, *sorted(self.base.glob(f"{VERSIONS}/*"))):
-            if path != self.path:
-                for (owner,) in _rows(path, "SELECT owner FROM session WHERE id = ?", session):
-                    return str(owner)
+            if path != self.path and (owner := _asked(owner_of, path, session)) is not None:
+                return owner
         return None
 
 
@@ -168,20 +168,14 @@ def identity_of(checkpoint: Checkpoint, backend: Backend) -> Identity:
 
 def _digest_in(path: Path) -> str | None:
     """The model whose states the store at ``path`` has got last; None where it has none."""
-    for (fields,) in _rows(path, "SELECT fields FROM identity ORDER BY key DESC LIMIT 1"):
-        return identity_in(str(fields)).model
-    return None
+    found = _asked(newest_identity, path)
+    return None if found is None else found.model
 
 
-def _rows(path: Path, query: str, *values: str) -> list[tuple[object, ...]]:
-    """What the store at ``path`` says; nothing where there is none, or of another format."""
+def _asked(ask: Callable[..., R | None], path: Path, *values: str) -> R | None:
+    """What the store at ``path`` says; None where there is none, or of another format."""
     if not (path / FILE_NAME).is_file():
-        return []
-    try:
-        connection = open_for_reading(path)
-        try:
-            return list(connection.execute(query, values))
-        finally:
-            connection.close(True)
-    except apsw.Error:
-        return []
+        return None
+    with suppress(StoreError):
+        return ask(path, *values)
+    return None

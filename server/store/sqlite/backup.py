@@ -20,11 +20,11 @@ from typing import NamedTuple
 import apsw
 
 from server.store.files import DiskFiles, create
-from server.store.sqlite.check import open_for_reading
-from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.database import FILE_NAME, errors_of_sqlite
 from server.store.sqlite.migrations import format_of
 from server.store.sqlite.named_files import DIR_NAME as NAMED_DIR
 from server.store.sqlite.named_files import files_in
+from server.store.sqlite.reader import open_for_reading
 from server.store.sqlite.signing import FILE_NAME as KEY_NAME
 from server.store.sqlite.state_files import DIR_NAME, OWNER_NAME
 
@@ -54,7 +54,7 @@ def stores_in(path: Path) -> list[Path]:
 def back_up(path: Path, new: Path, note: Callable[[str], None] = lambda _: None) -> Backup:
     """Copies the store at ``path`` to the empty folder ``new``; `sync_tree` is the caller's duty.
 
-    ``note`` gets lines that tell how far it is. Raises `apsw.Error`, `OSError` and `StoreError`.
+    ``note`` gets lines that tell how far it is. Raises `OSError` and `StoreError`.
     """
     (new / DIR_NAME).mkdir(mode=0o700)
     copied: set[str] = set()
@@ -105,28 +105,26 @@ def renew_id(path: Path) -> str:
     To clients its sessions then have another history: a cursor of before gets ``reset``.
     """
     store_id = secrets.token_hex(8)
-    connection = apsw.Connection(str(path / FILE_NAME), flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
-        format_of(connection)
-        # Without this file the states belong to the database, whichever id that has.
-        (path / DIR_NAME / OWNER_NAME).unlink(missing_ok=True)
-        DiskFiles().sync_dir(path / DIR_NAME)
-        connection.execute("UPDATE meta SET value = ? WHERE name = 'store_id'", (store_id,))
-    finally:
-        connection.close(True)
+    with errors_of_sqlite():
+        connection = apsw.Connection(str(path / FILE_NAME), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            format_of(connection)
+            # Without this file the states belong to the database, whichever id that has.
+            (path / DIR_NAME / OWNER_NAME).unlink(missing_ok=True)
+            DiskFiles().sync_dir(path / DIR_NAME)
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'store_id'", (store_id,))
+        finally:
+            connection.close(True)
     return store_id
 
 
 @contextmanager
 def _moment(path: Path) -> Iterator[apsw.Connection]:
     """The database as it is now, whatever is written meanwhile."""
-    connection = open_for_reading(path)
-    try:
+    with open_for_reading(path) as connection:
         connection.execute("BEGIN")
         format_of(connection)  # the first statement that reads fixes the moment
         yield connection
-    finally:
-        connection.close(True)
 
 
 def _states(source: apsw.Connection) -> set[str]:

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
-
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry
-from server.store.base import Identity
-from server.store.codec import Malformed, decode_json, decode_value, unpack_entry
-from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch, StoreError
+from server.store.codec import Malformed, decode_value, unpack_entry
+from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch, StoreTooNew
 from server.store.heads import COLUMNS, Head
 from server.store.log_rows import Line, unpack_row
 from server.store.sqlite.database import FILE_NAME
 from server.store.sqlite.migrations import MIGRATIONS, format_of
 from server.store.sqlite.named_files import broken_named
+from server.store.sqlite.reader import identity_of, open_for_reading
 from server.store.sqlite.signing import FILE_NAME as KEY_NAME
 from server.store.sqlite.signing import is_key
 from server.store.sqlite.state_files import DIR_NAME
@@ -29,32 +27,20 @@ from server.store.tables import KEYS, SEGMENTS, LogSegment, is_key_altered
 Execute = Callable[..., Any]
 
 
-def open_for_reading(path: Path) -> apsw.Connection:
-    """The database of the store at ``path``, which may be in use. Raises errors of SQLite's."""
-    connection = apsw.Connection(str(path / FILE_NAME), flags=apsw.SQLITE_OPEN_READONLY)
-    connection.set_busy_timeout(5000)
-    return connection
-
-
-def identity_of(fields: str) -> Identity:
-    """The identity in a row of the database."""
-    strings = decode_json(fields)
-    return Identity(**{**strings, "state_bytes": int(strings["state_bytes"])})
-
-
 def problems(path: Path) -> Iterator[str]:
-    """A line for each thing that is wrong with the store at ``path``; nothing is changed."""
-    connection = open_for_reading(path)
-    try:
+    """A line for each thing that is wrong with the store at ``path``; nothing is changed.
+
+    Raises `StoreError`.
+    """
+    with open_for_reading(path) as connection:
         connection.execute("BEGIN")  # all of it as it is at one moment
-        if (version := format_of(connection)) == len(MIGRATIONS):
-            yield from _problems(connection.execute, path)
-        else:
-            yield f"the store has format {version}: the next start of the server migrates it"
-    except StoreError as error:
-        yield error.message
-    finally:
-        connection.close(True)
+        try:
+            if (version := format_of(connection)) == len(MIGRATIONS):
+                yield from _problems(connection.execute, path)
+            else:
+                yield f"the store has format {version}: the next start of the server migrates it"
+        except StoreTooNew as error:
+            yield error.message
     for file, why in broken_named(path):
         yield f"the named state {file.stem}: {why}"
     if (path / KEY_NAME).exists() and not is_key(path):

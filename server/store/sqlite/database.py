@@ -152,3 +152,12 @@ def failure(error: Exception) -> StoreError:
     if isinstance(error, apsw.BusyError):
         return StoreFailed("the session store failed: another process has locked its database")
     return StoreFailed("the session store failed", detail=str(error))
+
+
+@contextmanager
+def errors_of_sqlite() -> Iterator[None]:
+    """Errors of SQLite as those of a store."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise failure(error) from error

@@ -20,11 +20,11 @@ from server.store.codec import Malformed, decode_value
 from server.store.errors import SessionBroken, StoreError, StoreFailed
 from server.store.files import DiskFiles
 from server.store.heads import COLUMNS, Head
-from server.store.sqlite.check import identity_of
 from server.store.sqlite.damaged import Damaged, Row
-from server.store.sqlite.database import SqliteDatabase
+from server.store.sqlite.database import SqliteDatabase, errors_of_sqlite
 from server.store.sqlite.named_files import DIR_NAME as NAMED_DIR
 from server.store.sqlite.named_files import broken_named, files_in
+from server.store.sqlite.reader import identity_of
 from server.store.sqlite.signing import copy_key
 from server.store.sqlite.state_files import DIR_NAME, OWNER_NAME
 from server.store.sqlite.store import open_store
@@ -42,11 +42,16 @@ Segments = list[tuple[LogSegment, list[Entry]]]
 def salvage(path: Path, new: Path) -> Iterator[str]:
     """Makes the store ``new`` of what is left of that at ``path``, which does not change.
 
-    Yields a line for each thing that was lost. Raises `apsw.Error`, `OSError` and
+    Yields a line for each thing that was lost. Raises `OSError` and
     `StoreError`.
     """
     new.mkdir(mode=0o700, parents=True)
     (new / DIR_NAME).mkdir(mode=0o700)
+    with errors_of_sqlite():
+        yield from _salvage(path, new)
+
+
+def _salvage(path: Path, new: Path) -> Iterator[str]:
     with TemporaryDirectory(dir=new) as work:
         damaged = Damaged(path, Path(work))
         try:

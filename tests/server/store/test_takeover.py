@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from server.store.errors import Fenced, StoreError, StoreInUse
-from server.store.sqlite.check import open_for_reading, problems
+from server.store.sqlite.check import problems
 from server.store.sqlite.lock import Waiting
+from server.store.sqlite.reader import open_for_reading
 from server.store.sqlite.store import open_store
 from tests.server.store.records import IDENTITY, Writer
 from tests.stopping import stop
@@ -135,15 +136,14 @@ def test_an_owner_stopped_in_a_commit_is_named_and_keeps_the_store(
 def test_a_reader_does_not_keep_a_store_from_opening(tmp_path: Path) -> None:
     first, writer = open_store(tmp_path, IDENTITY), Writer()
     first.commit([writer.opened(), *writer.turn(2)])
-    reader = open_for_reading(tmp_path)
-    reader.execute("BEGIN")
-    assert reader.execute("SELECT count(*) FROM session").fetchone() == (1,)
-    first.commit(writer.turn(2))
-    first.close()
-    again = open_store(tmp_path, IDENTITY, waiting=Waiting(sleep=never))
-    again.commit(writer.turn(1))
-    again.close()
-    reader.close()
+    with open_for_reading(tmp_path) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM session").fetchone() == (1,)
+        first.commit(writer.turn(2))
+        first.close()
+        again = open_store(tmp_path, IDENTITY, waiting=Waiting(sleep=never))
+        again.commit(writer.turn(1))
+        again.close()
 
 
 def test_an_owner_that_is_alive_keeps_the_store(tmp_path: Path) -> None:
