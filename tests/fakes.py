@@ -308,7 +308,7 @@ class FakeRuntime:
         self.vocab_size = vocab_size
         self.calls: list[list[int]] = []
 
-    def draw(self, **params: Any) -> FakeDraw:
+    def draw(self, *, penalty_window: int, **params: Any) -> FakeDraw:
         return FakeDraw(SamplingParams(**params))
 
     def run(
@@ -319,8 +319,8 @@ class FakeRuntime:
         tokens: list[Sequence[int]],
         draws: list[FakeDraw | None],
         recents: list[Sequence[int] | None] | None = None,
-        allowed: list[npt.NDArray[np.uint32] | None] | None = None,
-    ) -> list[int]:
+        allowed: list[Sequence[npt.NDArray[np.uint32] | None] | None] | None = None,
+    ) -> list[list[int]]:
         assert len(set(slots)) == len(slots), slots
         self.calls.append([len(row) for row in tokens])
         nothing = [None] * len(slots)
@@ -336,20 +336,20 @@ class FakeRuntime:
         tokens: Sequence[int],
         draw: FakeDraw | None,
         recent: Sequence[int] | None,
-        allowed: npt.NDArray[np.uint32] | None,
-    ) -> int:
+        allowed: Sequence[npt.NDArray[np.uint32] | None] | None,
+    ) -> list[int]:
         if state[0] == -1:
-            return -1 if draw is None else -2
+            return [] if draw is None else [-2]
         assert tokens
         assert state[1] == position, (state[1], position)
         assert all(0 <= token < self.vocab_size for token in tokens), tokens
         hashed = Hashed(int(state[0]), int(state[1])).after(tokens)
         state[:2] = hashed
         if draw is None:
-            return -1
+            return []
         assert (recent is not None) == has_penalty(draw.params)
         assert recent is None or list(recent)[-len(tokens) :] == list(tokens)[-len(recent) :]
-        return hashed.token(draw.params, self.vocab_size, allowed)
+        return [hashed.token(draw.params, self.vocab_size, allowed[0] if allowed else None)]
 
 
 class OnGrid:

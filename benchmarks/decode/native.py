@@ -81,11 +81,11 @@ class Native(Steps):
         tokens = self._runtime.run(
             self._pool, self._slots, self._positions, self._tokens, self._draws
         )
-        assert min(tokens) >= 0, tokens
-        self._tokens = [[token] for token in tokens]
+        assert all(token >= 0 for (token,) in tokens), tokens
+        self._tokens = tokens
         self._positions = [position + 1 for position in self._positions]
 
     def _prefill(self) -> None:
         self._pool[0] = 0
-        (token,) = self._runtime.run(self._pool, [0], [0], [self._prompt], self._draws)
+        ((token,),) = self._runtime.run(self._pool, [0], [0], [self._prompt], self._draws)
         assert token >= 0, token

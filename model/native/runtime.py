@@ -34,10 +34,12 @@ except ImportError as error:
 
 #: How weights are kept; the names are those of ``everstream serve --dtype``.
 DTYPES = ("float32", "bfloat16", "int8")
-#: In the place of a token: none was wanted, or the logits were not finite.
-NO_TOKEN, NOT_FINITE = -1, -2
+#: In the place of a token: the logits were not finite.
+NOT_FINITE = -2
 
 Draw = Any  # `_native.Draw`
+#: Of each draw of a row the ids that it may give; see `Runtime.run`.
+Masks = Sequence[npt.NDArray[np.uint32] | None]
 
 
 class NativeError(ValueError):
@@ -140,12 +142,14 @@ class Runtime:
         typical_p: float = 1.0,
         logit_bias: Sequence[tuple[int, float]] = (),
         top_logprobs: int | None = None,
+        penalty_window: int | None = None,
     ) -> Draw:
         """How to draw a token, for `run`; parameters as in `server.engine.types.SamplingParams`.
 
         They apply in the order that `server.engine.sampler` defines. A bias of an id
-        that is not drawn does nothing. Raises `ValueError` for a bias that is not
-        finite, or of a negative id, and for more than 20 ``top_logprobs``.
+        that is not drawn does nothing. Penalties look at the last ``penalty_window`` of the
+        recent tokens that `run` is given, or at all of them. Raises `ValueError` for a bias
+        that is not finite, or of a negative id, and for more than 20 ``top_logprobs``.
         """
         return _built().Draw(
             temperature=temperature,
@@ -160,6 +164,7 @@ class Runtime:
             seed=seed,
             logprob=logprob or top_logprobs is not None,
             num_top=top_logprobs or 0,
+            penalty_window=penalty_window or 0,
         )
 
     def run(
@@ -170,20 +175,23 @@ class Runtime:
         tokens: list[Sequence[int]],
         draws: list[Draw | None],
         recents: list[Sequence[int] | None] | None = None,
-        allowed: list[npt.NDArray[np.uint32] | None] | None = None,
-    ) -> list[int]:
+        allowed: Sequence[Masks | None] | None = None,
+        num_draws: list[int] | None = None,
+    ) -> list[list[int]]:
         """Feeds ``tokens[i]``, one or more, to the state in row ``slots[i]`` of ``pool``, in place.
 
-        ``positions[i]`` counts the tokens that the state has seen. Where
-        ``draws[i]`` is not None the next token is drawn at position
-        ``positions[i] + len(tokens[i])``, with penalties for ``recents[i]``, and
-        is one of those whose bits are set in ``allowed[i]``, where that is not
-        None: bit ``id % 32`` of word ``id // 32``, contiguous.
-        Returns a token, `NO_TOKEN` or `NOT_FINITE` per row. No slot may be
+        ``positions[i]`` counts the tokens that the state has seen. Where ``draws[i]`` is
+        not None a token is drawn after each of the last ``num_draws[i]`` tokens, of which
+        0 are too, or after the last one alone: each as a run would that ends there, with the
+        position that follows. ``recents[i]`` are the last tokens of the sequence with
+        ``tokens[i]``, for the penalties; a draw does not see the tokens after its own.
+        ``allowed[i]`` has for each draw None, or the ids that may be drawn: bit ``id % 32``
+        of word ``id // 32``, contiguous.
+        Returns for each row what was drawn, tokens or `NOT_FINITE`. No slot may be
         given twice. Raises `ValueError` for what cannot be run, also where nothing
         is allowed; whatever it raises, no state has changed.
         """
-        return self._native.run(pool, slots, positions, tokens, draws, recents, allowed)
+        return self._native.run(pool, slots, positions, tokens, draws, recents, allowed, num_draws)
 
     def score(
         self,
@@ -231,17 +239,17 @@ class Runtime:
         """
         return self._native.embed(pool, slot, position, tokens)
 
-    def logprobs(self) -> list[float]:
-        """Of the last run, by row: the log-probability of the token that was drawn.
+    def logprobs(self) -> list[list[float]]:
+        """The log-probabilities of what the last `run` drew, in the same lists.
 
-        As `score` has it, bit for bit: before bias, penalties, temperature, filters
+        As `score` has them, bit for bit: before bias, penalties, temperature, filters
         and mask. NaN where the draw was made without ``logprob`` and
         ``top_logprobs``, or there is no token.
         """
         return self._native.logprobs()
 
-    def top_logprobs(self) -> list[list[tuple[int, float]]]:
-        """Of the last run, by row: the ``top_logprobs`` likeliest ids, as `score_top` has them."""
+    def top_logprobs(self) -> list[list[list[tuple[int, float]]]]:
+        """For each draw of the last `run` the ``top_logprobs`` likeliest ids, as in `score_top`."""
         return self._native.top_logprobs()
 
     def logits(self) -> npt.NDArray[np.float32]:

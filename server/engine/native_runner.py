@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from server.engine.runner import Draw, Feed, TokenScore
+from server.engine.runner import NO_TOKEN, Draw, Feed, TokenScore
+from server.engine.sampling import PENALTY_WINDOW
 from server.engine.state_pool import StatePool
 from server.engine.types import SamplingParams
 
@@ -38,19 +40,22 @@ class NativeRunner:
             seed=params.seed,
             logprob=params.logprob,
             top_logprobs=params.top_logprobs,
+            penalty_window=PENALTY_WINDOW,
         )
 
     def run(self, feeds: Sequence[Feed]) -> list[int]:
         columns = map(list, zip(*feeds, strict=True))
         slots, positions, tokens, draws, recents, allowed = columns
         some = recents if any(recents) else None
-        return self._runtime.run(self._blocks, slots, positions, tokens, draws, some, allowed)
+        masks = [None if mask is None else (mask,) for mask in allowed]
+        drawn = self._runtime.run(self._blocks, slots, positions, tokens, draws, some, masks)
+        return [row[0] if row else NO_TOKEN for row in drawn]
 
     def logprobs(self) -> list[float]:
-        return self._runtime.logprobs()
+        return [row[0] if row else math.nan for row in self._runtime.logprobs()]
 
     def top_logprobs(self) -> list[list[tuple[int, float]]]:
-        return self._runtime.top_logprobs()
+        return [row[0] if row else [] for row in self._runtime.top_logprobs()]
 
     def score(self, feed: Feed, following: int, num_top: int = 0) -> list[TokenScore]:
         slot, position, tokens = feed.slot, feed.position, feed.tokens

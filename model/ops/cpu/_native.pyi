@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-NO_TOKEN: int
 NOT_FINITE: int
 
 def levels() -> list[str]: ...
@@ -38,6 +37,7 @@ class Draw:
         seed: int,
         logprob: bool,
         num_top: int,
+        penalty_window: int,
     ) -> None: ...
     @property
     def has_penalty(self) -> bool: ...
@@ -69,8 +69,9 @@ class Runtime:
         tokens: list[Sequence[int]],
         draws: list[Draw | None],
         recents: list[Sequence[int] | None] | None,
-        allowed: list[npt.NDArray[np.uint32] | None] | None,
-    ) -> list[int]: ...
+        allowed: Sequence[Sequence[npt.NDArray[np.uint32] | None] | None] | None,
+        num_draws: list[int] | None,
+    ) -> list[list[int]]: ...
     def score(
         self,
         pool: npt.NDArray[np.uint8],
@@ -87,8 +88,8 @@ class Runtime:
         position: int,
         tokens: Iterable[int],
     ) -> npt.NDArray[np.float64]: ...
-    def logprobs(self) -> list[float]: ...
-    def top_logprobs(self) -> list[list[tuple[int, float]]]: ...
+    def logprobs(self) -> list[list[float]]: ...
+    def top_logprobs(self) -> list[list[list[tuple[int, float]]]]: ...
     def logits(self) -> npt.NDArray[np.float32]: ...
 
 class Training:

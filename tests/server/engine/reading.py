@@ -35,7 +35,7 @@ def hidden_of(after: Hashed) -> npt.NDArray[np.float64]:
 class ReadingRuntime(FakeRuntime):
     """`FakeRuntime`, and the rest of what the native runtime does."""
 
-    _last: list[tuple[Hashed, int, FakeDraw | None]]
+    _last: list[tuple[Hashed, list[int], FakeDraw | None]]
 
     def run(
         self,
@@ -45,21 +45,21 @@ class ReadingRuntime(FakeRuntime):
         tokens: list[Sequence[int]],
         draws: list[FakeDraw | None],
         *args: Any,
-    ) -> list[int]:
+    ) -> list[list[int]]:
         drawn = super().run(pool, slots, positions, tokens, draws, *args)
         after = [_hashed(pool, slot) for slot in slots]
         self._last = list(zip(after, drawn, draws, strict=True))
         return drawn
 
-    def logprobs(self) -> list[float]:
+    def logprobs(self) -> list[list[float]]:
         return [
-            math.nan if draw is None or token < 0 else logprob_of(before, token)
-            for before, token, draw in self._last
+            [math.nan if token < 0 else logprob_of(before, token) for token in drawn]
+            for before, drawn, _ in self._last
         ]
 
-    def top_logprobs(self) -> list[list[tuple[int, float]]]:
+    def top_logprobs(self) -> list[list[list[tuple[int, float]]]]:
         return [
-            [] if draw is None else list(top_of(before, draw.params.top_logprobs or 0))
+            [] if draw is None else [list(top_of(before, draw.params.top_logprobs or 0))]
             for before, _, draw in self._last
         ]
 

@@ -122,13 +122,14 @@ public:
               num_threads, num_ids),
           num_ids_(num_ids) {}
 
-    std::vector<int> run(
+    nb::list run(
         Pool pool, const nb::list& slots, const nb::list& positions, const nb::list& tokens,
-        const nb::list& draws, const nb::object& recents, const nb::object& allowed) {
+        const nb::list& draws, const nb::object& recents, const nb::object& allowed,
+        const nb::object& num_draws) {
         const size_t n = nb::len(slots);
-        const bool has_recents = !recents.is_none(), has_masks = !allowed.is_none();
+        const auto differs = [n](const nb::object& list) { return !list.is_none() && nb::len(list) != n; };
         if (nb::len(positions) != n || nb::len(tokens) != n || nb::len(draws) != n ||
-            (has_recents && nb::len(recents) != n) || (has_masks && nb::len(allowed) != n))
+            differs(recents) || differs(allowed) || differs(num_draws))
             throw std::invalid_argument("lists of different lengths");
         if (pool.shape(1) != runtime_.model().state_bytes)
             throw std::invalid_argument("the pool's blocks have another size than a state");
@@ -136,7 +137,8 @@ public:
         ids_.clear();
         starts_.clear();
         words_.clear();
-        masks_.assign(n, NO_MASK);
+        masks_.clear();
+        first_mask_.assign(n, NO_MASK);
         const int vocab_size = runtime_.model().vocab_size;
         last_call_.resize(pool.shape(0));
         num_calls_++;
@@ -153,23 +155,30 @@ public:
             append_ids(tokens[i], vocab_size, ids_);
             feed.num_tokens = int(ids_.size() - starts_.back());
             if (feed.num_tokens == 0) throw std::invalid_argument("a sequence has no token");
-            if (nb::handle draw = draws[i]; !draw.is_none()) feed.draw = checked<const Draw*>(draw, "a draw");
             starts_.push_back(ids_.size());
-            if (has_recents && feed.draw && feed.draw->has_penalty() && !recents[i].is_none())
-                append_ids(recents[i], vocab_size, ids_);
-            feed.num_recent = int(ids_.size() - starts_.back());
-            if (nb::object mask = has_masks ? nb::object(allowed[i]) : nb::none(); feed.draw && !mask.is_none()) {
-                masks_[i] = words_.size();
-                append_mask(mask, num_ids_, words_);
-            }
+            nb::handle draw = draws[i];
+            if (draw.is_none()) continue;
+            feed.draw = checked<const Draw*>(draw, "a draw");
+            feed.num_draws = num_draws.is_none() ? 1 : checked<int>(num_draws[i], "a number of draws");
+            if (feed.num_draws < 0 || feed.num_draws > feed.num_tokens)
+                throw std::invalid_argument("a number of draws is more than the tokens, or negative");
+            if (!recents.is_none() && feed.draw->has_penalty() && feed.num_draws)
+                append_recent(recents[i], feed);
+            if (!allowed.is_none() && feed.num_draws) append_masks(allowed[i], i);
         }
+        mask_data_.clear();
+        for (size_t begin : masks_)
+            mask_data_.push_back(begin == NO_MASK ? nullptr : words_.data() + begin);
         for (size_t i = 0; i < n; i++) {
             feeds_[i].tokens = ids_.data() + starts_[2 * i];
             feeds_[i].recent = ids_.data() + starts_[2 * i + 1];
-            if (masks_[i] != NO_MASK) feeds_[i].allowed = words_.data() + masks_[i];
+            if (first_mask_[i] != NO_MASK) feeds_[i].allowed = mask_data_.data() + first_mask_[i];
         }
-        const nb::gil_scoped_release release;
-        return runtime_.run(feeds_);
+        {
+            const nb::gil_scoped_release release;
+            runtime_.run(feeds_);
+        }
+        return by_feed([this](size_t draw) { return nb::int_(runtime_.drawn()[draw].token); });
     }
 
     nb::tuple score(
@@ -206,14 +215,15 @@ public:
         return nb::cast(nb::ndarray<nb::numpy, double>(copy, {sums.size()}, owner));
     }
 
-    std::vector<double> logprobs() const { return runtime_.logprobs(); }
+    nb::list logprobs() const {
+        return by_feed([this](size_t draw) { return nb::float_(runtime_.drawn()[draw].logprob); });
+    }
 
     nb::list top_logprobs() const {
         const std::vector<size_t>& first = runtime_.first_top();
-        nb::list rows;
-        for (size_t i = 0; i + 1 < first.size(); i++)
-            rows.append(list_of(runtime_.tops().data() + first[i], first[i + 1] - first[i]));
-        return rows;
+        return by_feed([this, &first](size_t draw) {
+            return list_of(runtime_.tops().data() + first[draw], first[draw + 1] - first[draw]);
+        });
     }
 
     nb::object logits() const {
@@ -231,6 +241,40 @@ public:
     int num_threads() const { return runtime_.num_threads(); }
 
 private:
+    // What `item` gives for each draw of the last run, in a list for each feed.
+    template <class Item>
+    nb::list by_feed(Item item) const {
+        const std::vector<size_t>& first = runtime_.first_drawn();
+        nb::list feeds;
+        for (size_t i = 0; i + 1 < first.size(); i++) {
+            nb::list draws;
+            for (size_t draw = first[i]; draw < first[i + 1]; draw++) draws.append(item(draw));
+            feeds.append(draws);
+        }
+        return feeds;
+    }
+
+    // The tokens that the penalties of a feed look at; its own ones are the last of `ids_`.
+    void append_recent(nb::handle recent, Feed& feed) {
+        if (recent.is_none()) return;
+        append_ids(recent, runtime_.model().vocab_size, ids_);
+        feed.num_recent = int(ids_.size() - starts_.back());
+        if (feed.num_recent < feed.num_draws - 1)
+            throw std::invalid_argument("fewer recent tokens than draws");
+    }
+
+    // The masks of feed i, one for each of its draws.
+    void append_masks(nb::handle masks, size_t i) {
+        if (masks.is_none()) return;
+        if (!nb::isinstance<nb::sequence>(masks) || nb::len(masks) != size_t(feeds_[i].num_draws))
+            throw std::invalid_argument("masks are not a sequence with one for each draw");
+        first_mask_[i] = masks_.size();
+        for (nb::handle mask : masks) {
+            masks_.push_back(mask.is_none() ? NO_MASK : words_.size());
+            if (!mask.is_none()) append_mask(mask, num_ids_, words_);
+        }
+    }
+
     // A row that draws nothing; its tokens are at the beginning of `ids_`.
     Feed feed_of(const Pool& pool, size_t slot, int64_t position, const nb::object& tokens) {
         ids_.clear();
@@ -252,7 +296,9 @@ private:
     std::vector<int32_t> ids_;
     std::vector<size_t> starts_;
     std::vector<uint32_t> words_;
-    std::vector<size_t> masks_;  // where the mask of each row begins in `words_`
+    std::vector<size_t> masks_;       // where each begins in `words_`
+    std::vector<size_t> first_mask_;  // of each feed
+    std::vector<const uint32_t*> mask_data_;
     std::vector<uint64_t> last_call_;  // of each slot
     uint64_t num_calls_ = 0;
 };
@@ -264,7 +310,6 @@ NB_MODULE(_native, m) {
     // A runtime may live as long as the process.
     nanobind::set_leak_warnings(false);
     using namespace everstream;
-    m.attr("NO_TOKEN") = NO_TOKEN;
     m.attr("NOT_FINITE") = NOT_FINITE;
     m.def("levels", &levels);
     m.def("families", &families);
@@ -286,19 +331,20 @@ NB_MODULE(_native, m) {
             [](Draw* self, float temperature, int top_k, float top_p, float min_p, float typical_p,
                float repetition_penalty, float presence_penalty, float frequency_penalty,
                std::vector<std::pair<int32_t, float>> logit_bias, uint64_t seed, bool logprob,
-               int num_top) {
+               int num_top, int penalty_window) {
                 checked_num_top(num_top);
+                if (penalty_window < 0) throw std::invalid_argument("penalty_window is negative");
                 for (const auto& [token, value] : logit_bias)
                     if (token < 0 || !std::isfinite(value))
                         throw std::invalid_argument("logit_bias is not finite numbers by token id");
                 new (self) Draw{temperature, top_k, top_p, min_p, typical_p, repetition_penalty,
                                 presence_penalty, frequency_penalty, std::move(logit_bias), seed,
-                                logprob || num_top > 0, num_top};
+                                logprob || num_top > 0, num_top, penalty_window};
             },
             nb::kw_only(), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
             nb::arg("min_p"), nb::arg("typical_p"), nb::arg("repetition_penalty"),
             nb::arg("presence_penalty"), nb::arg("frequency_penalty"), nb::arg("logit_bias"),
-            nb::arg("seed"), nb::arg("logprob"), nb::arg("num_top"))
+            nb::arg("seed"), nb::arg("logprob"), nb::arg("num_top"), nb::arg("penalty_window"))
         .def_prop_ro("has_penalty", &Draw::has_penalty);
     m.def(
         "sample",
@@ -326,7 +372,8 @@ NB_MODULE(_native, m) {
             nb::arg("precision"), nb::arg("num_threads"), nb::arg("num_ids"))
         .def(
             "run", &PythonRuntime::run, nb::arg("pool").noconvert(), nb::arg("slots"), nb::arg("positions"),
-            nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none(), nb::arg("allowed").none())
+            nb::arg("tokens"), nb::arg("draws"), nb::arg("recents").none(), nb::arg("allowed").none(),
+            nb::arg("num_draws").none())
         .def(
             "score", &PythonRuntime::score, nb::arg("pool").noconvert(), nb::arg("slot"), nb::arg("position"),
             nb::arg("tokens"), nb::arg("following").none(), nb::arg("num_top"))

@@ -63,17 +63,15 @@ void Runtime::reserve(int rows, int wanted) {
 
 Batch Runtime::gather(const std::vector<Feed>& feeds, bool all_rows) {
     tokens_.clear(), positions_.clear(), first_row_.clear(), wanted_.clear(), states_.clear();
-    drawing_.clear();
     for (const Feed& feed : feeds) {
         first_row_.push_back(int32_t(tokens_.size()));
         states_.push_back(feed.state);
         for (int i = 0; i < feed.num_tokens; i++) {
-            if (all_rows || (feed.draw && i + 1 == feed.num_tokens))
+            if (all_rows || i + feed.num_draws >= feed.num_tokens)
                 wanted_.push_back(int32_t(tokens_.size()));
             tokens_.push_back(feed.tokens[i]);
             positions_.push_back(feed.position + i);
         }
-        if (feed.draw) drawing_.push_back(&feed);
     }
     first_row_.push_back(int32_t(tokens_.size()));
     num_logits_ = int(wanted_.size());
@@ -137,39 +135,49 @@ std::vector<double> Runtime::embed(const Feed& feed) {
     return sums;
 }
 
-std::vector<int> Runtime::run(const std::vector<Feed>& feeds) {
+void Runtime::prepare_draws(const std::vector<Feed>& feeds) {
+    drawing_.clear();
+    first_drawn_.assign(1, 0);
+    first_top_.assign(1, 0);
+    for (const Feed& feed : feeds) {
+        for (int after = feed.num_draws; after-- > 0;) {
+            drawing_.push_back({&feed, after});
+            first_top_.push_back(
+                first_top_.back() + size_t(std::min(feed.draw->num_top, num_ids_)));
+        }
+        first_drawn_.push_back(drawing_.size());
+    }
+    drawn_.assign(drawing_.size(), Drawn());
+    tops_.assign(first_top_.back(), Likely());
+}
+
+Drawn Runtime::draw(
+    const Drawing& drawing, float* logits, Likely* top, Sampler& sampler) const {
+    const Feed& feed = *drawing.feed;
+    const int num_seen = std::max(0, feed.num_recent - drawing.num_after);
+    const int window = feed.draw->penalty_window;
+    const int num_recent = window ? std::min(num_seen, window) : num_seen;
+    Place at;
+    at.position = uint64_t(feed.position + feed.num_tokens - drawing.num_after);
+    at.recent = feed.recent + (num_seen - num_recent);
+    at.num_recent = num_recent;
+    if (feed.allowed) at.allowed = feed.allowed[feed.num_draws - 1 - drawing.num_after];
+    return sampler.sample(logits, *feed.draw, at, top);
+}
+
+void Runtime::run(const std::vector<Feed>& feeds) {
     const Batch b = gather(feeds, false);
     // All memory is taken before the first state changes: nothing after that can fail.
-    drawn_.assign(drawing_.size(), Drawn());
-    logprobs_.assign(feeds.size(), Drawn().logprob);
-    first_top_.assign(1, 0);
-    for (const Feed& feed : feeds)
-        first_top_.push_back(
-            first_top_.back() + (feed.draw ? size_t(std::min(feed.draw->num_top, num_ids_)) : 0));
-    tops_.assign(first_top_.back(), Likely());
-    std::vector<int> tokens(feeds.size(), NO_TOKEN);
-    team_.run([this, b, &feeds](Worker& w) {
+    prepare_draws(feeds);
+    team_.run([this, b](Worker& w) {
         kernels_.forward(model(), b, w);
         w.each(b.num_wanted, [&](int i) {
-            const Feed& feed = *drawing_[size_t(i)];
-            float* logits = b.logits + size_t(i) * size_t(strides_.vocab);
-            const Place at{
-                uint64_t(feed.position + feed.num_tokens), feed.recent, feed.num_recent,
-                feed.allowed};
-            Likely* top = tops_.data() + first_top_[size_t(&feed - feeds.data())];
-            drawn_[size_t(i)] =
-                samplers_[size_t(w.index())].sample(logits, *feed.draw, at, top);
+            const auto at = size_t(i);
+            float* logits = b.logits + at * size_t(strides_.vocab);
+            drawn_[at] = draw(
+                drawing_[at], logits, tops_.data() + first_top_[at], samplers_[size_t(w.index())]);
         });
     });
-
-    size_t next = 0;
-    for (size_t i = 0; i < feeds.size(); i++) {
-        if (!feeds[i].draw) continue;
-        const Drawn& drawn = drawn_[next++];
-        tokens[i] = drawn.token;
-        logprobs_[i] = drawn.logprob;
-    }
-    return tokens;
 }
 
 }  // namespace everstream

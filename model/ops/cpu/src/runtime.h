@@ -14,10 +14,13 @@ struct Feed {
     int64_t position = 0;
     const int32_t* tokens = nullptr;
     int num_tokens = 0;
-    const Draw* draw = nullptr;  // or null: no token is wanted
+    const Draw* draw = nullptr;
+    int num_draws = 0;  // tokens to draw, one after each of the last so many tokens
+    // The sequence's last tokens with these, for the last draw; each draw before it sees one less.
     const int32_t* recent = nullptr;
     int num_recent = 0;
-    const uint32_t* allowed = nullptr;  // a bit for each id, or null: all are
+    // Null, or [num_draws]: a bit for each id, or null: all are allowed.
+    const uint32_t* const* allowed = nullptr;
 };
 
 // What `score` says of each token: its log probability, and the likeliest in its place.
@@ -34,9 +37,9 @@ public:
         const Options& options, const Weights& weights, const std::string& level,
         Precision precision, int num_threads, int num_ids);
 
-    // Feeds every sequence its tokens, in place, and draws where wanted: a token, NO_TOKEN or
-    // NOT_FINITE for each. Not thread safe. Where it throws, no state has changed.
-    std::vector<int> run(const std::vector<Feed>& feeds);
+    // Feeds every sequence its tokens, in place, and draws where wanted: see drawn(). Not thread
+    // safe. Where it throws, no state has changed.
+    void run(const std::vector<Feed>& feeds);
 
     // Feeds the sequence its tokens and returns log p(next[i] | all up to tokens[i]) for the first
     // `num_next` of them, at most all; NaN where logits are not finite. Draws nothing. With them the
@@ -47,10 +50,11 @@ public:
     // [hidden], in multiples of 2^-24. So a double adds them exactly, and any cut gives the same.
     std::vector<double> embed(const Feed& feed);
 
-    // Of the last run: for each feed the log probability of its token, before penalties; NaN where
-    // its draw did not want it, or there is no token.
-    const std::vector<double>& logprobs() const { return logprobs_; }
-    // And the likeliest tokens of feed i, as many as its draw wanted, from first_top()[i] on.
+    // Of the last run: what was drawn, a token or NOT_FINITE each; that of feed i from
+    // first_drawn()[i] on, up to where that of the next one begins.
+    const std::vector<Drawn>& drawn() const { return drawn_; }
+    const std::vector<size_t>& first_drawn() const { return first_drawn_; }
+    // And the likeliest tokens of draw j, as many as it wanted, from first_top()[j] on.
     const std::vector<Likely>& tops() const { return tops_; }
     const std::vector<size_t>& first_top() const { return first_top_; }
 
@@ -76,8 +80,17 @@ private:
         size_t size_ = 0;
     };
 
+    // A draw of a run: the last of its feed, or so many before it.
+    struct Drawing {
+        const Feed* feed;
+        int num_after;
+    };
+
     void reserve(int rows, int wanted);
-    // The batch of all feeds, with the logits of the last row of each that draws, or of all rows.
+    // Takes all memory that the draws of a run need.
+    void prepare_draws(const std::vector<Feed>& feeds);
+    Drawn draw(const Drawing& drawing, float* logits, Likely* top, Sampler& sampler) const;
+    // The batch of all feeds, with the logits of the rows after which they draw, or of all rows.
     Batch gather(const std::vector<Feed>& feeds, bool all_rows);
 
     const Kernels& kernels_;
@@ -92,11 +105,10 @@ private:
     std::vector<int32_t> tokens_, first_row_, wanted_;
     std::vector<int64_t> positions_;
     std::vector<char*> states_;
-    std::vector<const Feed*> drawing_;
+    std::vector<Drawing> drawing_;
     std::vector<Drawn> drawn_;
-    std::vector<double> logprobs_;
     std::vector<Likely> tops_;
-    std::vector<size_t> first_top_;
+    std::vector<size_t> first_drawn_, first_top_;
     int num_ids_;
     int num_logits_ = 0;
     Team team_;  // the last member: its threads end before what they use

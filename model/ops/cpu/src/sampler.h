@@ -22,7 +22,8 @@ struct Draw {
     std::vector<std::pair<int32_t, float>> bias;  // by token
     uint64_t seed = 0;
     bool logprob = false;
-    int num_top = 0;  // with `logprob`: of the most likely tokens, at most MAX_TOP
+    int num_top = 0;         // with `logprob`: of the most likely tokens, at most MAX_TOP
+    int penalty_window = 0;  // how many last tokens the penalties look at; 0: all that are given
 
     bool has_penalty() const {
         return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;

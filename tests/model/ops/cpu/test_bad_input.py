@@ -105,19 +105,19 @@ def test_bad_mask_changes_nothing(mask: Any, message: str) -> None:
     draw, pool, sound = runtime.draw(), runtime.empty_pool(2), np.ones(7, np.uint32)
     call = (pool, [0, 1], [0, 0], [[1], [2]], [draw, draw], None)
     with pytest.raises(ValueError, match=message):
-        runtime.run(*call, [sound, mask])
+        runtime.run(*call, [[sound], [mask]])
     with pytest.raises(ValueError, match="different lengths"):
-        runtime.run(*call, [sound])
+        runtime.run(*call, [[sound]])
     assert not pool.any()
     sound.flags.writeable = False
-    runtime.run(*call, [sound, None])
+    runtime.run(*call, [[sound], None])
     assert pool.any()
 
 
 def test_mask_of_a_row_that_draws_nothing_is_not_read() -> None:
     runtime = small_runtime("gated")
     pool = runtime.empty_pool(1)
-    assert runtime.run(pool, [0], [0], [[1]], [None], None, [np.zeros(9, np.uint32)]) == [-1]
+    assert runtime.run(pool, [0], [0], [[1]], [None], None, [[np.zeros(9, np.uint32)]]) == [[]]
 
 
 @pytest.mark.parametrize(

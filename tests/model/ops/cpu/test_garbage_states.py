@@ -44,7 +44,7 @@ def test_any_bytes_give_a_result(name: str, level: str) -> None:
             found, other = runtime.run(pool, [0, 1], [position, 0], rows, [draw] * 2)
             assert other == wanted
             assert pool[1].tobytes() == sound.tobytes()
-            assert found == NOT_FINITE or 0 <= found < runtime.config.vocab_size
+            assert found == [NOT_FINITE] or 0 <= found[0] < runtime.config.vocab_size
             pool[0] = block
             scores = runtime.score(pool, 0, position, tokens[:9], 5)
             assert all(np.isnan(score) or score <= 0 for score in scores)
@@ -82,7 +82,7 @@ def test_state_of_ones_is_not_finite(name: str) -> None:
     draw = runtime.draw(temperature=0.0)
     pool = runtime.empty_pool(1)
     pool.fill(0xFF)
-    assert runtime.run(pool, [0], [1000], [[1]], [draw]) == [NOT_FINITE]
+    assert runtime.run(pool, [0], [1000], [[1]], [draw]) == [[NOT_FINITE]]
     pool.fill(0xFF)
     assert np.isnan(runtime.score(pool, 0, 1000, [1, 2], 3)).all()
     pool.fill(0xFF)
@@ -105,7 +105,7 @@ def test_code_that_does_not_exist_is_not_finite(code: int | str, position: int, 
         num_codes = fields["count"].shape[-1]
         fields["code"][0, place, head] = num_codes if code == "num_codes" else code
         for at in (position, position + 1):
-            assert runtime.run(pool, [0], [at], [[tokens[at]]], [draw]) == [NOT_FINITE]
+            assert runtime.run(pool, [0], [at], [[tokens[at]]], [draw]) == [[NOT_FINITE]]
     assert runs(runtime, sound.copy(), position, tokens[position])
 
 
@@ -116,9 +116,9 @@ def test_count_that_cannot_be_is_no_crash(count: int) -> None:
     draw = runtime.draw(temperature=0.0)
     runtime.run(pool, [0], [0], [tokens], [None])
     runtime.layout.views(pool)[0]["count"][...] = count
-    assert runtime.run(pool, [0], [40], [tokens], [draw]) == [NOT_FINITE]
+    assert runtime.run(pool, [0], [40], [tokens], [draw]) == [[NOT_FINITE]]
 
 
 def runs(runtime: Runtime, pool: npt.NDArray[np.uint8], position: int, token: int) -> bool:
     draw = runtime.draw(temperature=0.0)
-    return runtime.run(pool, [0], [position], [[token]], [draw])[0] >= 0
+    return runtime.run(pool, [0], [position], [[token]], [draw])[0][0] >= 0

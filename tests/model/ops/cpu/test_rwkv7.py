@@ -94,7 +94,7 @@ def test_equals_the_rwkv_package(tmp_path: Path, name: str) -> None:
     prompt, pool = random_tokens(runtime.config, 50), runtime.empty_pool(1)
     package = run_package(write_pth(tmp_path / "model.pth", weights), prompt, 300)
     draw = runtime.draw(temperature=0.0)
-    (token,) = runtime.run(pool, [0], [0], [prompt], [draw])
+    ((token,),) = runtime.run(pool, [0], [0], [prompt], [draw])
     near(runtime.logits()[0], package["logits"][-1])
     for layer, tensors in enumerate(states(runtime.config, pool[0])):
         near(tensors["S"][0].transpose(-1, -2).numpy(), package[f"{layer}.S"])
@@ -103,7 +103,7 @@ def test_equals_the_rwkv_package(tmp_path: Path, name: str) -> None:
     tokens = []
     for position in range(50, 350):
         tokens.append(token)
-        (token,) = runtime.run(pool, [0], [position], [[token]], [draw])
+        ((token,),) = runtime.run(pool, [0], [position], [[token]], [draw])
     assert tokens == package["tokens"].tolist()
     near(runtime.logits()[0], package["last"])
 

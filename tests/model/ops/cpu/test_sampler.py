@@ -136,10 +136,10 @@ def test_only_allowed_token_is_drawn(size: int, temperature: float) -> None:
 def test_bias_moves_the_draw_and_no_other() -> None:
     runtime = small_runtime("elu")
     pool, greedy = runtime.empty_pool(2), runtime.draw(temperature=0.0)
-    (first,) = runtime.run(pool, [0], [0], [[1]], [greedy])
+    ((first,),) = runtime.run(pool, [0], [0], [[1]], [greedy])
     pool[:] = 0
     biased = runtime.draw(temperature=0.0, logit_bias=((first, -100.0), (9, 99.0), (300, 100.0)))
-    assert runtime.run(pool, [0, 1], [0, 0], [[1], [1]], [biased, greedy]) == [9, first]
+    assert runtime.run(pool, [0, 1], [0, 0], [[1], [1]], [biased, greedy]) == [[9], [first]]
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
@@ -191,7 +191,7 @@ def test_weight_that_is_not_finite_is_reported(dtype: str, name: str, value: flo
     runtime = Runtime(model.config, weights, dtype)
     for temperature in (0.0, 1.0):
         draw = runtime.draw(temperature=temperature)
-        assert runtime.run(runtime.empty_pool(1), [0], [0], [[1, 2, 3]], [draw]) == [NOT_FINITE]
+        assert runtime.run(runtime.empty_pool(1), [0], [0], [[1, 2, 3]], [draw]) == [[NOT_FINITE]]
 
 
 @pytest.mark.parametrize("part", ["q", "k", "v"])
@@ -203,7 +203,7 @@ def test_attention_does_not_hide_what_is_not_finite(name: str, part: str) -> Non
     qkv[{"q": 0, "k": 16, "v": 32}[part]] = np.nan
     runtime = Runtime(config, weights | {"blocks.0.attention.qkv.weight": qkv}, "float32")
     draw, tokens = runtime.draw(temperature=0.0), random_tokens(config, 20)
-    (drawn,) = runtime.run(runtime.empty_pool(1), [0], [0], [tokens], [draw])
+    ((drawn,),) = runtime.run(runtime.empty_pool(1), [0], [0], [tokens], [draw])
     assert (drawn == NOT_FINITE) is ((name, part) != ("vq", "k"))
 
 
@@ -215,7 +215,7 @@ def test_one_row_that_is_not_finite_spoils_no_other() -> None:
     pool, draw = runtime.empty_pool(3), runtime.draw(temperature=0.0)
     alone = runtime.run(runtime.empty_pool(1), [0], [0], [[1, 2]], [draw])
     found = runtime.run(pool, [0, 1, 2], [0] * 3, [[1, 2], [1, 7], [1, 2]], [draw] * 3)
-    assert found == [*alone, NOT_FINITE, *alone]
+    assert found == [*alone, [NOT_FINITE], *alone]
     assert pool[0].tobytes() == pool[2].tobytes()
 
 
@@ -226,20 +226,21 @@ def test_a_run_draws_for_the_position_after_its_tokens() -> None:
     drawn = runtime.run(pool, slots, positions, [[1, 2, 3]] * 40, [draw] * 40)
     (logits,) = {row.tobytes() for row in runtime.logits()}
     row = np.frombuffer(logits, np.float32)
-    assert drawn == [_native.sample(row, draw, p + length, []) for p in positions]
-    assert len(set(drawn)) > 10
+    wanted = [_native.sample(row, draw, p + length, []) for p in positions]
+    assert drawn == [[token] for token in wanted]
+    assert len(set(wanted)) > 10
 
 
 def test_penalties_change_no_other_draw() -> None:
     """What is counted for one row is forgotten before the next."""
     runtime = small_runtime("elu")
     pool, greedy = runtime.empty_pool(2), runtime.draw(temperature=0.0)
-    (first,) = runtime.run(pool, [0], [0], [[1]], [greedy])
+    ((first,),) = runtime.run(pool, [0], [0], [[1]], [greedy])
     pool[:] = 0
     hard = runtime.draw(temperature=0.0, presence_penalty=2.0, repetition_penalty=100.0)
     found = runtime.run(pool, [0, 1], [0, 0], [[1], [1]], [hard, greedy], [[first, first], [first]])
-    assert found[0] != first
-    assert found[1] == first
+    assert found[0] != [first]
+    assert found[1] == [first]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -262,12 +263,11 @@ def test_logprob_is_the_score_of_the_drawn_token(dtype: str, threads: int) -> No
     pool = runtime.empty_pool(6)
     tokens = runtime.run(pool, list(range(6)), [0] * 6, [*texts, [1]], [*draws, None], [[9]] * 6)
     found = runtime.logprobs()
-    for text, token, asks, value in zip(texts, tokens, asking, found, strict=False):
+    for text, (token,), asks, (value,) in zip(texts, tokens[:5], asking, found[:5], strict=True):
         (*_, wanted) = runtime.score(runtime.empty_pool(1), 0, 0, text, token)
         assert value == wanted if asks else np.isnan(value)
-    assert len(found) == 6
-    assert np.isnan(found[5])
-    assert tokens[2] == 9
+    assert tokens[5] == found[5] == []
+    assert tokens[2] == [9]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -277,4 +277,4 @@ def test_what_is_not_finite_has_no_logprob(value: float) -> None:
     spoilt[3] = value
     runtime = Runtime(config, weights | {"norm.weight": spoilt}, "float32")
     runtime.run(runtime.empty_pool(1), [0], [0], [[1]], [runtime.draw(logprob=True)])
-    assert np.isnan(runtime.logprobs()).tolist() == [True]
+    assert np.isnan(runtime.logprobs()).tolist() == [[True]]

@@ -80,15 +80,16 @@ def test_runtimes_of_two_python_threads_are_independent(threads: int) -> None:
     assert results == {name: stream(name, 1) for name in names}
 
 
-def stream(name: str, threads: int) -> tuple[list[int], bytes]:
+def stream(name: str, threads: int) -> tuple[list[list[int]], bytes]:
     """Tokens drawn one after the other for eight sessions, and their states."""
     config, weights = small_weights(name)
     runtime = Runtime(config, weights, "float32", threads)
     pool, slots = runtime.empty_pool(8), list(range(8))
     draws = [runtime.draw(seed=slot, temperature=1.5) for slot in slots]
-    drawn, tokens = [], [[slot] for slot in slots]
+    drawn: list[list[int]] = []
+    tokens = [[slot] for slot in slots]
     for position in range(100):
         step = runtime.run(pool, slots, [position] * 8, tokens, draws)
         drawn += step
-        tokens = [[token] for token in step]
+        tokens = step
     return drawn, pool.tobytes()

@@ -89,6 +89,7 @@ int main(int argc, char** argv) {
     feed.tokens = r.tokens.data();
     feed.num_tokens = int(r.tokens.size());
     feed.draw = &draw;
+    feed.num_draws = 1;
     runtime.run({feed});
     std::fwrite(runtime.logits(0), sizeof(float), size_t(vocab_size), stdout);
     std::fwrite(state.data(), 1, state.size(), stdout);
