@@ -26,11 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.drift.layers import attention_layer
 from benchmarks.report import Figures, Result, command_line, show, table
 from model.attention import MECHANISMS
 from model.attention.base import Attention
-from model.config import ModelConfig
-from model.lm import LanguageModel
 
 BASELINE = "softmax"
 MODES = ("training", "prefill")
@@ -55,6 +54,11 @@ class Point:
     seconds: float
     peak_bytes: int
 
+    def figures(self) -> Figures:
+        """For the line of JSON."""
+        ms = round(self.seconds * 1e3, 3)
+        return {"tokens": self.tokens, "ms": ms, "peak_bytes": self.peak_bytes}
+
 
 MakeLayer = Callable[[], Attention]
 Curve = list[Point]
@@ -63,21 +67,8 @@ Curves = dict[str, dict[str, Curve]]
 
 
 def make_layer(name: str, hidden_size: int, num_heads: int) -> Attention:
-    """One attention layer with the weights that training starts from."""
-    config = ModelConfig(
-        vocab_size=1,
-        hidden_size=hidden_size,
-        num_hidden_layers=1,
-        num_attention_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        intermediate_size=1,
-        attention=name,
-    )
-    model = LanguageModel(config)
-    model.init_weights(torch.Generator().manual_seed(0))
-    layer = model.get_submodule("blocks.0.attention")
-    assert isinstance(layer, Attention)
-    return layer
+    """One attention layer, the same every time."""
+    return attention_layer(name, hidden_size, num_heads, torch.Generator().manual_seed(0))
 
 
 def one_pass(layer: Attention, mode: str, x: Tensor) -> None:
@@ -299,17 +290,7 @@ def main(argv: list[str] | None = None) -> None:
         "threads": options.threads,
         "below_softmax_from": crossings(curves),
         "curves": {
-            mode: {
-                name: [
-                    {
-                        "tokens": point.tokens,
-                        "ms": round(point.seconds * 1e3, 3),
-                        "peak_bytes": point.peak_bytes,
-                    }
-                    for point in curve
-                ]
-                for name, curve in by_name.items()
-            }
+            mode: {name: [point.figures() for point in curve] for name, curve in by_name.items()}
             for mode, by_name in curves.items()
         },
     }

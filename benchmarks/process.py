@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -153,6 +154,18 @@ class PeerProcess(Process):
                 pass
             time.sleep(POLL_S)
         raise ServerError(f"{self._command[0]} did not start:\n{self.log()[-MAX_LOG_CHARS:]}")
+
+
+def make_once(path: Path, write: Callable[[Path], object]) -> Path:
+    """``path``, which ``write`` makes under another name where it is missing."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"unfinished-{path.name}")
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        write(unfinished)
+        unfinished.rename(path)
+    return path
 
 
 def exit_on_sigterm() -> None:

@@ -22,18 +22,17 @@ from pathlib import Path
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.peers import Point
-from benchmarks.decode.report import Row
+from benchmarks.decode.report import Row, measure
 from benchmarks.decode.roofline import Rates
-from benchmarks.decode.rounds import measure
 from benchmarks.decode.worker import Worker
 from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
 from benchmarks.process import exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
 
 CONTENDERS = {
-    "everstream": "benchmarks.checkpoints.ours:FromFile",
+    "everstream": "benchmarks.checkpoints.contenders:FromFile",
     "llama.cpp": "benchmarks.checkpoints.llama:FromFile",
-    "rwkv": "benchmarks.checkpoints.package:Package",
+    "rwkv": "benchmarks.checkpoints.contenders:Package",
 }
 
 

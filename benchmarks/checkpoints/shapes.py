@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.process import ROOT
+from benchmarks.process import ROOT, make_once
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.tokenization.world import PUBLISHED
 
@@ -53,29 +53,26 @@ CONFIGS = {
 def file_of(folder: Path, size: str, kind: str) -> Path:
     """The model of this size as a file of ``kind`` (see `FORMATS`), made where it is missing."""
     file_format, dtype, ending = FORMATS[kind]
-    path = folder / f"{size}-{ending}"
-    if not path.exists():
-        source = checkpoint(folder, size)
-        unfinished = path.with_name(f"unfinished-{path.name}")
-        command = ["server.cli.main", "export", str(source), str(unfinished)]
+
+    def write(path: Path) -> None:
+        command = ["server.cli.main", "export", str(checkpoint(folder, size)), str(path)]
         options = ["--format", file_format, "--dtype", dtype]
         subprocess.run([sys.executable, "-m", *command, *options], cwd=ROOT, check=True)
-        unfinished.rename(path)
-    return path
+
+    return make_once(folder / f"{size}-{ending}", write)
 
 
 def checkpoint(folder: Path, size: str) -> Path:
     """A folder of ours with random bfloat16 weights and the World tokenizer."""
-    path, config = folder / size, CONFIGS[size]
-    if path.exists():
-        return path
-    unfinished = folder / f"unfinished-{size}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    config.save(unfinished / "config.json")
-    save_file(random_weights(config), unfinished / "model.safetensors")
-    shutil.copy(PUBLISHED, unfinished)
-    return unfinished.rename(path)
+    config = CONFIGS[size]
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        config.save(path / "config.json")
+        save_file(random_weights(config), path / "model.safetensors")
+        shutil.copy(PUBLISHED, path)
+
+    return make_once(folder / size, write)
 
 
 def random_weights(config: Rwkv7Config) -> dict[str, Tensor]:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.cluster import commits as store_commits
-from benchmarks.cluster import cost, idle, takeover
+from benchmarks.cluster import cost, takeover
 from benchmarks.cluster.place import place
 from benchmarks.cluster.takeover import KINDS
 from benchmarks.machine import machine
@@ -54,7 +53,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
     "commits": commits,
     "takeover": lambda folder, options: takeover.measure(options),
     "replicas": lambda folder, options: cost.replicas(options),
-    "idle": lambda folder, options: idle.idle(options),
+    "idle": lambda folder, options: cost.idle(options),
 }
 TITLES = {
     "cost": "cost of the store",
@@ -97,30 +96,17 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """What the servers take from their environment only, while the ``with`` block runs."""
-    name = PREFIX + name
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
-
-
 def main(command: Sequence[str] | None = None) -> None:
     """Measures, prints, and ends with the line of JSON."""
     exit_on_sigterm()
     options = arguments(command)
     result, parts = Result("cluster", options.output), {}
-    with _variable("SAVE_INTERVAL_TOKENS", str(options.save_interval)):
-        for part in options.part:
-            with tempfile.TemporaryDirectory() as folder:
-                parts[part] = PARTS[part](Path(folder), options)
-            show(figure_table(TITLES[part], parts[part]))
+    # The servers inherit it; there is no flag.
+    os.environ[f"{PREFIX}SAVE_INTERVAL_TOKENS"] = str(options.save_interval)
+    for part in options.part:
+        with tempfile.TemporaryDirectory() as folder:
+            parts[part] = PARTS[part](Path(folder), options)
+        show(figure_table(TITLES[part], parts[part]))
     figures: Figures = {
         "settings": {name: getattr(options, name) for name in QUICK} | {"quick": options.quick},
         "load_at_end": machine()["load_at_start"],

@@ -21,9 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.decode.peers import CONTENDERS, NATIVE_PEERS, OURS, Point
-from benchmarks.decode.report import Row, figures_of, gather, rate_tables
+from benchmarks.decode.report import Row, figures_of, gather, measure, rate_tables
 from benchmarks.decode.roofline import ITEM_BYTES, Rates
-from benchmarks.decode.rounds import measure
 from benchmarks.decode.shapes import SIZES
 from benchmarks.decode.worker import Worker
 from benchmarks.process import exit_on_sigterm

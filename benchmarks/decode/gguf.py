@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from gguf.quants import quantize
 
 from benchmarks.decode.shapes import Size, peer_tensors, rwkv7_ranks
+from benchmarks.process import make_once
 
 #: Which file types may stand for ours of that name; the faster one is what we are compared with.
 FILE_TYPES = {"float32": ("F32",), "bfloat16": ("BF16", "F16"), "int8": ("Q8_0",)}
@@ -28,21 +29,21 @@ def gguf_file(
     ``tokenizer`` is a byte-level ``tokenizer.json`` that goes into the file; without one the
     model has ids and no text.
     """
-    path = folder / f"{size.name}-{architecture}-{file_type}{'-text' if tokenizer else ''}.gguf"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    writer = GGUFWriter(unfinished, architecture)
-    _add_shape(writer, size, architecture)
-    writer.add_file_type(LlamaFileType[f"{'ALL' if file_type == 'F32' else 'MOSTLY'}_{file_type}"])
-    _add_tokenizer(writer, size, tokenizer)
-    _add_tensors(writer, size, architecture, GGMLQuantizationType[file_type])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return unfinished.rename(path)
+    name = f"{size.name}-{architecture}-{file_type}{'-text' if tokenizer else ''}.gguf"
+    kind = f"{'ALL' if file_type == 'F32' else 'MOSTLY'}_{file_type}"
+
+    def write(path: Path) -> None:
+        writer = GGUFWriter(path, architecture)
+        _add_shape(writer, size, architecture)
+        writer.add_file_type(LlamaFileType[kind])
+        _add_tokenizer(writer, size, tokenizer)
+        _add_tensors(writer, size, architecture, GGMLQuantizationType[file_type])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    return make_once(folder / name, write)
 
 
 def _add_shape(writer: GGUFWriter, size: Size, architecture: str) -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.decode.roofline import Cost, matrix_cost
 from benchmarks.decode.shapes import Size, matching_width
+from benchmarks.process import make_once
 from model.architectures.config import Config
 from model.config import ModelConfig
 from model.state import StateLayout
@@ -38,14 +39,15 @@ def config_of(size: Size, attention: str) -> ModelConfig:
         attention=attention,
         tie_word_embeddings=False,
     )
-
-    def parameters(width: int) -> int:
-        return num_parameters(dataclasses.replace(wide, intermediate_size=width))
-
-    width = matching_width(parameters, size.num_parameters)
+    width = matching_width(lambda width: own_parameters(wide, width), size.num_parameters)
     if width >= size.intermediate_size:
         return wide
     return dataclasses.replace(wide, intermediate_size=width // WIDTH_STEP * WIDTH_STEP)
+
+
+def own_parameters(config: ModelConfig, width: int) -> int:
+    """Parameters of our model with a feed-forward layer of ``width``."""
+    return num_parameters(dataclasses.replace(config, intermediate_size=width))
 
 
 def random_weights(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
@@ -62,15 +64,14 @@ def random_weights(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
 
 def checkpoint(folder: Path, size: Size, attention: str) -> Path:
     """Writes config and float32 weights into a folder of ``folder``, unless they are there."""
-    path = folder / f"{size.name}-{attention}"
-    if path.exists():
-        return path
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.mkdir(parents=True, exist_ok=True)
     config = config_of(size, attention)
-    config.save(unfinished / "config.json")
-    save_file(random_weights(config), unfinished / "model.safetensors")
-    return unfinished.rename(path)
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        config.save(path / "config.json")
+        save_file(random_weights(config), path / "model.safetensors")
+
+    return make_once(folder / f"{size.name}-{attention}", write)
 
 
 def step_cost(config: Config, item_bytes: int, rows: int, streams: int) -> Cost:

@@ -1,15 +1,16 @@
-"""What `decode` found: figures from raw rounds, ratios, tables."""
+"""Contenders measured in turns, and what they found: figures from raw rounds, ratios, tables."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode.peers import OURS, TITLES, Measured, Opened, Point
-from benchmarks.decode.roofline import Limit
+from benchmarks.decode.peers import OURS, TITLES, Measured, Opened, Point, Unavailable
+from benchmarks.decode.roofline import Limit, Rates, bandwidth
+from benchmarks.decode.worker import Worker
 from benchmarks.report import Figures, markdown, read_result
 
 MISSING = "-"
@@ -140,3 +141,21 @@ def _rate(row: Figures, name: str) -> str:
         return MISSING
     figures = row["contenders"][name]
     return f"{figures['tokens_per_s']:,.0f} ± {figures['spread'] / 2:.0%}"
+
+
+def measure(
+    point: Point, workers: Mapping[str, Worker], rates: Rates, num_rounds: int, seconds: float
+) -> Row:
+    """Opens all, then lets them run in turns, the bandwidth measured before each."""
+    row = Row(point)
+    for name, worker in workers.items():
+        try:
+            row.turns[name] = Turns(worker.open(point), rates.of(point.dtype, point.threads))
+        except Unavailable as reason:
+            row.skipped[name] = str(reason)
+    for number in range(num_rounds):
+        for name in list(row.turns) if number % 2 == 0 else list(reversed(row.turns)):
+            turns = row.turns[name]
+            turns.bandwidths.append(bandwidth(turns.opened.cost.num_bytes, point.threads))
+            turns.rounds.append(workers[name].run(seconds))
+    return row

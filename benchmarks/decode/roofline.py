@@ -10,6 +10,7 @@ the nearest cache, and PyTorch's matrix product.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,22 +52,15 @@ def matrix_cost(
     num_bytes = operations = 0
     for name, shape in tensors.items():
         if len(shape) != 2:
-            num_bytes += 4 * _product(shape)
+            num_bytes += 4 * math.prod(shape)
         elif name.startswith(embedding):
             num_bytes += rows * shape[1] * item_bytes
         else:
             is_head = name.startswith(("head", "output.weight"))
-            num_bytes += _product(shape) * item_bytes
-            operations += 2 * _product(shape) * (num_logits if is_head else rows)
+            num_bytes += math.prod(shape) * item_bytes
+            operations += 2 * math.prod(shape) * (num_logits if is_head else rows)
             num_bytes += LOGIT_BYTES * shape[0] * num_logits if is_head else 0
     return Cost(num_bytes, operations)
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for number in shape:
-        result *= number
-    return result
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from benchmarks.decode.models import own_parameters
 from benchmarks.decode.shapes import matching_width
 from model.architectures.network import ModelState
 from model.config import ModelConfig
@@ -116,13 +117,6 @@ def peers(config: ModelConfig, num_parameters: int, dtype: torch.dtype) -> list[
         Llama(config, num_parameters, dtype, static=True),
         OwnSoftmax(config, num_parameters, dtype),
     ]
-
-
-def own_parameters(config: ModelConfig, width: int) -> int:
-    """Parameters of our model with a feed-forward layer of ``width``."""
-    with torch.device("meta"):
-        model = LanguageModel(dataclasses.replace(config, intermediate_size=width))
-    return model.num_parameters()
 
 
 def llama_parameters(config: ModelConfig, width: int) -> int:

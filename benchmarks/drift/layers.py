@@ -69,26 +69,33 @@ class Rwkv7Layer(nn.Module):
         return y, {"S": s, "time_shift": last.float()}
 
 
+def attention_layer(
+    name: str, hidden_size: int, num_heads: int, generator: torch.Generator
+) -> Attention:
+    """One layer of our own block, with the weights that training starts from."""
+    config = ModelConfig(
+        vocab_size=1,
+        hidden_size=hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        intermediate_size=1,
+        attention=name,
+    )
+    model = LanguageModel(config)
+    model.init_weights(generator)
+    layer = model.get_submodule("blocks.0.attention")
+    assert isinstance(layer, Attention)
+    return layer
+
+
 def make_layer(name: str, generator: torch.Generator) -> Attention | Rwkv7Layer:
     """A layer of one head as training starts from it, but for matrices that are zero there."""
     layer: Attention | Rwkv7Layer
     if name == "rwkv7":
         layer = Rwkv7Layer(generator)
     else:
-        config = ModelConfig(
-            vocab_size=1,
-            hidden_size=HEAD_DIM,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            head_dim=HEAD_DIM,
-            intermediate_size=1,
-            attention=name,
-        )
-        model = LanguageModel(config)
-        model.init_weights(generator)
-        attention = model.get_submodule("blocks.0.attention")
-        assert isinstance(attention, Attention)
-        layer = attention
+        layer = attention_layer(name, HEAD_DIM, 1, generator)
     layer.eval().requires_grad_(False)
     for module in layer.modules():
         if isinstance(module, nn.Linear) and not module.weight.any():

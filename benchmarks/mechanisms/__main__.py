@@ -17,8 +17,7 @@ import torch
 from benchmarks.machine import machine
 from benchmarks.mechanisms import language, recall, speed
 from benchmarks.mechanisms.folder import Folder, RunError, origin, read_results
-from benchmarks.mechanisms.gather import competitors
-from benchmarks.mechanisms.plots import plot
+from benchmarks.mechanisms.gather import competitors, plot
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs
 from benchmarks.report import write_result
 from model.config import ConfigError

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.decode.models import own_parameters
 from benchmarks.decode.shapes import matching_width
-from benchmarks.decode.softmax import own_parameters
 from model.attention import MECHANISMS, spec_of
 from model.config import ConfigError, ModelConfig
 from model.state import StateLayout

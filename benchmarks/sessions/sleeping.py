@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.decode.shapes import Size
 from benchmarks.machine import resident_bytes
 from benchmarks.process import ServerProcess
-from benchmarks.serve.models import text_checkpoint
+from benchmarks.serve.processes import text_checkpoint
 from benchmarks.sessions.report import Row, times
 from benchmarks.sessions.server import first_token_s
 from clients.python import AsyncClient, Client

@@ -14,14 +14,14 @@ import contextlib
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Result, command_line, figure_table, show, table
 from benchmarks.soak.behaviour import LONG_TEXT, PROMPTS, VISITS
-from benchmarks.soak.observation import Observation, observe
-from benchmarks.soak.verdict import MIB, Ending, verdict
+from benchmarks.soak.verdict import MIB, Ending, Observation, observe, verdict
 from benchmarks.soak.wire import (
     TIMEOUT_S,
     Reference,
@@ -51,6 +51,7 @@ class Options:
     seed: int = 0
     threads: int | None = None
     model: str | None = None
+    output: Path | None = None
 
     def server_flags(self) -> list[str]:
         flags = {
@@ -225,39 +226,31 @@ def print_report(report: Report) -> None:
 def arguments() -> Options:
     """The command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", help="checkpoint folder; default: the bundled model")
-    parser.add_argument("--threads", type=int, help="threads of the server")
-    parser.add_argument("--seconds", type=float, default=Options.seconds)
-    parser.add_argument(
-        "--warm-up", type=float, help="seconds of warm-up; default: a tenth of --seconds"
-    )
-    parser.add_argument("--streams", type=int, default=Options.streams)
-    parser.add_argument("--max-sessions", type=int, default=Options.max_sessions)
-    parser.add_argument("--session-ttl", type=float, default=Options.session_ttl_s)
-    parser.add_argument("--seed", type=int, default=Options.seed)
-    given = parser.parse_args()
-    return Options(
-        seconds=given.seconds,
-        warm_up_s=given.seconds / 10 if given.warm_up is None else given.warm_up,
-        streams=given.streams,
-        max_sessions=given.max_sessions,
-        session_ttl_s=given.session_ttl,
-        seed=given.seed,
-        threads=given.threads,
-        model=given.model,
-    )
+    add = parser.add_argument
+    add("--model", help="checkpoint folder; default: the bundled model")
+    add("--threads", type=int, help="threads of the server")
+    add("--seconds", type=float, default=Options.seconds)
+    add("--warm-up", dest="warm_up_s", type=float, help="default: a tenth of --seconds")
+    add("--streams", type=int, default=Options.streams)
+    add("--max-sessions", type=int, default=Options.max_sessions)
+    add("--session-ttl", dest="session_ttl_s", type=float, default=Options.session_ttl_s)
+    add("--seed", type=int, default=Options.seed)
+    given = vars(parser.parse_args())
+    if given["warm_up_s"] is None:
+        given["warm_up_s"] = given["seconds"] / 10
+    return Options(**given)
 
 
 def main() -> int:
     """Soaks, prints, ends with the line of JSON; 1 where a criterion failed."""
     exit_on_sigterm()
     options = arguments()
-    result = Result("soak")
+    result = Result("soak", options.output)
     report = soak(options)
     print_report(report)
     tally = report.tally
     figures = {
-        "options": asdict(options),
+        "options": {k: v for k, v in asdict(options).items() if k != "output"},
         "passed": not report.failures,
         "failures": len(report.failures),
         "visits": dict(tally.done),

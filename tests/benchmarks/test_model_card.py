@@ -14,12 +14,13 @@ from benchmarks.model_card.__main__ import CURVE, PAGE, card, samples
 from benchmarks.model_card.facts import (
     CREDITS,
     CREDITS_OF_DATA,
+    NUM_POINTS,
     SEEDS,
+    facts_of_run,
     file_facts,
     read,
     shape_facts,
 )
-from benchmarks.model_card.runs import NUM_POINTS, facts_of_run
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import load_checkpoint
 from server.cli.main import app

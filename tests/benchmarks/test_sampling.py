@@ -6,8 +6,17 @@ import json
 
 import pytest
 
-from benchmarks.sampling.__main__ import RESULT, compared, draw, grid, opening_of
-from benchmarks.sampling.scores import repeated_4grams, unknown_words, variety, words_of
+from benchmarks.sampling import (
+    RESULT,
+    compared,
+    draw,
+    grid,
+    opening_of,
+    repeated_4grams,
+    unknown_words,
+    variety,
+    words_of,
+)
 from model.bundled_models import DEFAULT_NAME
 from server.engine.sampling_defaults import DEFAULTS
 from server.engine.types import SamplingParams

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.observation import Observation
-from benchmarks.soak.verdict import MIB, Ending, verdict
+from benchmarks.soak.verdict import MIB, Ending, Observation, verdict
 from benchmarks.soak.wire import Broken, Tally, checked_refusal, checked_stream
 
 REST = Observation(0, 0, 0, 0, 0, num_descriptors=7, resident_bytes=400 * MIB)

@@ -16,13 +16,14 @@ Writes `RESULT`, and prints a table with the nearest setting first.
 from __future__ import annotations
 
 import math
+import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS, Figures, Result, command_line, show, table
-from benchmarks.sampling.scores import repeated_4grams, unknown_words, variety, vocabulary, words_of
 from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import documents
@@ -45,6 +46,8 @@ REPETITION_PENALTIES = (1.05, 1.1, 1.2)
 #: Bits per byte of a text, its opening included.
 Judge = Callable[[str], float]
 Settings = dict[str, Any]
+#: Words over which variety is taken, so that it does not depend on a text's length.
+STRETCH = 50
 
 
 def main() -> None:
@@ -190,6 +193,41 @@ def print_table(result: Figures) -> None:
         setting = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
         shown.add_row(setting, *(f"{row[name]:.4f}" for name in names), f"{row['distance']:.3f}")
     show(shown)
+
+
+def words_of(text: str) -> list[str]:
+    """The words in lower case, without marks; an apostrophe inside is part of one."""
+    return re.findall(r"[a-z]+(?:'[a-z]+)*", text.lower())
+
+
+def repeated_4grams(words: list[str]) -> float:
+    """The part of the runs of four words that have come before in the same text."""
+    grams = [tuple(words[start : start + 4]) for start in range(len(words) - 3)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def variety(words: list[str]) -> float | None:
+    """Different words / words, over stretches of `STRETCH`; None for a shorter text."""
+    starts = range(0, len(words) + 1, STRETCH)
+    stretches = [words[start:end] for start, end in pairwise(starts)]
+    if not stretches:
+        return None
+    return sum(len(set(each)) for each in stretches) / (STRETCH * len(stretches))
+
+
+def unknown_words(words: list[str], known: Set[str]) -> float:
+    """The part of the words that are not in ``known``."""
+    return sum(word not in known for word in words) / len(words) if words else 0.0
+
+
+def vocabulary(files: Iterable[Path]) -> set[str]:
+    """Every word of some texts."""
+    found: set[str] = set()
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                found.update(words_of(line))
+    return found
 
 
 if __name__ == "__main__":

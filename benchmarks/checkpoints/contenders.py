@@ -1,4 +1,4 @@
-"""The `rwkv` package on the same weights, as the ``.pth`` file that it reads."""
+"""Everstream's native runtime on a GGUF file, and the `rwkv` package on the same weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,30 @@ import numpy as np
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.models import step_cost
+from benchmarks.decode.native import Native
 from benchmarks.decode.peers import PREFILL_TOKENS, Opened, Point, Steps, Unavailable
-from benchmarks.decode.roofline import ITEM_BYTES
+from benchmarks.decode.roofline import ITEM_BYTES, Cost
+from model.checkpoint import load_checkpoint
+from model.native.runtime import Runtime
 from model.weights import num_parameters
 
 #: Of its strategies on a CPU, the one for weights of this type.
 STRATEGIES = {"float32": "cpu fp32", "bfloat16": "cpu bf16"}
 WARM_UP_S = 0.05
+
+
+class FromFile(Native):
+    """A `decode.peers.Contender`; Q8_0 becomes the runtime's int8, a scale for each row."""
+
+    def __init__(self, models: Path) -> None:
+        super().__init__(models, "rwkv7")
+
+    def make_runtime(self, point: Point) -> Runtime:
+        loaded = load_checkpoint(file_of(self.folder, point.size, point.dtype))
+        return Runtime(loaded.config, loaded.weights, point.dtype, point.threads)
+
+    def cost(self, item_bytes: int, rows: int, point: Point) -> Cost:
+        return step_cost(CONFIGS[point.size], item_bytes, rows, point.streams)
 
 
 class Package(Steps):
