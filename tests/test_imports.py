@@ -38,6 +38,13 @@ LAYERS = (
     *("workers", "store", "observability", "engine", "config", "errors"),
 )
 
+#: The same of the units of `server/api`: its folders, and its modules outside of them.
+API_LAYERS = (
+    *("app", "openai", "routes", "middleware", "websocket", "durable_streams", "events"),
+    *("request_answer", "watched", "frames", "completion", "streaming", "translate", "auth"),
+    *("errors", "schemas"),
+)
+
 #: The same of the units of `model`: its folders, and its modules outside of them.
 MODEL_LAYERS = (
     *("convert", "training", "export", "quantization", "checkpoint", "hub", "foreign", "native"),
@@ -46,18 +53,19 @@ MODEL_LAYERS = (
     *("ops", "memory", "bundled_models", "tensor_spec", "files"),
 )
 
+#: The lists of layers by the package whose units they are.
+LAYERS_OF = {"server": LAYERS, "server.api": API_LAYERS, "model": MODEL_LAYERS}
+
 RULES = (
     *(
-        Rule(inside=(f"server.{layer}",), never=tuple(f"server.{one}" for one in LAYERS[:height]))
-        for height, layer in enumerate(LAYERS)
+        Rule(
+            inside=(f"{package}.{unit}",),
+            never=tuple(f"{package}.{above}" for above in layers[:height]),
+        )
+        for package, layers in LAYERS_OF.items()
+        for height, unit in enumerate(layers)
     ),
     Rule(inside=("model",), never=("server", "clients")),
-    *(
-        Rule(
-            inside=(f"model.{part}",), never=tuple(f"model.{one}" for one in MODEL_LAYERS[:height])
-        )
-        for height, part in enumerate(MODEL_LAYERS)
-    ),
     Rule(inside=("clients",), never=("server", "model")),
     Rule(inside=("server",), never=("clients", "model.training", "model.convert")),
     Rule(
@@ -145,15 +153,15 @@ def test_imports_follow_the_rules() -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize(("folder", "layers"), [("server", LAYERS), ("model", MODEL_LAYERS)])
-def test_every_module_is_in_a_layer(folder: str, layers: tuple[str, ...]) -> None:
-    root = ROOT / folder
+@pytest.mark.parametrize(("package", "layers"), LAYERS_OF.items(), ids=LAYERS_OF)
+def test_every_module_is_in_a_layer(package: str, layers: tuple[str, ...]) -> None:
+    root = ROOT.joinpath(*package.split("."))
     found = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")}
     assert found == {"__init__", *layers}
     assert len(layers) == len(set(layers))
 
 
-@pytest.mark.parametrize("package", ["model"])
+@pytest.mark.parametrize("package", LAYERS_OF)
 def test_no_units_of_a_package_import_each_other(package: str) -> None:
     """A unit is a folder of the package, or a module that is in none."""
     found = components(unit_graph(package, import_graph(dict(modules()))))
@@ -278,6 +286,7 @@ def test_only_the_config_reads_the_environment() -> None:
         ("server.runtime.async_engine", "from server.cli.main import main"),
         ("server.runtime.async_engine", "from server.api.app import create_app"),
         ("server.api.app", "from server.cluster import ray_serve"),
+        ("server.api.errors", "from server.api.auth.keyring import Caller"),
         ("server.api.routes.health", "from server.engine.engine import Engine"),
         ("server.api.routes.health", "from server.engine import engine"),
         ("server.engine.engine", "import time"),

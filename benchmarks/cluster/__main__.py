@@ -31,8 +31,8 @@ QUICK: Figures = {
     "replicas": [1, 2],
     "replica_streams": 2,
     "kinds": list(KINDS),
-    "takeover_streams": [1, 2],
-    "takeovers": [2, 1],
+    "struck": [1, 2],
+    "strikes": [2, 1],
     "save_interval": 40,
     "commits": 20,
     "idle_seconds": 1.5,
@@ -75,14 +75,10 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replica-streams", type=int, default=64, help="streams on all replicas")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument(
-        "--takeover-streams",
-        type=int,
-        nargs="+",
-        default=[1, 16, 64],
-        help="at a take-over",
+        "--struck", type=int, nargs="+", default=[1, 16, 64], help="streams at a take-over"
     )
     parser.add_argument(
-        "--takeovers", type=int, nargs="+", default=[24, 6, 4], help="of each --takeover-streams"
+        "--strikes", type=int, nargs="+", default=[24, 6, 4], help="take-overs of each --struck"
     )
     parser.add_argument(
         "--save-interval",

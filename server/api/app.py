@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.auth.authenticator import Authenticator
 from server.api.auth.keyring import Keyring
+from server.api.auth.scopes import RouteTable
 from server.api.errors import FAILED, MethodNotAllowed, RouteNotFound
 from server.api.middleware.access_log import AccessLog
 from server.api.middleware.connections import DEFAULT_MAX_CONNECTIONS, ConnectionTable
@@ -35,7 +36,6 @@ from server.api.routes import admin, admin_models, admin_states, durable_streams
 from server.api.routes import health as http
 from server.api.routes import models as model_routes
 from server.api.routes import sessions as session_routes
-from server.api.routes.route_table import RouteTable
 from server.api.schemas.openapi import openapi
 from server.api.schemas.parse import MAX_NAME_CHARS
 from server.api.websocket import asyncapi

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import orjson
 
 from server.api.errors import SessionMigrated
+from server.api.schemas.responses import PromptDetails, PromptUsage, UsageAnswer
 from server.api.streaming import server_sent
-from server.api.translate import usage_object
 from server.engine.types import Event, Failed, Finished, Usage
 from server.errors import InternalFailure
 
@@ -65,3 +65,18 @@ def total_usage(ends: Sequence[Finished]) -> Usage:
         sum(end.usage.cached_tokens for end in ends),
         sum(end.usage.reasoning_tokens for end in ends),
     )
+
+
+def whole_usage(usage: Usage) -> PromptUsage:
+    """OpenAI's ``usage`` at the end of an answer: what the prefix cache had is known then."""
+    details: PromptDetails = {"cached_tokens": usage.cached_tokens}
+    return {**usage_object(usage), "prompt_tokens_details": details}
+
+
+def usage_object(usage: Usage) -> UsageAnswer:
+    """OpenAI's ``usage``."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

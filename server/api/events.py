@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from starlette.types import Scope, Send
 
-from server.api.heartbeat import Heartbeat
-from server.api.schemas.frames import FrameWriter, error_frame, resumed_frame
+from server.api.frames import FrameWriter, error_frame, resumed_frame
 from server.api.schemas.names import MAX_EPOCH_CHARS, has_control
 from server.api.schemas.queries import EventsQuery
-from server.api.streaming import DirectWriter, send_stream, server_sent, writer_of
+from server.api.streaming import DirectWriter, send_stream, server_sent
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Finished, TokenEvent
 from server.errors import RequestError, invalid
@@ -55,11 +54,13 @@ class EventsAnswer(WatchedAnswer):
         )
         self._epoch = self._async_engine.epoch_name(resumed.info.epoch).encode()
         self._frames = FrameWriter(self._id, None, self._async_engine.epoch_name)
-        direct = DirectWriter(writer_of(scope), self._encode)
-        with Heartbeat(self._heartbeat_s, self._event_queue, direct):
+        direct = self._direct_writer(scope, self._encode)
+        with direct:
             await send_stream(send, self._pieces(resumed, direct), self._error)
 
-    async def _pieces(self, resumed: Resumed, direct: DirectWriter) -> AsyncGenerator[bytes, None]:
+    async def _pieces(
+        self, resumed: Resumed, direct: DirectWriter[Event]
+    ) -> AsyncGenerator[bytes, None]:
         """What was missed, then what comes while the session runs."""
         epoch_name = self._async_engine.epoch_name
         yield server_sent(resumed_frame(self._id, resumed, epoch_name))
@@ -70,7 +71,7 @@ class EventsAnswer(WatchedAnswer):
         self._async_engine.requests.caught_up(self._id)
         events: Sequence[Event] = ()
         while not events or not isinstance(events[-1], ENDS):
-            refused, events = await direct.take(self._event_queue)
+            refused, events = await direct.take()
             yield b"".join([*refused, *self._encode(events)])
 
     def _encode(self, events: Sequence[Event]) -> list[bytes]:

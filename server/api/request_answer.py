@@ -12,9 +12,7 @@ from starlette.types import Scope, Send
 
 from server.api.completion import DONE, ended, sse
 from server.api.errors import error_object
-from server.api.heartbeat import Heartbeat
-from server.api.json_response import send_whole
-from server.api.streaming import COMMENT, DirectWriter, send_stream, writer_of
+from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated, Request, Started
 from server.errors import RequestError
@@ -183,11 +181,8 @@ class SseAnswer(RequestAnswer[SseWriter]):
     """
 
     async def _work(self, scope: Scope, send: Send) -> None:
-        direct = DirectWriter(writer_of(scope), self._encode)
-        with (
-            self._large.reserve(self._request.owner, self._num_bytes),
-            Heartbeat(self._heartbeat_s, self._event_queue, direct),
-        ):
+        direct = self._direct_writer(scope, self._encode)
+        with self._large.reserve(self._request.owner, self._num_bytes), direct:
             await self._submit()
             events = await self._event_queue.take()
             _raise_if_failed(events)
@@ -197,7 +192,7 @@ class SseAnswer(RequestAnswer[SseWriter]):
         return [self._writer.chunks(event) for event in events]
 
     async def _pieces(
-        self, events: Sequence[Event], direct: DirectWriter
+        self, events: Sequence[Event], direct: DirectWriter[Event]
     ) -> AsyncGenerator[bytes, None]:
         """Those of ``events``, then of the event queue's until all requests have ended."""
         if not events:
@@ -216,7 +211,7 @@ class SseAnswer(RequestAnswer[SseWriter]):
                 yield b"".join([*made, self._writer.end()])
                 return
             yield b"".join(made)
-            refused, events = await direct.take(self._event_queue)
+            refused, events = await direct.take()
             yield b"".join(refused)
 
 

@@ -1,4 +1,4 @@
-"""How streams get to the client: tokens by a direct write, all else by ASGI's ``send``.
+"""How answers get to the client: bodies of JSON, server-sent events, tokens by a direct write.
 
 Most of a token's cost would be the layers between the engine's event and the
 socket. Where the server offers it (`server.http` does), a write goes there at once,
@@ -9,19 +9,25 @@ Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.ht
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from starlette.types import Scope, Send
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from server.api.json_response import PART_BYTES, send_piece
 from server.engine.types import TokenEvent
 from server.errors import RequestError
 from server.runtime.event_queue import EventQueue
 
+#: What is handed to the connection at once.
+PART_BYTES = 1 << 16
 #: A line without effect: it shows proxies and clients that a silent stream is alive.
 COMMENT = b": keep-alive\n\n"
+#: Of the interval of comments. A comment comes after the whole interval, or up to one tick earlier.
+NUM_TICKS = 4
 #: The name of the extension in a scope.
 EXTENSION = "everstream.write"
 
@@ -52,26 +58,50 @@ def _never(parts: Sequence[bytes]) -> bool:
     return False
 
 
-class DirectWriter:
-    """Writes tokens, which are nearly all there is, as soon as an event queue gets them.
+class DirectWriter(Generic[T]):
+    """Writes tokens, which are nearly all there is, as soon as ``event_queue`` gets them.
 
-    An encoder may count what it encodes: what could not be written is kept encoded.
-    ``num_silent_ticks`` belongs to a `server.api.heartbeat.Heartbeat`.
+    ``encode`` may count what it encodes: what could not be written is kept encoded. While it is
+    entered, `take` returns a comment after ``heartbeat_s`` of silence, 0 for none: proxies close
+    connections without data. The time is measured in ticks of a timer, so that a token costs no
+    look at the clock.
     """
 
-    def __init__(self, write: Write, encode: Callable[[Sequence[TokenEvent]], list[bytes]]) -> None:
-        self._write, self._encode = write, encode
-        self.num_silent_ticks = 0
+    def __init__(
+        self,
+        event_queue: EventQueue[T],
+        write: Write,
+        encode: Callable[[Sequence[TokenEvent]], list[bytes]],
+        heartbeat_s: float = 0.0,
+    ) -> None:
+        self._event_queue, self._write, self._encode = event_queue, write, encode
+        self._tick_s = heartbeat_s / NUM_TICKS
+        self._num_silent_ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._refused: list[bytes] = []
         self._num_refused = 0
 
-    async def take(self, event_queue: EventQueue[T]) -> tuple[list[bytes], list[T]]:
+    def __enter__(self) -> None:
+        if self._tick_s:
+            self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def __exit__(self, *error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._num_silent_ticks += 1
+        if self._num_silent_ticks >= NUM_TICKS:
+            self._event_queue.nudge()
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    async def take(self) -> tuple[list[bytes], list[T]]:
         """The next items that were not written: the parts that were refused, then the others.
 
         After a nudge of the event queue it is a `COMMENT` alone.
         """
-        self.num_silent_ticks = 0  # what the last call returned was sent
-        items = await event_queue.take(self._offer)
+        self._num_silent_ticks = 0  # what the last call returned was sent
+        items = await self._event_queue.take(self._offer)
         if not items:
             return [COMMENT], []
         parts, rest = self._refused, items[self._num_refused :]
@@ -85,7 +115,7 @@ class DirectWriter:
             return False
         parts = self._encode(tokens)
         if self._write(parts):
-            self.num_silent_ticks = 0
+            self._num_silent_ticks = 0
             return True
         self._refused, self._num_refused = parts, len(tokens)
         return False
@@ -120,3 +150,35 @@ def server_sent(data: bytes, kind: bytes | None = None, id: bytes | None = None)
     if kind is not None:
         head += b"event: %b\n" % kind
     return b"%bdata: %b\n\n" % (head, data)
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """``value`` as the body of an answer."""
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+class LargeResponse(Response):
+    """A body of JSON that is sent as fast as the client reads it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_whole(send, [bytes(self.body)])
+
+
+async def send_whole(send: Send, parts: list[bytes]) -> None:
+    """A JSON answer, as fast as the client reads it. ``parts`` are gone when they are sent."""
+    length = sum(map(len, parts))
+    headers = [(b"content-length", b"%d" % length), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if length > PART_BYTES:
+        parts.reverse()
+        while parts:
+            await send_piece(send, parts.pop())
+    await send({"type": "http.response.body", "body": b"".join(parts)})
+
+
+async def send_piece(send: Send, body: bytes) -> None:
+    """A piece of a body that continues, of any size."""
+    for start in range(0, len(body), PART_BYTES):
+        part = body if len(body) <= PART_BYTES else body[start : start + PART_BYTES]
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        await asyncio.sleep(0)  # a send to a client that reads does not wait

@@ -1,4 +1,4 @@
-"""From the wire to the engine and back: the only place that knows both."""
+"""From the messages of clients to the requests of the engine: the only place that knows both."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from server.api.schemas.formats import ResponseFormat
 from server.api.schemas.requests import AppendBody, Continuation, Sampling
-from server.api.schemas.responses import PromptDetails, PromptUsage, UsageAnswer
 from server.engine.sampling_defaults import with_defaults
-from server.engine.types import Request, SamplingParams, Usage
+from server.engine.types import Request, SamplingParams
 from server.errors import InvalidRequest, invalid
 from server.models.service import Service
 from server.sessions.named_states import StateNotFound
@@ -190,18 +189,3 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """``error`` with the name that its field has on a route, where that is another one."""
     name = names.get(error.param or "")
     return error if name is None else invalid(name, error.message.removeprefix(f"{error.param}: "))
-
-
-def whole_usage(usage: Usage) -> PromptUsage:
-    """OpenAI's ``usage`` at the end of an answer: what the prefix cache had is known then."""
-    details: PromptDetails = {"cached_tokens": usage.cached_tokens}
-    return {**usage_object(usage), "prompt_tokens_details": details}
-
-
-def usage_object(usage: Usage) -> UsageAnswer:
-    """OpenAI's ``usage``."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.auth.keyring import Caller
 from server.api.errors import InvalidApiKey
-from server.engine.types import Event, Failed, Finished, Migrated
+from server.api.streaming import DirectWriter, writer_of
+from server.engine.types import Event, Failed, Finished, Migrated, TokenEvent
 from server.models.service import Service
 from server.runtime.event_queue import MAX_IN_FLIGHT, EventQueue
 
@@ -65,6 +67,12 @@ class WatchedAnswer(Response):
         if caller is None:
             return nullcontext()
         return caller.watched(lambda: self._event_queue.fail(InvalidApiKey()))
+
+    def _direct_writer(
+        self, scope: Scope, encode: Callable[[Sequence[TokenEvent]], list[bytes]]
+    ) -> DirectWriter[Event]:
+        """Of this answer, with comments in silence while it is entered."""
+        return DirectWriter(self._event_queue, writer_of(scope), encode, self._heartbeat_s)
 
     async def _work(self, scope: Scope, send: Send) -> None:
         """Writes the answer. Where it raises a `RequestError`, it has sent nothing."""

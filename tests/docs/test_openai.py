@@ -19,10 +19,9 @@ from server.api.openai.bodies import (
 )
 from server.api.openai.chat.schemas import ChatBody
 from server.api.openai.responses.schemas import ResponseCreate, ResponsesBody
-from server.api.openai.unsupported import Refusal
 from server.api.schemas.parse import parse_body
 from server.api.schemas.requests import Sampling
-from server.api.schemas.wire import Wire
+from server.api.schemas.wire import Refusal, Wire
 from server.errors import InvalidRequest
 from tests.docs.pages import json_examples, names, page, rows, section
 

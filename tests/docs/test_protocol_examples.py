@@ -13,16 +13,16 @@ from starlette.routing import Route
 
 from server.api.app import ROUTERS
 from server.api.errors import OUTCOMES, error_body
-from server.api.openai.bodies import CompletionBody
-from server.api.openai.completions.writer import CompletionWriter
-from server.api.schemas.frame_models import AnyFrame
-from server.api.schemas.frames import (
+from server.api.frames import (
     FrameWriter,
     created_frame,
     encode,
     error_frame,
     resumed_frame,
 )
+from server.api.openai.bodies import CompletionBody
+from server.api.openai.completions.writer import CompletionWriter
+from server.api.schemas.frame_models import AnyFrame
 from server.api.schemas.parse import parse_body, parse_message
 from server.api.schemas.requests import (
     MESSAGE_TYPES,

@@ -12,10 +12,9 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from server.api.auth.keyring import Caller, Keyring
-from server.api.auth.scopes import OPEN
+from server.api.auth.scopes import OPEN, RouteTable
 from server.api.auth.scopes import Scope as Right
 from server.api.errors import ForeignOrigin, InvalidApiKey, RouteNotFound
-from server.api.routes.route_table import RouteTable
 
 logger = logging.getLogger("everstream.connections")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
+
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from server.errors import RequestError
 
@@ -83,3 +86,31 @@ class ScopeMissing(RequestError):
     def __init__(self, wanted: frozenset[Scope]) -> None:
         names = " or ".join(sorted(wanted))
         super().__init__(f"this key may not do that: it has no scope {names}")
+
+
+class UndeclaredRoute(Exception):
+    """A route without a row in `ROUTES`: our own mistake."""
+
+
+class RouteTable:
+    """Built once, from all routes. Raises `UndeclaredRoute`."""
+
+    def __init__(
+        self, routes: Iterable[BaseRoute], declared: Mapping[str, frozenset[Scope]] = ROUTES
+    ) -> None:
+        self._rows: dict[str, dict[re.Pattern[str], frozenset[Scope]]]
+        self._rows = {"http": {}, "websocket": {}}
+        for route in routes:
+            kind = "websocket" if isinstance(route, WebSocketRoute) else "http"
+            if not isinstance(route, Route | WebSocketRoute | Mount) or route.path not in declared:
+                raise UndeclaredRoute(f"{kind} route {getattr(route, 'path', route)!r}: no scope")
+            self._rows[kind][route.path_regex] = declared[route.path]
+
+    def scopes_of(self, kind: str, path: str) -> list[frozenset[Scope]]:
+        """For each template with this path, the scopes of which one opens it; empty without any.
+
+        ``kind`` is "http" or "websocket". Where several templates have the path, all of
+        them must be open to a caller.
+        """
+        rows = self._rows[kind].items()
+        return [scopes for pattern, scopes in rows if pattern.fullmatch(path)]

@@ -6,16 +6,21 @@ All but `Tenant.check_room` belongs to the event loop. Time is passed in as a cl
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from server.api.auth.keys_file import Limits
-from server.api.auth.rates import Bucket
 from server.errors import RequestError
 
 Clock = Callable[[], float]
+
+#: Of a rate limit.
+PERIOD_S = 60.0
+# Waits are stated in whole milliseconds; the margin is far above the error of the sums.
+_MARGIN_S = 1e-6
 
 # What ends when a client decides so has no exact time.
 SOON_S = 1.0
@@ -32,6 +37,29 @@ class RateLimited(RequestError):
     def __init__(self, limit: str, retry_after_s: float) -> None:
         super().__init__(f"the limit {limit} of this key's tenant is reached")
         self.retry_after_s = retry_after_s
+
+
+class Bucket:
+    """How much may be used in a minute: it fills steadily, begins full, and may go below zero.
+
+    The generic cell rate algorithm: all that is kept is the moment at which the bucket
+    will be full again.
+    """
+
+    def __init__(self) -> None:
+        self._full_at_s = -math.inf
+
+    def wait_s(self, now: float, per_minute: int) -> float:
+        """Seconds until one unit is there, 0 where it is; after that wait it is there."""
+        missing_s = max(0.0, self._full_at_s - now)
+        wait_s = missing_s + PERIOD_S / per_minute - PERIOD_S
+        if wait_s <= _MARGIN_S / 2:
+            return 0.0
+        return math.ceil((wait_s + _MARGIN_S) * 1000) / 1000
+
+    def take(self, now: float, amount: int, per_minute: int) -> None:
+        """Takes ``amount``, whether or not it is there."""
+        self._full_at_s = max(self._full_at_s, now) + amount * PERIOD_S / per_minute
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import orjson
 
-from server.api.schemas.frames import EpochName, FrameWriter
+from server.api.frames import EpochName, FrameWriter
 from server.engine.types import Finished
 from server.sessions.log_stream import FedItem, Item, RewoundItem, ends_turn
 

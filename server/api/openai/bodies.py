@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, cast
 from pydantic import Discriminator, Field, Tag
 
 from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
-from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS, Refusal
+from server.api.openai.unsupported import COMPLETIONS, EMBEDDINGS
 from server.api.schemas.names import Label, ModelName, SessionId, StateName
 from server.api.schemas.requests import (
     MAX_CHOICES,
@@ -18,7 +18,7 @@ from server.api.schemas.requests import (
     TokenIds,
     TopLogprobs,
 )
-from server.api.schemas.wire import Wire
+from server.api.schemas.wire import Refusal, Wire
 
 #: Prompts of one request, and continuations of one context.
 MAX_PROMPTS = 256

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from server.api.completion import Ends, ended, total_usage
+from server.api.completion import Ends, ended, total_usage, usage_object
 from server.api.openai.bodies import ScoreBody
 from server.api.openai.logprobs import BLOCK_TOKENS, JsonList, Top, finite
 from server.api.openai.writer import written_list
@@ -24,7 +24,7 @@ from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, body_schema
 from server.api.schemas.parse import body_of
-from server.api.translate import Translator, usage_object
+from server.api.translate import Translator
 from server.engine.types import Event, Finished
 from server.engine.types import Request as Work
 from server.errors import InternalFailure, invalid

@@ -10,7 +10,6 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from model.tokenizer import Tokenizer
-from server.api.json_response import json_response
 from server.api.openai.bodies import DetokenizeBody, TokenizeBody
 from server.api.openai.chat.conversation import prompt_of
 from server.api.openai.chat.reasoning import reasoning_of
@@ -19,6 +18,7 @@ from server.api.routes.lookup import service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
 from server.api.schemas.parse import body_of
+from server.api.streaming import json_response
 from server.api.translate import MAX_INLINE_CHARS, Translator
 from server.errors import invalid
 from server.models.large_answers import TOKEN_BYTES

@@ -7,31 +7,8 @@ body declares itself is never looked up here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a field is not supported; ``accepted`` are the values that mean its default."""
-
-    reason: str
-    accepted: tuple[object, ...] = ()
-
-    @property
-    def message(self) -> str:
-        """The reason as it follows the field's name."""
-        return self.reason if self.reason.startswith("is ") else f"is not supported: {self.reason}"
-
-    def accepts(self, value: object) -> bool:
-        """Whether ``value``, out of JSON, asks for nothing."""
-        if isinstance(value, dict):
-            value = {name: item for name, item in value.items() if item is not None}
-        return value is None or any(_same(value, default) for default in self.accepted)
-
-
-def _same(value: object, default: object) -> bool:
-    """Python's equality, to which true is no number."""
-    return value == default and isinstance(value, bool) == isinstance(default, bool)
+from server.api.schemas.wire import Refusal
 
 
 def _refused(names: Iterable[str], reason: str, *accepted: object) -> dict[str, Refusal]:

@@ -7,10 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from server.api.completion import DONE, total_usage
+from server.api.completion import DONE, total_usage, usage_object, whole_usage
 from server.api.schemas.requests import StreamOptions
 from server.api.streaming import server_sent
-from server.api.translate import usage_object, whole_usage
 from server.engine.types import Event, Finished, Usage
 
 Json = dict[str, Any]

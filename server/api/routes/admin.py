@@ -10,11 +10,11 @@ from pydantic import BaseModel, Field
 from server.api.auth.keyring import Keyring
 from server.api.auth.keys_file import Limits
 from server.api.auth.tenants import Tenant
-from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
 from server.api.schemas.describe import ERRORS, KEY_ERRORS, body_schema
 from server.api.schemas.parse import body_of
 from server.api.schemas.wire import Wire
+from server.api.streaming import json_response
 
 router = APIRouter(responses=KEY_ERRORS)
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
 from server.api.routes.models import model_object
 from server.api.schemas import responses as answers
@@ -15,6 +14,7 @@ from server.api.schemas.describe import ERRORS, body_schema
 from server.api.schemas.names import ModelPath
 from server.api.schemas.parse import body_of
 from server.api.schemas.wire import Wire
+from server.api.streaming import json_response
 from server.config.sources import MODEL_NAME
 from server.models.changes import LoadingRefused, ModelChanges
 from server.models.registry import Version

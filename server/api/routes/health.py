@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.json_response import json_response
 from server.api.routes.lookup import models_of
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import KEY_ERRORS, OPEN_ERRORS, Responses, answer_content
+from server.api.streaming import json_response
 from server.api.websocket.sockets import Sockets
 from server.observability import metrics
 

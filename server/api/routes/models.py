@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from model.chat.template import PLAIN
-from server.api.json_response import json_response
 from server.api.routes.lookup import models_of, service_for
 from server.api.schemas import responses as answers
 from server.api.schemas.describe import KEY_ERRORS, NOT_FOUND
+from server.api.streaming import json_response
 from server.engine.sampling_defaults import published
 from server.models.service import Service
 

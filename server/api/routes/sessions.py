@@ -11,7 +11,6 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.api.completion import Ends, appended_body
 from server.api.events import EventsAnswer, cursor_of
-from server.api.json_response import json_response
 from server.api.request_answer import JsonAnswer
 from server.api.routes.lookup import models_of, service_for, service_with
 from server.api.schemas import responses as answers
@@ -25,6 +24,7 @@ from server.api.schemas.describe import (
 from server.api.schemas.parse import body_of
 from server.api.schemas.queries import EventsQuery, ListQuery, TextQuery
 from server.api.schemas.requests import AppendBody, CreateSessionBody, ForkBody, RewindBody
+from server.api.streaming import json_response
 from server.api.translate import Translator
 from server.engine.types import SessionInfo
 from server.models.service import Service

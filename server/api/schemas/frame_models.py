@@ -1,6 +1,6 @@
 """What the server sends on `/v1/stream`, described once.
 
-`server.api.schemas.frames` makes frames of these types, mypy checks them field by field,
+`server.api.frames` makes frames of these types, mypy checks them field by field,
 the AsyncAPI document shows them, and the tests validate every frame that they receive by
 them. A token's frame alone is put together from bytes, and a test compares the two.
 In the document their names do without "Frame".

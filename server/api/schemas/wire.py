@@ -8,16 +8,39 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from server.api.openai.unsupported import Refusal
-
 #: The error that names its field itself: see `server.api.schemas.parse`.
 FIELD_ERROR = "field"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a field is not supported; ``accepted`` are the values that mean its default."""
+
+    reason: str
+    accepted: tuple[object, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """The reason as it follows the field's name."""
+        return self.reason if self.reason.startswith("is ") else f"is not supported: {self.reason}"
+
+    def accepts(self, value: object) -> bool:
+        """Whether ``value``, out of JSON, asks for nothing."""
+        if isinstance(value, dict):
+            value = {name: item for name, item in value.items() if item is not None}
+        return value is None or any(_same(value, default) for default in self.accepted)
+
+
+def _same(value: object, default: object) -> bool:
+    """Python's equality, to which true is no number."""
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
 
 
 class Wire(BaseModel):

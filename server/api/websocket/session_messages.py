@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from server.api.frames import created_frame, encode
 from server.api.schemas import requests as schemas
 from server.api.schemas.frame_models import DeletedFrame, ForkedFrame, RewoundFrame
-from server.api.schemas.frames import created_frame, encode
 from server.models.service import Service
 
 Asked = schemas.Delete | schemas.Fork | schemas.Rewind

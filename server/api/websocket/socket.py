@@ -106,11 +106,11 @@ class Socket:
 
     async def _send_all(self, codec: SocketCodec) -> None:
         """Until the socket is closed, or cannot be written."""
-        direct = DirectWriter(self._write, codec.frames)
+        direct = DirectWriter(self.event_queue, self._write, codec.frames)
         with contextlib.suppress(OSError, RequestError):
             close: Close | None = None
             while close is None:
-                frames, items = await direct.take(self.event_queue)
+                frames, items = await direct.take()
                 for item in items:
                     if isinstance(item, Close):
                         close = item

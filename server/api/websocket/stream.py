@@ -11,9 +11,9 @@ from functools import partial
 from server.api.auth.keyring import Caller
 from server.api.auth.scopes import MESSAGES
 from server.api.auth.tenants import RateLimited
+from server.api.frames import FrameWriter, encode, error_frame, resumed_frame
 from server.api.schemas import requests as schemas
 from server.api.schemas.frame_models import DetachedFrame
-from server.api.schemas.frames import FrameWriter, encode, error_frame, resumed_frame
 from server.api.schemas.parse import in_thread_if_large, named_in, parse_message, request_id_of
 from server.api.translate import Translator
 from server.api.websocket import session_messages

@@ -9,8 +9,8 @@ import pytest
 from jsonschema import Draft7Validator
 from pydantic import TypeAdapter, ValidationError
 
+from server.api.frames import encode
 from server.api.schemas.frame_models import AnyFrame, DeletedFrame
-from server.api.schemas.frames import encode
 from server.api.schemas.requests import MESSAGE_TYPES
 from server.api.websocket.asyncapi import REPLIES, document
 from tests.server.harness import Running, checked, receive, receive_until, running, send

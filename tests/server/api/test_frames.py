@@ -7,8 +7,8 @@ import json
 import pytest
 from pydantic import TypeAdapter
 
+from server.api.frames import FrameWriter, encode
 from server.api.schemas.frame_models import TokenFrame
-from server.api.schemas.frames import FrameWriter, encode
 from server.engine.types import Request, SamplingParams, Scored, TokenEvent
 
 REQUEST = Request("ws-1", "ann", (1, 2), SamplingParams())

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.api.heartbeat import NUM_TICKS, Heartbeat
-from server.api.streaming import COMMENT, DirectWriter
+from server.api.streaming import COMMENT, NUM_TICKS, DirectWriter
 from server.engine.types import Event, TokenEvent
 from server.runtime.event_queue import EventQueue
 from tests.fakes import FakeEngine
@@ -245,9 +244,9 @@ async def test_token_puts_the_comment_off_by_the_whole_interval(
         written.extend(parts)
         return True
 
-    direct = DirectWriter(write, lambda tokens: [b"token" for _ in tokens])
-    with Heartbeat(15.0, queue, direct):
-        taking = asyncio.create_task(direct.take(queue))
+    direct = DirectWriter(queue, write, lambda tokens: [b"token" for _ in tokens], 15.0)
+    with direct:
+        taking = asyncio.create_task(direct.take())
         await asyncio.sleep(0)
         ticks.pass_(NUM_TICKS - 1)
         queue.put([TokenEvent("r", seq=1, position=1, token_id=1, text="a")])
@@ -263,5 +262,5 @@ async def test_token_puts_the_comment_off_by_the_whole_interval(
 async def test_without_an_interval_there_is_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = Ticks(monkeypatch)
     queue: EventQueue[Event] = EventQueue(100)
-    with Heartbeat(0.0, queue, DirectWriter(lambda parts: True, lambda tokens: [])):
+    with DirectWriter(queue, lambda parts: True, lambda tokens: []):
         assert ticks.due == []

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.api.json_response import PART_BYTES
-from server.api.streaming import DirectWriter, send_stream, server_sent
+from server.api.streaming import PART_BYTES, DirectWriter, send_stream, server_sent
 from server.engine.types import Event, Failed, TokenEvent
 from server.errors import InternalFailure, RequestError
 from server.runtime.event_queue import EventQueue
@@ -70,7 +69,8 @@ class Written:
 
     def __init__(self, is_open: bool) -> None:
         self.is_open, self.parts, self.encoded = is_open, list[bytes](), list[int]()
-        self.direct = DirectWriter(self._write, self._encode)
+        self.queue: EventQueue[Event] = EventQueue(100)
+        self.direct = DirectWriter(self.queue, self._write, self._encode)
 
     def _encode(self, tokens: Sequence[TokenEvent]) -> list[bytes]:
         self.encoded += [token.seq for token in tokens]
@@ -84,8 +84,8 @@ class Written:
 
 async def test_tokens_use_the_direct_write_and_wake_no_task() -> None:
     written = Written(is_open=True)
-    queue: EventQueue[Event] = EventQueue(100)
-    taking = asyncio.create_task(written.direct.take(queue))
+    queue = written.queue
+    taking = asyncio.create_task(written.direct.take())
     await asyncio.sleep(0)
     queue.put([token(1)])
     queue.put([token(2), token(3)])
@@ -98,14 +98,14 @@ async def test_tokens_use_the_direct_write_and_wake_no_task() -> None:
 
 async def test_refused_tokens_are_encoded_once_and_come_first() -> None:
     written = Written(is_open=False)
-    queue: EventQueue[Event] = EventQueue(100)
-    taking = asyncio.create_task(written.direct.take(queue))
+    queue = written.queue
+    taking = asyncio.create_task(written.direct.take())
     await asyncio.sleep(0)
     queue.put([token(1)])
     queue.put([token(2)])
     assert await taking == ([b"1;"], [token(2)])
     queue.put([token(3)])
-    assert await written.direct.take(queue) == ([], [token(3)])
+    assert await written.direct.take() == ([], [token(3)])
     assert written.encoded == [1]
 
 

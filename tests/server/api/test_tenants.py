@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from server.api.auth.keyring import Caller
 from server.api.auth.keys_file import Limits
-from server.api.auth.rates import Bucket
 from server.api.auth.scopes import MESSAGES, ScopeMissing
-from server.api.auth.tenants import RateLimited, Room, Tenant
+from server.api.auth.tenants import Bucket, RateLimited, Room, Tenant
 from server.api.schemas.requests import MESSAGE_TYPES
 
 

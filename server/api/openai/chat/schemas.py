@@ -12,10 +12,11 @@ from server.api.openai.bodies import Labels
 from server.api.openai.chat.messages import Messages, TemplateKwargs, Tools
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import ToolChoice
-from server.api.openai.unsupported import CHAT, Refusal
+from server.api.openai.unsupported import CHAT
 from server.api.schemas.names import ModelName, SessionId, StateName
 from server.api.schemas.requests import MAX_CHOICES, Once, Sampling, StreamOptions
 from server.api.schemas.responses import PromptUsage
+from server.api.schemas.wire import Refusal
 
 
 class ChatBody(Sampling, Once, Labels):

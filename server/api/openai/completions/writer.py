@@ -9,6 +9,7 @@ import orjson
 
 from server.api.completion import ended, sse
 from server.api.errors import error_object
+from server.api.frames import EpochName
 from server.api.openai.completions.parts import (
     PromptJson,
     Shown,
@@ -18,7 +19,6 @@ from server.api.openai.completions.parts import (
 )
 from server.api.openai.logprobs import ScoredPrompt
 from server.api.openai.writer import AnswerWriter, written_list
-from server.api.schemas.frames import EpochName
 from server.engine.types import Event, Finished, Request, Scored, Started, TokenEvent, Usage
 from server.errors import RequestError
 

@@ -9,12 +9,10 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from server.api.errors import SessionMigrated
-from server.api.heartbeat import Heartbeat
-from server.api.json_response import send_whole
 from server.api.openai.responses.reading import Kept
 from server.api.openai.responses.work import Work
 from server.api.openai.responses.writer import SILENT, ResponseWriter, sse
-from server.api.streaming import COMMENT, DirectWriter, send_stream, writer_of
+from server.api.streaming import COMMENT, DirectWriter, send_stream, send_whole
 from server.api.watched import ENDS, WatchedAnswer
 from server.engine.types import Event, Failed, Finished, Migrated
 from server.errors import RequestError
@@ -51,8 +49,8 @@ class ResponseAnswer(WatchedAnswer):
                 await send_whole(send, [await self._whole(await self._first_events())])
 
     async def _stream(self, scope: Scope, send: Send) -> None:
-        direct = DirectWriter(writer_of(scope), self._encode)
-        with Heartbeat(self._heartbeat_s, self._event_queue, direct):
+        direct = self._direct_writer(scope, self._encode)
+        with direct:
             await self._begin()
             pieces = self._pieces(await self._first_events(), direct)
             await send_stream(send, pieces, self._error)
@@ -86,13 +84,13 @@ class ResponseAnswer(WatchedAnswer):
             events = await self._missed() or await self._event_queue.take(self._take_in)
 
     async def _pieces(
-        self, events: list[Event], direct: DirectWriter
+        self, events: list[Event], direct: DirectWriter[Event]
     ) -> AsyncGenerator[bytes, None]:
         yield await self._chunk(events) if events else COMMENT
         while not (events and isinstance(events[-1], ENDS)):
             events = await self._missed()
             while not events:
-                refused, events = await direct.take(self._event_queue)
+                refused, events = await direct.take()
                 yield b"".join(refused)
             yield await self._chunk(events)
 

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from server.api.json_response import LargeResponse, json_response
 from server.api.openai.responses import answers_schema as answers
 from server.api.openai.responses.answers import KeptResponse, NewResponse, in_background
 from server.api.openai.responses.note import Json
@@ -33,6 +32,7 @@ from server.api.schemas.names import Label
 from server.api.schemas.parse import body_of
 from server.api.schemas.queries import Flag, Seq
 from server.api.schemas.queries import Query as StrictQuery
+from server.api.streaming import LargeResponse, json_response
 from server.errors import invalid
 from server.models.service import Service
 

@@ -15,7 +15,7 @@ from server.api.openai.chat.messages import (
 )
 from server.api.openai.chat.reasoning import Effort
 from server.api.openai.chat.tools import ChosenFunction, kind_of_choice
-from server.api.openai.unsupported import REASONING, RESPONSES, Refusal
+from server.api.openai.unsupported import REASONING, RESPONSES
 from server.api.schemas import requests as schemas
 from server.api.schemas.formats import (
     ChoiceFormat,
@@ -27,7 +27,7 @@ from server.api.schemas.formats import (
     few_fields,
 )
 from server.api.schemas.names import ItemId, Label, ModelName, StateName
-from server.api.schemas.wire import History, Wire
+from server.api.schemas.wire import History, Refusal, Wire
 
 MAX_ITEMS = 10_000
 MAX_PARTS = 1024

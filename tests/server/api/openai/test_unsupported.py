@@ -7,8 +7,9 @@ import json
 import pytest
 
 from server.api.openai.bodies import CompletionBody, EmbeddingsBody
-from server.api.openai.unsupported import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, Refusal
+from server.api.openai.unsupported import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from server.api.schemas.parse import parse_body
+from server.api.schemas.wire import Refusal
 from server.errors import InvalidRequest
 
 TABLES = {"completions": COMPLETIONS, "chat": CHAT, "responses": RESPONSES, "embed": EMBEDDINGS}

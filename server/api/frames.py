@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from server.api.completion import usage_object
 from server.api.errors import error_object, outcome
 from server.api.schemas.frame_models import (
     AnyFrame,
@@ -20,7 +21,6 @@ from server.api.schemas.frame_models import (
     SessionFrame,
     StartedFrame,
 )
-from server.api.translate import usage_object
 from server.engine.types import (
     Event,
     Failed,
