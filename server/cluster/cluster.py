@@ -18,9 +18,9 @@ from server.store.errors import StoreError
 from server.store.object_storage.objects import Connection, Objects, TableObjects
 from server.store.postgres.connecting import TIMEOUT_S, connect
 from server.store.postgres.link import SharedPlace
+from server.store.postgres.migrations import owner_elsewhere, schema_of
 from server.store.postgres.shared_prefixes import SharedLimits, SharedPrefixes
 from server.store.postgres.store import PostgresStore
-from server.store.postgres.versions import owner_elsewhere, schema_of
 from server.store.saving import StoreLimits
 
 logger = logging.getLogger("everstream.cluster")

@@ -45,13 +45,11 @@ class PostgresOwnership:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, owned: Owned, continues: bool) -> None:
-        """See `server.sessions.ownership.Ownership`."""
         self._owned, self._loop = owned, asyncio.get_running_loop()
         self._continues = continues
         self._store.listen(self._hear, self._reclaim, self._left)
 
     async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:
-        """See `server.sessions.ownership.Ownership`."""
         id, future = next(self._ids), asyncio.get_running_loop().create_future()
         self._asked[id] = replica, future
         question = {"ask": id, "by": self._store.key, "session": session, "owner": owner}
@@ -69,18 +67,15 @@ class PostgresOwnership:
             raise OwnedElsewhere(replica)
 
     async def release(self, session: str) -> None:
-        """See `server.sessions.ownership.Ownership`."""
         try:
             await self._ask(lambda store: store.release(session))
         except RequestError as error:
             logger.warning("session %s was not released: %s", session, error.message)
 
     async def claim_key(self, owner: str, key: str) -> bool:
-        """See `server.sessions.ownership.Ownership`."""
         return await self._ask(lambda store: store.claim_key(owner, key))
 
     async def release_key(self, owner: str, key: str) -> None:
-        """See `server.sessions.ownership.Ownership`."""
         try:
             await self._ask(lambda store: store.give_back_key(owner, key), always=True)
         except RequestError as error:

@@ -16,7 +16,7 @@ from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Entry, Rewound
 from server.errors import invalid
 from server.sessions.sessions import MAX_SEQ, Sessions
-from server.store.history import num_tokens
+from server.store.heads import num_tokens
 
 #: About so many tokens are in one chunk.
 CHUNK_TOKENS = 16_384

@@ -15,7 +15,7 @@ from server.errors import InvalidRequest
 from server.sessions.resume import PAGE_EVENTS
 from server.sessions.sessions import Sessions
 from server.store.errors import HistoryGone
-from server.store.history import length_after
+from server.store.heads import length_after
 
 #: Tokens before a page that are looked at, whether the page begins the text.
 MAX_HEAD = 16

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from zlib import crc32
 
 import orjson
 
@@ -244,3 +245,23 @@ def _bytes(data: Any) -> bytes:
         return bytes.fromhex(_typed(data, str))
     except ValueError as error:
         raise Malformed(str(error)) from error
+
+
+def row_sum(*columns: str | int | None, data: bytes = b"") -> int:
+    """Of ``columns``, and of ``data`` after them."""
+    return crc32(data, crc32(orjson.dumps(columns)))
+
+
+def is_altered(stored: int | None, *columns: str | int | None, data: bytes = b"") -> bool:
+    """Whether a row is not as it was written with the sum ``stored``."""
+    return stored != row_sum(*columns, data=data)
+
+
+def sealed(text: str) -> str:
+    """``text`` after its own checksum."""
+    return f"{crc32(text.encode()):08x}{text}"
+
+
+def unsealed(text: str) -> str | None:
+    """What `sealed` was given; None where it was altered."""
+    return text[8:] if sealed(text[8:]) == text else None

@@ -44,7 +44,6 @@ class DiskFiles:
     """The file system itself."""
 
     def write(self, path: Path, chunks: Sequence[Chunk]) -> None:
-        """See `Files.write`."""
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with os.fdopen(create(path), "wb", buffering=0) as file:
             for chunk in chunks:
@@ -53,7 +52,6 @@ class DiskFiles:
                     left = left[file.write(left) :]
 
     def allocate(self, path: Path, num_bytes: int) -> None:
-        """See `Files.allocate`."""
         with os.fdopen(create(path), "wb", buffering=0) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -61,23 +59,18 @@ class DiskFiles:
                 file.write(bytes(num_bytes))
 
     def sync(self, path: Path) -> None:
-        """See `Files.sync`."""
         _sync(path, os.O_RDWR)
 
     def rename(self, path: Path, to: Path) -> None:
-        """See `Files.rename`."""
         path.rename(to)
 
     def sync_dir(self, path: Path) -> None:
-        """See `Files.sync_dir`."""
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def unlink(self, path: Path) -> None:
-        """See `Files.unlink`."""
         path.unlink()
 
     def read(self, path: Path) -> bytes:
-        """See `Files.read`."""
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             return file.read()
 

@@ -8,14 +8,12 @@ their own some hundred at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Entry, Opened, Rewound, Saved, SessionValue
-from server.store.codec import running_after
-from server.store.history import as_logged, length_after
-from server.store.sums import row_sum
+from server.store.codec import row_sum, running_after
 
 #: What a row of the table has of a `Head`, in the order of its fields, and its checksum.
 COLUMNS = "key, id, owner, epoch, length, seq, running, num_entries, log_seq, journal, broken, sum"
@@ -116,3 +114,35 @@ class Head:
             self.epoch, self.seq = entry.value.epoch, entry.value.seq
             if isinstance(entry, Rewound):
                 self.tail.append(as_logged(entry))
+
+
+def length_after(entry: Entry, length: int) -> int:
+    """Tokens of text after ``entry``, where there were ``length`` before it."""
+    match entry:
+        case TokenEvent():
+            return entry.position + 1
+        case Accepted():
+            return entry.length + len(entry.tokens)
+        case Finished():
+            return entry.position  # shorter where it was cancelled within its prompt
+        case Rewound():
+            return entry.value.length
+    return length
+
+
+def num_tokens(entry: Entry) -> int:
+    """What ``entry`` counts for where a log may have so many tokens."""
+    return len(entry.tokens) if isinstance(entry, Accepted) else 1
+
+
+def total_tokens(entries: Sequence[Entry]) -> int:
+    """The sum of `num_tokens`."""
+    prompts = (len(entry.tokens) - 1 for entry in entries if type(entry) is Accepted)
+    return len(entries) + sum(prompts)
+
+
+def as_logged(entry: Entry) -> Entry:
+    """``entry`` as the log keeps it: states live in snapshots."""
+    if isinstance(entry, Rewound):
+        return Rewound(replace(entry.value, state=None))
+    return entry

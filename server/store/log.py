@@ -16,13 +16,12 @@ from typing import Any
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Deleted, Entry, Opened, Record, Rewound, Saved
 from server.store.codec import unpack_entry
+from server.store.database import Database
 from server.store.errors import StoreLost
 from server.store.heads import Head
 from server.store.log_rows import LoggedEntry, StoredState, pack_row, unpack_row
-from server.store.rows import Database
-from server.store.snapshots import SnapshotRow, Snapshots
+from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
 from server.store.tables import Tables
-from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,18 @@ from zlib import crc32
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Accepted, Entry, Rewound, Saved
-from server.store.codec import Malformed, decode_json, encode, pack_entry, pack_token, running_after
+from server.store.codec import (
+    Malformed,
+    decode_json,
+    encode,
+    pack_entry,
+    pack_token,
+    running_after,
+    sealed,
+    unsealed,
+)
 from server.store.errors import SessionBroken
 from server.store.heads import Head
-from server.store.sums import sealed, unsealed
 
 BETWEEN = b",\n"
 #: Entries that are counted in a log.

@@ -15,20 +15,18 @@ from typing import Any
 from server.engine.types import TokenEvent
 from server.engine.value import Record, StateBlock
 from server.store.base import Identity
-from server.store.clock import StoreClock
 from server.store.codec import UNSTORABLE
 from server.store.errors import RecordRefused
 from server.store.files import Chunk
 from server.store.heads import Head
 from server.store.log import Log
 from server.store.log_rows import LoggedEntry, pack_row
-from server.store.saving import StoreLimits
-from server.store.snapshots import SnapshotRow, Snapshots
+from server.store.saving import StoreClock, StoreLimits
+from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
 from server.store.sqlite.database import SqliteDatabase
 from server.store.sqlite.upkeep import Upkeep
 from server.store.table_store import TableStore
 from server.store.tables import Tables
-from server.store.unsaved import Unsaved
 
 MAX_KEYS = 100_000
 #: Of states that no other process shall read.
@@ -69,18 +67,15 @@ class MemoryStates:
         self._states: dict[str, StateBlock] = {}
 
     def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
-        """See `server.store.snapshots.States`."""
         new = {secrets.token_hex(16): state for state, _ in states}
         self._states |= new
         self.num_bytes += sum(map(self.size, new))
         return [*new]
 
     def read(self, name: str, position: int) -> StateBlock:
-        """See `server.store.snapshots.States`."""
         return self._states[name]
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `server.store.snapshots.States`."""
         for name in names:
             self.num_bytes -= self.size(name)
             del self._states[name]
@@ -184,7 +179,6 @@ class MemoryStore(TableStore):
         yield self._connection
 
     def commit(self, records: Sequence[Record]) -> None:
-        """See `server.store.base.Store.commit`."""
         connection = self._connection
         try:
             steps = connection.log.append(records)
@@ -197,23 +191,18 @@ class MemoryStore(TableStore):
             self._next_bound_bytes = max(self._max_state_bytes, num_bytes + num_bytes // 8)
 
     def named_states(self) -> dict[str, str]:
-        """See `server.store.base.Store.named_states`."""
         return {name: digest for name, (digest, _) in self._named.items()}
 
     def read_named(self, name: str) -> bytes | None:
-        """See `server.store.base.Store.read_named`."""
         return self._named[name][1] if name in self._named else None
 
     def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
-        """See `server.store.base.Store.put_named`."""
         self._named[name] = digest, b"".join(parts)
 
     def drop_named(self, name: str) -> bool:
-        """See `server.store.base.Store.drop_named`."""
         return self._named.pop(name, None) is not None
 
     def maintain(self, now_s: float) -> bool:
-        """See `server.store.base.Store.maintain`."""
         self._clock.advance(now_s)
         self._upkeep.run(self._touched)
         self._touched = set()
@@ -223,5 +212,4 @@ class MemoryStore(TableStore):
         """See `server.store.base.Store.forget`: what is here stays."""
 
     def close(self) -> None:
-        """See `server.store.base.Store.close`."""
         self._connection.database.close()

@@ -3,17 +3,20 @@
 A line that was altered or is missing costs its session, which is put into quarantine: it
 would continue from another history than its clients have seen. Where not even the sessions
 are known that a row was about, it costs those that ran then and that no later line proves.
+What the database refuses costs its session too (`sifted`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from server.engine.value import Deleted, Entry
 from server.store.codec import Malformed, unpack_entry
+from server.store.database import Database
+from server.store.errors import brief
 from server.store.heads import Head
 from server.store.log import Log
 from server.store.log_rows import Line, LoggedEntry, LogRow, unpack_row
@@ -154,3 +157,43 @@ class Redo:
 def _check(line: Line, number: int) -> None:
     if not line.is_entry(number):
         raise Malformed("the line was altered")
+
+
+logger = logging.getLogger(__name__)
+
+
+def sifted(
+    database: Database,
+    refusals: tuple[type[Exception], ...],
+    read: Callable[[Wanted], L],
+    now_s: float,
+) -> L:
+    """The log after all of a journal that the database takes, in a transaction of the caller's.
+
+    ``read`` reads the journal into a log that knows nothing yet, for the sessions that are
+    wanted. Where the database refuses data (``refusals``), the sessions of the journal are
+    halved until those at fault are alone: these are put into quarantine, and no others.
+    """
+    logger.error("reading the journal session by session")
+    none = read(lambda key: False)
+
+    def refused(keys: Sequence[int]) -> list[int]:
+        """Brings the tables up to the journal for ``keys``; those for which that is refused."""
+        if not keys:
+            return []
+        try:
+            with database.savepoint():
+                log = read(frozenset(keys).__contains__)
+                tails = [head for head in log.heads.values() if head.tail]
+                log.store_tails(tails, log.last_row, now_s)
+                return []
+        except refusals as error:
+            if len(keys) == 1:
+                name = none.quarantine(keys[0], brief(error))
+                logger.error("session %s is in quarantine: %s", name, brief(error))
+                return list(keys)
+        half = len(keys) // 2
+        return refused(keys[:half]) + refused(keys[half:])
+
+    at_fault = frozenset(refused(sorted(none.keys_of_journal())))
+    return read(lambda key: key not in at_fault)

@@ -1,4 +1,8 @@
-"""Values to snapshots: written, thinned with age, and logs cut to what is needed after them."""
+"""Values to snapshots: written, thinned with age, and logs cut to what is needed after them.
+
+Times are seconds that the store has been open, as its owner's clock counted them (`StoreClock`):
+nothing expires because a wall clock jumps, or while no server runs.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,43 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
 
-from server.store.clock import StoreClock
+from server.store.database import Database
 from server.store.heads import Head
-from server.store.history import superfluous
 from server.store.log import Log
-from server.store.rows import Database
-from server.store.snapshots import SnapshotRow, Snapshots
+from server.store.snapshots import Save, SnapshotRow, Snapshots, Unsaved
 from server.store.tables import Tables
-from server.store.unsaved import Save, Unsaved
+
+#: What a crash may take from the clock.
+PERSIST_S = 60.0
+
+
+class StoreClock:
+    """Continues from where the store left it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._last_s: float | None = None
+        self._stored_s = 0.0
+
+    def set(self, now_s: float) -> None:
+        """What the store remembers."""
+        self.now_s = self._stored_s = now_s
+
+    def advance(self, monotonic_s: float) -> None:
+        """By what has passed since the last call."""
+        if self._last_s is not None:
+            self.now_s += max(0.0, monotonic_s - self._last_s)
+        self._last_s = monotonic_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the store should remember the time again."""
+        return self.now_s - self._stored_s >= PERSIST_S
+
+    def stored(self) -> None:
+        """The store remembers the time now."""
+        self._stored_s = self.now_s
+
 
 KEY_RETENTION_S = 86_400.0
 #: What may wait in memory for its place in the store.
@@ -159,3 +192,21 @@ class Saving:
     def _needed_entry(self, head: Head, rows: Sequence[SnapshotRow]) -> int:
         """The first that stays, however long the log is: the two newest snapshots need it."""
         return rows[-2:][0].place if rows else 0
+
+
+def superfluous(lengths: Sequence[int], max_snapshots: int) -> set[int]:
+    """Indexes of the snapshots, oldest first and of such lengths, that need not be kept.
+
+    Of the others the distances back from the newest grow about twofold. The two
+    newest stay, and the oldest, from which all of the text can be reached.
+    """
+    kept = list(range(len(lengths)))
+    while len(kept) > 3:
+        present = lengths[kept[-1]]
+        distances = [present - lengths[index] + 1 for index in kept]
+        ratios = [distances[i - 1] / distances[i + 1] for i in range(1, len(kept) - 2)]
+        least = min(range(len(ratios)), key=ratios.__getitem__)
+        if ratios[least] >= 2 and len(kept) <= max_snapshots:
+            break
+        del kept[least + 1]
+    return set(range(len(lengths))).difference(kept)

@@ -1,18 +1,25 @@
-"""What a store answers from tables that no other process writes."""
+"""What all stores answer in the same way: from tables, and the entries that come after them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain, islice
+from typing import TypeVar
 
-from server.engine.value import Deleted, Record
+from server.engine.types import Finished, TokenEvent
+from server.engine.value import Deleted, Entry, Record, SessionValue
 from server.errors import SessionNotFound
-from server.store import reading
-from server.store.base import Events, Found, Keyed, Loaded, Numbered
-from server.store.clock import StoreClock
-from server.store.heads import Head
-from server.store.saving import Connected
+from server.store.base import Events, Found, Keyed, Listed, Loaded, Numbered
+from server.store.errors import HistoryGone, SessionBroken
+from server.store.heads import Head, length_after
+from server.store.saving import Connected, StoreClock
+
+R = TypeVar("R")
+
+#: What reads a session: ``rest`` are its entries after all that ``head`` has.
+OfSession = Callable[[Connected, Head, Iterable[Entry]], R]
 
 
 class TableStore(ABC):
@@ -30,64 +37,170 @@ class TableStore(ABC):
         """The connection; its errors as those of a store."""
 
     @abstractmethod
-    def commit(self, records: Sequence[Record]) -> None:
-        """See `server.store.base.Store.commit`."""
+    def commit(self, records: Sequence[Record]) -> None: ...
+
+    def _ask(self, ask: Callable[[Connected], R]) -> R:
+        with self._connected() as connection:
+            return ask(connection)
+
+    def _ask_of(self, session: str, owner: str, ask: OfSession[R]) -> R:
+        """Raises `SessionNotFound`."""
+        with self._connected() as connection:
+            head = connection.log.head(session)
+            if head is None or head.owner != owner:
+                raise SessionNotFound
+            self._touched.add(head.key)
+            return ask(connection, head, ())
 
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        """See `server.store.base.Store.load`."""
-        with self._connected() as connection:
-            return reading.loaded(connection, self._find(connection, session, owner), at)
+        return self._ask_of(session, owner, lambda by, head, _: loaded(by, head, at))
 
     def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
-        """See `server.store.base.Store.read`."""
-        with self._connected() as connection:
-            head = self._find(connection, session, owner)
-            return reading.events(connection, head, after_seq, max_events)
+        def ask(by: Connected, head: Head, rest: Iterable[Entry]) -> Events:
+            return events(by, head, rest, after_seq, max_events)
+
+        return self._ask_of(session, owner, ask)
 
     def discard(self, session: str, owner: str) -> None:
-        """See `server.store.base.Store.discard`."""
-        with self._connected() as connection:
-            self._find(connection, session, owner)
+        self._ask_of(session, owner, lambda by, head, rest: None)
         self.commit([(session, Deleted())])
 
     def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
-        """See `server.store.base.Store.entries`."""
-        with self._connected() as connection:
-            head = self._find(connection, session, owner)
-            return reading.entries(connection, head, place, max_entries)
+        def ask(by: Connected, head: Head, rest: Iterable[Entry]) -> Numbered:
+            return entries(by, head, rest, place, max_entries)
+
+        return self._ask_of(session, owner, ask)
 
     def log_end(self, session: str, owner: str) -> int:
-        """See `server.store.base.Store.log_end`."""
-        with self._connected() as connection:
-            return reading.log_end(self._find(connection, session, owner))
+        def ask(by: Connected, head: Head, rest: Iterable[Entry]) -> int:
+            refuse_broken(head)
+            return head.num_entries + sum(1 for _ in rest)
+
+        return self._ask_of(session, owner, ask)
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
-        """See `server.store.base.Store.find_key`."""
-        with self._connected() as connection:
-            return connection.tables.find_key(owner, key)
+        return self._ask(lambda by: by.tables.find_key(owner, key))
 
     def list(self, owner: str | None, after: str | None, limit: int) -> Found:
-        """See `server.store.base.Store.list`."""
-        with self._connected() as connection:
-            return reading.listed(connection, owner, after, limit)
+        return self._ask(lambda by: listed(by, owner, after, limit))
 
     def unfinished(self) -> Sequence[tuple[str, str]]:
-        """See `server.store.base.Store.unfinished`."""
-        with self._connected() as connection:
-            heads = connection.log.heads
-            stored = connection.tables.unfinished()
-            owners = {id: owner for id, owner in stored.items() if id not in heads}
-            owners |= {id: head.owner for id, head in heads.items() if head.running is not None}
-            return sorted(owners.items())
+        return self._ask(unfinished)
 
     def stored_bytes(self, owner: str) -> int:
-        """See `server.store.base.Store.stored_bytes`."""
-        with self._connected() as connection:
-            return connection.tables.stored_bytes(owner)
+        return self._ask(lambda by: by.tables.stored_bytes(owner))
 
-    def _find(self, connection: Connected, session: str, owner: str) -> Head:
-        head = connection.log.head(session)
-        if head is None or head.owner != owner:
-            raise SessionNotFound
-        self._touched.add(head.key)
-        return head
+
+def loaded(connection: Connected, head: Head, at: int | None) -> Loaded:
+    """See `server.store.base.Store.load`."""
+    refuse_broken(head)
+    for place, value in _values(connection, head, at):
+        entries = connection.tables.entries(head, place)
+        return Loaded(value, past(entries, value.length, at))
+    raise HistoryGone("the session's state at this point is no longer kept", "at")
+
+
+def refuse_broken(head: Head) -> None:
+    """Raises `SessionBroken` for a session in quarantine."""
+    if head.broken is not None:
+        raise SessionBroken
+
+
+def _values(
+    connection: Connected, head: Head, at: int | None
+) -> Iterator[tuple[int, SessionValue]]:
+    """Place and value of the snapshots of at most ``at`` tokens, newest first."""
+    save = connection.unsaved.get(head.id)
+    if save is not None and (at is None or save.value.length <= at):
+        yield save.place, save.value
+    yield from connection.snapshots.newest(head.key, at)
+
+
+def events(
+    connection: Connected, head: Head, rest: Iterable[Entry], after_seq: int, max_events: int
+) -> Events:
+    """See `server.store.base.Store.read`."""
+    refuse_broken(head)
+    if after_seq < head.log_seq:
+        raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
+    found = events_after(connection.tables.entries_after(head, after_seq), after_seq, max_events)
+    last_seq = found[-1].seq if found else after_seq
+    found += events_after(rest, last_seq, max_events - len(found))
+    if [event.seq for event in found] != [*range(after_seq + 1, after_seq + 1 + len(found))]:
+        raise SessionBroken
+    if not found and max_events and head.seq > after_seq:
+        raise SessionBroken
+    return found
+
+
+def entries(
+    connection: Connected, head: Head, rest: Iterable[Entry], place: int, max_entries: int
+) -> Numbered:
+    """See `server.store.base.Store.entries`."""
+    refuse_broken(head)
+    kept = connection.tables.numbered(head, place)
+    others = (found for found in enumerate(rest, head.num_entries) if found[0] >= place)
+    page = [*islice(chain(kept, others), max_entries)]
+    if max_entries and place < head.num_entries and not _begins(page, place, head):
+        raise SessionBroken
+    return page
+
+
+def _begins(page: Numbered, place: int, head: Head) -> bool:
+    """Whether nothing is missing before ``page`` but what is no longer kept."""
+    if page and page[0][0] == place:
+        return True
+    seqs = (entry.seq for _, entry in page if isinstance(entry, TokenEvent | Finished))
+    return next(seqs, head.log_seq) <= head.log_seq + 1 if page else head.seq == head.log_seq
+
+
+def listed(connection: Connected, owner: str | None, after: str | None, limit: int) -> list[Listed]:
+    """See `server.store.base.Store.list`; of a session that has a head, as that is."""
+    heads = connection.log.heads
+    return [
+        _as_known(heads[row[0]], row[-1])
+        if row[0] in heads
+        else Listed(*row[:5], row[5] is not None, row[6])
+        for row in connection.tables.listed(owner, after, limit)
+    ]
+
+
+def _as_known(head: Head, num_bytes: int) -> Listed:
+    is_running = head.running is not None
+    return Listed(head.id, head.owner, head.epoch, head.length, head.seq, is_running, num_bytes)
+
+
+def unfinished(connection: Connected) -> list[tuple[str, str]]:
+    """See `server.store.base.Store.unfinished`; of a session that has a head, as that is."""
+    heads = connection.log.heads
+    owners = connection.tables.unfinished()
+    owners = {id: owner for id, owner in owners.items() if id not in heads}
+    owners |= {id: head.owner for id, head in heads.items() if head.running is not None}
+    return sorted(owners.items())
+
+
+def past(entries: list[Entry], length: int, at: int | None) -> list[Entry]:
+    """The first of ``entries``, up to where the text passes ``at`` tokens for good.
+
+    ``length`` is that before them, at most ``at``.
+    """
+    end: int | None = None
+    for index, entry in enumerate(entries):
+        length = length_after(entry, length)
+        if at is not None and length > at:
+            end = index + 1 if end is None else end
+        elif at is not None and length < at:
+            end = None
+    return entries[:end]
+
+
+def events_after(entries: Iterable[Entry], seq: int, max_events: int) -> Events:
+    """The events that count in ``seq``, from the one after it on: one for each number."""
+    events: Events = []
+    for entry in entries:
+        if isinstance(entry, TokenEvent | Finished) and entry.seq > seq:
+            if len(events) == max_events:
+                break
+            events.append(entry)
+            seq = entry.seq
+    return events

@@ -9,12 +9,19 @@ from typing import Any, NamedTuple
 from server.engine.types import Finished
 from server.engine.value import Accepted, Entry
 from server.store.base import Keyed
-from server.store.codec import Malformed, build, decode_json, encode, pack_entries, unpack_entries
+from server.store.codec import (
+    Malformed,
+    build,
+    decode_json,
+    encode,
+    is_altered,
+    pack_entries,
+    row_sum,
+    unpack_entries,
+)
+from server.store.database import Database
 from server.store.errors import SessionBroken
-from server.store.heads import COLUMNS, Head
-from server.store.history import total_tokens
-from server.store.rows import Database
-from server.store.sums import is_altered, row_sum
+from server.store.heads import COLUMNS, Head, total_tokens
 
 _HEAD_BY_ID = f"SELECT {COLUMNS} FROM session WHERE id = ?"  # noqa: S608
 _HEAD_BY_KEY = _HEAD_BY_ID.replace("WHERE id", "WHERE key")
@@ -78,7 +85,6 @@ class Tables:
         return None
 
     def head_of_key(self, key: int) -> Head | None:
-        """See `head`."""
         for row in self._execute(_HEAD_BY_KEY, (key,)):
             return Head.read(row)
         return None
@@ -271,7 +277,6 @@ class Tables:
         self._execute("DELETE FROM request_key WHERE gone_s < ?", (before_s,))
 
     def find_key(self, owner: str, key: str) -> Keyed | None:
-        """See `server.store.base.Store.find_key`."""
         for row in self._execute(KEYS + " WHERE owner = ? AND key = ?", (owner, key)):
             if is_key_altered(row):
                 raise SessionBroken("what was done under this key cannot be read", "key")

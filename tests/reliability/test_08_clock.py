@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 import server.store
-from server.store.clock import StoreClock
 from server.store.errors import StoreInUse
-from server.store.saving import StoreLimits
+from server.store.saving import StoreClock, StoreLimits
 from server.store.sqlite.lock import Waiting
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.store.records import IDENTITY, Writer

@@ -50,7 +50,6 @@ class TableObjects:
         self._connection = connection
 
     def put(self, name: str, parts: Sequence[Chunk]) -> None:
-        """See `Objects.put`."""
         self._execute(
             "INSERT INTO object (name, data) VALUES (%s, %b)"
             " ON CONFLICT (name) DO UPDATE SET data = excluded.data",
@@ -58,12 +57,10 @@ class TableObjects:
         )
 
     def put_all(self, objects: Sequence[tuple[str, Sequence[Chunk]]]) -> None:
-        """See `Objects.put_all`."""
         for name, parts in objects:
             self.put(name, parts)
 
     def get(self, name: str) -> bytes:
-        """See `Objects.get`."""
         cursor = self._execute("SELECT data FROM object WHERE name = %s", (name,))
         row = cursor.fetchone()
         if row is None:
@@ -71,7 +68,6 @@ class TableObjects:
         return bytes(row[0])
 
     def delete(self, names: Sequence[str]) -> None:
-        """See `Objects.delete`."""
         self._execute("DELETE FROM object WHERE name = ANY(%s)", (list(names),))
 
     def close(self) -> None:

@@ -85,14 +85,12 @@ class S3Objects:
         )
 
     def put(self, name: str, parts: Sequence[Chunk]) -> None:
-        """See `Objects.put`."""
         try:
             obstore.put(self._store, name, b"".join(parts), use_multipart=False)
         except (BaseError, OSError) as error:
             raise self._failed(error) from None
 
     def put_all(self, objects: Sequence[tuple[str, Sequence[Chunk]]]) -> None:
-        """See `Objects.put_all`."""
         if objects:
             with ThreadPoolExecutor(min(len(objects), AT_ONCE)) as threads:
                 try:
@@ -103,7 +101,6 @@ class S3Objects:
                     raise
 
     def get(self, name: str) -> bytes:
-        """See `Objects.get`."""
         try:
             return bytes(obstore.get(self._store, name).bytes())
         except (BaseError, OSError) as error:
@@ -113,7 +110,6 @@ class S3Objects:
             raise self._failed(error) from None
 
     def delete(self, names: Sequence[str]) -> None:
-        """See `Objects.delete`."""
         if not names:
             return
         try:

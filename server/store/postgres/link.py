@@ -18,7 +18,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import psycopg
 
 from server.store.base import Identity
-from server.store.clock import StoreClock
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed
 from server.store.object_storage.objects import Connection, Objects
 from server.store.postgres.connecting import Hung
@@ -27,12 +26,10 @@ from server.store.postgres.log import SharedLog
 from server.store.postgres.migrations import migrate
 from server.store.postgres.presence import Presence
 from server.store.postgres.states import SharedStates
-from server.store.redo import Wanted, everyone, recover
-from server.store.saving import Durability
-from server.store.sifting import Sifting
-from server.store.snapshots import Snapshots
+from server.store.redo import Wanted, everyone, recover, sifted
+from server.store.saving import Durability, StoreClock
+from server.store.snapshots import Snapshots, Unsaved
 from server.store.tables import Tables
-from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +243,7 @@ class Link:
             with suppress(*REFUSALS), database.transaction():
                 return read()
         with database.transaction(pipelined=False):  # it has parts that fail
-            return Sifting(database, REFUSALS, read, now_s).run()
+            return sifted(database, REFUSALS, read, now_s)
 
     def _begin_anew(self, store_id: str) -> None:
         """Another store, or the first: nothing that was known of an earlier one is true of it."""

@@ -15,9 +15,8 @@ from server.store.heads import COLUMNS, Head
 from server.store.log import JournalRow, Log
 from server.store.log_rows import COUNTED, LoggedEntry, StoredState, unpack_row
 from server.store.postgres.database import FENCED, PostgresDatabase
-from server.store.snapshots import Snapshots
+from server.store.snapshots import Snapshots, Unsaved
 from server.store.tables import Tables
-from server.store.unsaved import Unsaved
 
 #: Fewer than the embedded store has: a take-over reads them all at once.
 MAX_JOURNAL_ROWS = 512
@@ -133,17 +132,14 @@ class SharedLog(Log):
         """That has been done with the commit."""
 
     def head_of_key(self, key: int) -> Head | None:
-        """See `Log.head_of_key`."""
         return self._held_keys.get(key)
 
     def running_keys(self) -> list[int]:
-        """See `Log.running_keys`."""
         return [key for key, head in self._held_keys.items() if head.running is not None]
 
     def opened_again(
         self, key: int, packed: Any, row: int, rest: Sequence[Any]
     ) -> LoggedEntry | None:
-        """See `Log.opened_again`."""
         return None  # it is gone, or no longer this replica's
 
     def _drop_rows_before(self, row: int) -> None:

@@ -13,9 +13,15 @@ are those of the embedded store, with these columns and tables next to them:
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
-from server.store.schema import TABLES, refuse_unknown
+import psycopg
+from psycopg import sql
+
+from server.store.database import TABLES, refuse_unknown
+from server.store.postgres.connecting import connect
+from server.store.postgres.database import failure
 
 if TYPE_CHECKING:
     from server.store.postgres.database import PostgresDatabase
@@ -198,3 +204,29 @@ def migrate(database: PostgresDatabase) -> None:
 
 def _version(database: PostgresDatabase) -> int:
     return int(database.meta("version") or 0) if database.has_tables() else 0
+
+
+SCHEMA = "everstream_"
+
+_OTHERS = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s) AND nspname <> %s"
+
+
+def schema_of(name: str, digest: str) -> str:
+    """The schema of a version of a model; PostgreSQL takes no more than 63 characters."""
+    if len(name) > 24:
+        name = f"{name[:15]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{SCHEMA}{name}_{digest[:16]}"
+
+
+def owner_elsewhere(url: str, own: str, session: str) -> str | None:
+    """Whose a session in another schema than ``own`` is. Raises `StoreError`."""
+    try:
+        with connect(url) as connection:
+            for (schema,) in connection.execute(_OTHERS, (SCHEMA, own)).fetchall():
+                table = sql.Identifier(schema, "session")
+                find = sql.SQL("SELECT owner FROM {} WHERE id = %s").format(table)
+                for (owner,) in connection.execute(find, (session,)):
+                    return str(owner)
+            return None
+    except psycopg.Error as error:
+        raise failure(error) from error

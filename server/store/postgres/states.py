@@ -60,7 +60,6 @@ class SharedStates:
         self._rests_until_s = 0.0
 
     def write(self, states: Sequence[tuple[StateBlock, int]]) -> list[str]:
-        """See `server.store.snapshots.States`."""
         if not states:
             return []
         parts = [encode_state(state, self._identity, position) for state, position in states]
@@ -89,7 +88,6 @@ class SharedStates:
         return names
 
     def read(self, name: str, position: int) -> StateBlock:
-        """See `server.store.snapshots.States`."""
         return decode_state(self._place(name).get(name), self._identity, position)
 
     def remove(self, names: Iterable[str]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
+from itertools import islice
 
-from server.store.clock import StoreClock
 from server.store.errors import StoreFailed
 from server.store.heads import Head
 from server.store.postgres.link import SharedConnection
 from server.store.postgres.states import AT_ONCE
-from server.store.saving import Saving, StoreLimits
+from server.store.saving import Saving, StoreClock, StoreLimits
+from server.store.snapshots import Save
 from server.store.sqlite.upkeep import EXPIRED_AT_ONCE
-from server.store.unsaved import Save
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,14 @@ logger = logging.getLogger(__name__)
 SAVES_AT_ONCE = 2
 #: Sessions whose logs and snapshots are cut at a time.
 CHANGED_AT_ONCE = 16
+#: How often sessions are looked for that have not been used for long.
+ROUND_S = 1.0
+#: How often unused states are looked for.
+SWEEP_S = 10.0
+#: How often the bytes of all sessions are counted.
+RARELY_S = 60.0
+#: Sessions that are written and released in one transaction, after the engine has forgotten all.
+RELEASED_AT_ONCE = 32
 
 _EXPIRE = """
     UPDATE session SET holder = ? WHERE key IN (
@@ -50,11 +59,12 @@ class SharedUpkeep(Saving):
         super().__init__(connection, clock, limits)
         self._shared = connection
 
-    def run(self, touched: Iterable[int]) -> bool:
+    def run(self, touched: set[int]) -> bool:
         """What is due now; ``touched`` are the keys of sessions that have been used.
 
         Returns whether something of it is left to do.
         """
+        touched = touched & {head.key for head in self._log.heads.values()}
         unsaved, changed = self._connection.unsaved, self._log.changed
         saves = unsaved.oldest(SAVES_AT_ONCE)
         if saves or touched or self._is_due():
@@ -74,6 +84,12 @@ class SharedUpkeep(Saving):
             self._shorten([h for h in heads if h in log.changed or h.key in saved])
             log.disown(heads)
         self._saved(saves, files)
+
+    def release_if_held(self, sessions: Iterable[str]) -> None:
+        """`release` for those that this replica holds."""
+        heads = [head for id in sessions if (head := self._log.head(id)) is not None]
+        if heads:
+            self.release(heads)
 
     def take_out_garbage(self) -> bool:
         """Deletes states that were put, or dropped, and that no row names; whether more are due."""
@@ -107,3 +123,49 @@ class SharedUpkeep(Saving):
             keys = [key for (key,) in self._shared.database.execute(_EXPIRE, wanted).fetchall()]
             for key in keys:
                 self._tables.delete_session(key, self._clock.now_s)
+
+
+class Rounds:
+    """When it is due, from one connection to the next.
+
+    ``forgotten`` are sessions that the engine does not have any more and that this replica
+    still holds. ``is_over``: the store has more bytes than it may.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.forgotten: set[str] = set()
+        self._round_s = self._sweep_s = self._rarely_s = -math.inf
+        self._has_garbage = self._forgets = False
+
+    def turn(self, upkeep: SharedUpkeep, now_s: float, touched: set[int]) -> bool:
+        """All that is due now; whether there is more to write.
+
+        ``touched`` are the keys of the sessions that were used since the last one.
+        """
+        has_more = upkeep.run(touched)
+        if now_s - self._round_s >= ROUND_S:
+            self._round_s = now_s
+            upkeep.expire()
+        if now_s - self._rarely_s >= RARELY_S:
+            self._rarely_s = now_s
+            self.is_over = upkeep.measure()
+        if now_s - self._sweep_s >= SWEEP_S:
+            self._sweep_s, self._has_garbage = now_s, True
+        self._has_garbage = self._has_garbage and upkeep.take_out_garbage()
+        some = [*islice(self.forgotten, RELEASED_AT_ONCE)]  # so that no commit waits for all
+        upkeep.release_if_held(some)
+        self.forgotten.difference_update(some)
+        return has_more
+
+    def forget(self, connection: SharedConnection | None) -> None:
+        """The engine has forgotten all that this replica holds."""
+        self._forgets = True
+        if connection is not None:
+            self.note_connection(connection)
+
+    def note_connection(self, connection: SharedConnection) -> None:
+        """What was forgotten while there was no connection is known with the next one."""
+        if self._forgets:
+            self.forgotten |= connection.log.heads.keys()
+            self._forgets = False

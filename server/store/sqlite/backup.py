@@ -20,8 +20,7 @@ from typing import NamedTuple
 import apsw
 
 from server.store.files import DiskFiles, create
-from server.store.sqlite.database import FILE_NAME, errors_of_sqlite
-from server.store.sqlite.migrations import format_of
+from server.store.sqlite.database import FILE_NAME, errors_of_sqlite, format_of
 from server.store.sqlite.named_files import DIR_NAME as NAMED_DIR
 from server.store.sqlite.named_files import files_in
 from server.store.sqlite.reader import open_for_reading

@@ -9,19 +9,17 @@ from typing import Any
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry
-from server.store.codec import Malformed, decode_value, unpack_entry
+from server.store.codec import Malformed, decode_value, is_altered, unpack_entry
 from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch, StoreTooNew
 from server.store.heads import COLUMNS, Head
 from server.store.log_rows import Line, unpack_row
-from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.migrations import MIGRATIONS, format_of
+from server.store.sqlite.database import FILE_NAME, MIGRATIONS, format_of
 from server.store.sqlite.named_files import broken_named
 from server.store.sqlite.reader import identity_of, open_for_reading
 from server.store.sqlite.signing import FILE_NAME as KEY_NAME
 from server.store.sqlite.signing import is_key
 from server.store.sqlite.state_files import DIR_NAME
 from server.store.state_file import decode_state
-from server.store.sums import is_altered
 from server.store.tables import KEYS, SEGMENTS, LogSegment, is_key_altered
 
 Execute = Callable[..., Any]

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.store.base import Identity
-from server.store.clock import StoreClock
 from server.store.errors import Fenced, StoreFailed, brief
 from server.store.files import Files
 from server.store.log import Log
-from server.store.redo import Wanted, everyone, recover
-from server.store.sifting import Sifting
-from server.store.snapshots import Snapshots
+from server.store.redo import Wanted, everyone, recover, sifted
+from server.store.saving import StoreClock
+from server.store.snapshots import Snapshots, Unsaved
 from server.store.sqlite.database import FILE_NAME, REFUSALS, SqliteDatabase
 from server.store.sqlite.state_files import (
     DIR_NAME,
@@ -26,7 +25,6 @@ from server.store.sqlite.state_files import (
     has_states,
 )
 from server.store.tables import Tables
-from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +134,7 @@ class Connection:
                 logger.error("the journal cannot be read in full: %s", brief(error))
         else:
             self.unsaved.clear()  # one of them may be at fault; sessions continue by a replay
-        return Sifting(self.database, REFUSALS, read, now_s).run()
+        return sifted(self.database, REFUSALS, read, now_s)
 
 
 def refuse_lost_database(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry, SessionValue
-from server.store.codec import Malformed, decode_value
+from server.store.codec import Malformed, decode_value, is_altered, sealed
 from server.store.errors import SessionBroken, StoreError, StoreFailed
 from server.store.files import DiskFiles
 from server.store.heads import COLUMNS, Head
@@ -29,7 +29,6 @@ from server.store.sqlite.signing import copy_key
 from server.store.sqlite.state_files import DIR_NAME, OWNER_NAME
 from server.store.sqlite.store import open_store
 from server.store.state_file import decode_state
-from server.store.sums import is_altered, sealed
 from server.store.tables import KEYS, SEGMENTS, LogSegment, Tables, is_key_altered
 
 #: In the order in which they are written.

@@ -63,7 +63,6 @@ class StateFiles:
         return files
 
     def read(self, name: str, position: int) -> StateBlock:
-        """See `server.store.snapshots.States`."""
         try:
             data = self._files.read(self._dir / name)
         except OSError as error:
@@ -73,7 +72,6 @@ class StateFiles:
         return decode_state(data, self._identity, position)
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `server.store.snapshots.States`."""
         for name in names:
             self._remove(self._dir / name)
 

@@ -18,6 +18,7 @@ from server.store.base import Identity
 from server.store.errors import Fenced, RecordRefused, StoreError, StoreFailed, StoreFull
 from server.store.files import Chunk, DiskFiles, Files
 from server.store.saving import MAX_UNSAVED_BYTES, OVER, SAVED_AT_ONCE, Durability, StoreLimits
+from server.store.snapshots import Unsaved
 from server.store.sqlite.connection import Connection, Known, StoreLocation
 from server.store.sqlite.database import ERRORS, REFUSALS, failure
 from server.store.sqlite.lock import Lock, Waiting
@@ -27,7 +28,6 @@ from server.store.sqlite.signing import signing_key
 from server.store.sqlite.state_files import DIR_NAME
 from server.store.sqlite.upkeep import Upkeep
 from server.store.table_store import TableStore
-from server.store.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,6 @@ class SqliteStore(TableStore):
     # What a store does
 
     def commit(self, records: Sequence[Record]) -> None:
-        """See `server.store.base.Store.commit`."""
         is_more = not all(isinstance(entry, Deleted) for _, entry in records)
         try:
             self._commit(records, is_more)
@@ -121,30 +120,25 @@ class SqliteStore(TableStore):
                 self._abandon()
 
     def named_states(self) -> dict[str, str]:
-        """See `server.store.base.Store.named_states`."""
         with self._connected():
             return self._named.digests()
 
     def read_named(self, name: str) -> bytes | None:
-        """See `server.store.base.Store.read_named`."""
         with self._connected():
             return self._named.read(name)
 
     def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
-        """See `server.store.base.Store.put_named`."""
         with self._connected(is_write=True) as connection:
             connection.database.check_fence()
             self._reserve.check()
             self._named.put(name, digest, parts)
 
     def drop_named(self, name: str) -> bool:
-        """See `server.store.base.Store.drop_named`."""
         with self._connected(is_write=True) as connection:
             connection.database.check_fence()
             return self._named.remove(name)
 
     def maintain(self, now_s: float) -> bool:
-        """See `server.store.base.Store.maintain`."""
         self._clock.advance(now_s)
         try:
             self._round()

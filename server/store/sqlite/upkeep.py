@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from server.engine.value import Deleted
-from server.store.clock import StoreClock
-from server.store.saving import Connected, Saving, StoreLimits
+from server.store.saving import Connected, Saving, StoreClock, StoreLimits
 from server.store.sqlite.database import SqliteDatabase
 
 #: State files written at a time, so that commits do not wait long. With more of them to write

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from server.store.postgres.rounds import SWEEP_S
 from server.store.postgres.store import PostgresStore
-from server.store.postgres.upkeep import SAVES_AT_ONCE
+from server.store.postgres.upkeep import SAVES_AT_ONCE, SWEEP_S
 from tests.server.cluster.stores import linked
 from tests.server.store.records import Writer, block
 

@@ -12,7 +12,7 @@ from server.engine.types import TokenEvent
 from server.errors import SessionNotFound
 from server.runtime.async_engine import STALL_S
 from server.store.errors import Fenced, OwnedElsewhere, StoreFailed, StoreLost
-from server.store.postgres import reclaiming
+from server.store.postgres import holdings
 from tests.postgres import Postgres
 from tests.server.cluster.stores import Join, check_whole, linked
 from tests.server.store.records import Writer, block, in_ticks
@@ -169,7 +169,7 @@ class TestReclaim:
         self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Two watch each replica: they would end each other's attempts endlessly."""
-        monkeypatch.setattr(reclaiming, "STUCK_S", 2)
+        monkeypatch.setattr(holdings, "STUCK_S", 2)
         one, other, third = join(), join(), join()
         database = linked(other).database
         with database.transaction(pipelined=False):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from server.engine.value import Accepted, Entry
-from server.store.history import past, superfluous, total_tokens
+from server.store.heads import total_tokens
+from server.store.saving import superfluous
+from server.store.table_store import past
 from tests.server.store.records import Writer, text_after
 
 

@@ -14,7 +14,7 @@ import pytest
 from server.store.errors import StoreError, StoreTooNew
 from server.store.postgres import migrations as shared_migrations
 from server.store.postgres.store import PostgresStore
-from server.store.sqlite import migrations as sqlite_migrations
+from server.store.sqlite import database as sqlite_database
 from server.store.sqlite.store import SqliteStore, open_store
 from tests.server.cluster.stores import shared_place
 from tests.server.store.conftest import SHARED
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A store of the first format, in which one session runs."""
     if request.param == "sqlite":
-        made = Place(sqlite_migrations, tmp_path / "store", None)
+        made = Place(sqlite_database, tmp_path / "store", None)
     else:
         url = request.getfixturevalue("postgres").new_database()
         made = Place(shared_migrations, tmp_path, url)

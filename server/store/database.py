@@ -1,12 +1,27 @@
-"""The tables that both databases have, and the formats that this version knows.
+"""What both databases have: the way to ask them, the tables, and the formats that are known.
 
-Each database adds what it alone has: `server.store.sqlite.migrations` and
-`server.store.postgres.migrations`. Checksums are described in `server.store.sums`.
+Each database adds what it alone has: `server.store.sqlite.database` and
+`server.store.postgres.migrations`. Checksums are described in `server.store.codec`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
 from server.store.errors import StoreTooNew
+
+
+class Database(Protocol):
+    """A connection. Statements have a question mark for each parameter."""
+
+    @property
+    def execute(self) -> Callable[..., Any]: ...
+    def transaction(self, synced: bool = True) -> AbstractContextManager[None]: ...
+    def savepoint(self) -> AbstractContextManager[None]: ...
+    def set_meta(self, name: str, value: object) -> None: ...
+
 
 #: For `str.format`, with the names of types; ``end`` and ``end_by_key`` follow lists of columns.
 TABLES = """
