@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.process import LOCAL, STOP_TIMEOUT_S, ServerProcess
-from benchmarks.report import Result, command_line, figure_table, show
+from benchmarks.report import Result, command_line, show_figures
 from benchmarks.wire import TOKEN_MARK, post
 
 PROMPT = {"prompt": "Once upon a time", "max_tokens": 5, "stream": True}
@@ -53,7 +53,7 @@ def main() -> None:
         name: {"median_s": statistics.median(column), "slowest_s": max(column)}
         for name, column in zip(("ready", "first token"), zip(*times, strict=True), strict=True)
     }
-    show(figure_table(f"{options.starts} starts", figures))
+    show_figures(f"{options.starts} starts", figures)
     result.finish({**figures, "starts_s": [round(seconds, 3) for _, seconds in times]})
 
 

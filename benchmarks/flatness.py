@@ -21,7 +21,7 @@ from benchmarks.decode.softmax import Peer, peers
 from benchmarks.machine import resident_bytes
 from benchmarks.pages.speed import flatness_table
 from benchmarks.probe import OWNER, Probe
-from benchmarks.report import Figures, Result, command_line, show, table
+from benchmarks.report import Figures, Result, command_line, show_figures
 from model.state import kv_cache_bytes_per_token
 from model.weights import num_parameters
 from server.cli.inspection import format_bytes
@@ -125,15 +125,15 @@ def measure_peer(peer: Peer, position: int, num_tokens: int) -> Row:
 
 def print_memory(positions: list[int], resident: list[int], cache_bytes_per_token: int) -> None:
     """A table of what the process holds while its session grows."""
-    result = table(
-        "one session grows; memory of the whole process",
-        ("position", "resident", "growth in KiB", "a KV cache in 16 bits would be"),
-    )
-    for position, size in zip(positions, resident, strict=True):
-        cache = format_bytes(cache_bytes_per_token * position)
-        growth = (size - resident[0]) // 1024
-        result.add_row(f"{position:,}", format_bytes(size), f"{growth:,}", cache)
-    show(result)
+    rows = {
+        f"{position:,}": {
+            "resident": format_bytes(size),
+            "growth in KiB": (size - resident[0]) // 1024,
+            "a KV cache in 16 bits would be": format_bytes(cache_bytes_per_token * position),
+        }
+        for position, size in zip(positions, resident, strict=True)
+    }
+    show_figures("one session grows; memory of the whole process", rows)
 
 
 def figures_of(rows: list[Row]) -> list[Figures]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.report import Figures, Result, command_line, show, table
+from benchmarks.report import Figures, Result, command_line, show_figures
 from model.ops.random_features import (
     gaussian_projection,
     log_positive_features,
@@ -165,19 +165,16 @@ def measure(setting: Setting, widths: list[int], num_draws: int, length: int, se
 
 
 def print_tables(results: list[Errors]) -> None:
-    """For each quantity and setting, the median error by kind and width."""
+    """For each setting and quantity, the median error by kind and width."""
     for result in results:
         for quantity, label in QUANTITIES.items():
-            widths = list(next(iter(result.errors.values())))
-            rows = table(
-                f"{result.setting.title}: error of the {label}, median of the draws;"
-                f" {result.without_features[quantity]:.2f} without",
-                ("features", *map(str, widths)),
-            )
-            for kind, by_width in result.errors.items():
-                medians = (by_width[width][quantity]["median"] for width in widths)
-                rows.add_row(kind, *(f"{median:.3g}" for median in medians))
-            show(rows)
+            without = result.without_features[quantity]
+            title = f"{result.setting.title}: median error of the {label}; {without:.2f} without"
+            rows = {
+                kind: {width: errors[quantity]["median"] for width, errors in by_width.items()}
+                for kind, by_width in result.errors.items()
+            }
+            show_figures(title, rows)
 
 
 def plot(results: list[Errors], path: Path) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.drift.layers import attention_layer
-from benchmarks.report import Figures, Result, command_line, show, table
+from benchmarks.report import Figures, Result, command_line, show_figures
 from model.attention import MECHANISMS
 from model.attention.base import Attention
 
@@ -200,25 +200,21 @@ def crossings(curves: Curves) -> dict[str, dict[str, dict[str, float | None]]]:
     }
 
 
-def print_tables(curves: Curves, lengths: list[int]) -> None:
+def print_tables(curves: Curves) -> None:
     """Milliseconds and MiB by length, and where each begins to win."""
     found = crossings(curves)
-    cells: dict[str, Callable[[Point], str]] = {
-        "ms": lambda point: f"{point.seconds * 1e3:.1f}",
-        "MiB": lambda point: f"{point.peak_bytes / 2**20:.0f}",
+    cells: dict[str, Callable[[Point], float]] = {
+        "ms": lambda point: point.seconds * 1e3,
+        "MiB": lambda point: point.peak_bytes / 2**20,
     }
     for mode, by_name in curves.items():
         for (unit, cell), measure in zip(cells.items(), MEASURES, strict=True):
-            rows = table(
-                f"{mode}, {unit} by number of tokens",
-                ("mechanism", *(f"{length}" for length in lengths), "below softmax from"),
-            )
+            rows: Figures = {}
             for name, curve in by_name.items():
-                values = [cell(point) for point in curve]
-                values += ["-"] * (len(lengths) - len(values))
-                start = found[mode][name][measure] if name in found[mode] else None
-                rows.add_row(name, *values, words(start) if name in found[mode] else "")
-            show(rows)
+                rows[name] = {str(point.tokens): cell(point) for point in curve}
+                if name in found[mode]:
+                    rows[name]["below softmax from"] = words(found[mode][name][measure])
+            show_figures(f"{mode}, {unit} by number of tokens", rows)
 
 
 def words(start: float | None) -> str:
@@ -281,7 +277,7 @@ def main(argv: list[str] | None = None) -> None:
         for mode in MODES:
             curves[mode][name] = measure_curve(make, mode, lengths, Limits())
         print(f"{name} is done", file=sys.stderr, flush=True)
-    print_tables(curves, lengths)
+    print_tables(curves)
     if options.plot:
         plot(curves, options.plot)
     figures: Figures = {

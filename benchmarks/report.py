@@ -39,11 +39,16 @@ def show(*tables: Table, width: int = 120) -> None:
         console.print(item)
 
 
+def show_figures(title: str, figures: Figures) -> None:
+    """Prints nested figures as a table."""
+    show(figure_table(title, figures))
+
+
 def figure_table(title: str, figures: Figures) -> Table:
     """Nested figures: a row for each innermost dictionary, a column for each figure in one."""
     rows = dict(_rows(figures, ()))
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    result = table(title, ("", *(name.replace("_", " ") for name in columns)))
+    result = table(title, ("", *(str(name).replace("_", " ") for name in columns)))
     for path, row in rows.items():
         result.add_row(", ".join(path), *(_cell(row.get(name)) for name in columns))
     return result
@@ -61,7 +66,9 @@ def _rows(figures: Figures, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.2f}" if value == 0 or abs(value) >= 0.1 else f"{value:.2g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def command_line(doc: str | None, output: Path | None = None) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ Writes `RESULT`, and prints a table with the nearest setting first.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import statistics
@@ -23,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, Figures, Result, command_line, show, table
+from benchmarks.report import RESULTS, Figures, Result, command_line, show_figures
 from model.bundled_models import DEFAULT_NAME
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.evaluation import documents
@@ -77,7 +78,11 @@ def main() -> None:
             options.max_tokens,
         ),
     }
-    print_table(figures)
+    rows = {
+        ", ".join(f"{name} {value:g}" for name, value in row.pop("sampling").items()): row
+        for row in copy.deepcopy(figures["settings"])
+    }
+    show_figures("sampling", {"held-out text": figures["held_out"], **rows})
     result.finish(figures)
 
 
@@ -182,17 +187,6 @@ def deviation(rows: Sequence[dict[str, float | None]], name: str) -> float:
 
 def _values(rows: Sequence[dict[str, float | None]], name: str) -> list[float]:
     return [value for row in rows if (value := row[name]) is not None] or [0.0, 0.0]
-
-
-def print_table(result: Figures) -> None:
-    """The held-out text first, then the settings."""
-    names = list(result["held_out"])
-    shown = table("sampling", ("setting", *names, "distance"))
-    shown.add_row("held-out text", *(f"{result['held_out'][name]:.4f}" for name in names), "0")
-    for row in result["settings"]:
-        setting = ", ".join(f"{name} {value:g}" for name, value in row["sampling"].items())
-        shown.add_row(setting, *(f"{row[name]:.4f}" for name in names), f"{row['distance']:.3f}")
-    show(shown)
 
 
 def words_of(text: str) -> list[str]:

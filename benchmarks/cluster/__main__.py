@@ -20,7 +20,7 @@ from benchmarks.cluster.place import place
 from benchmarks.cluster.takeover import KINDS
 from benchmarks.machine import machine
 from benchmarks.process import exit_on_sigterm
-from benchmarks.report import Figures, Result, command_line, figure_table, show
+from benchmarks.report import Figures, Result, command_line, show_figures
 from server.config.errors import PREFIX
 from server.config.settings import SHARED_SAVE_INTERVAL
 
@@ -106,7 +106,7 @@ def main(command: Sequence[str] | None = None) -> None:
     for part in options.part:
         with tempfile.TemporaryDirectory() as folder:
             parts[part] = PARTS[part](Path(folder), options)
-        show(figure_table(TITLES[part], parts[part]))
+        show_figures(TITLES[part], parts[part])
     figures: Figures = {
         "settings": {name: getattr(options, name) for name in QUICK} | {"quick": options.quick},
         "load_at_end": machine()["load_at_start"],

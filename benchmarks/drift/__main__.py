@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from benchmarks.drift.layers import HEAD_DIM, NAMES, Layer, constant_state, make_layer, sums
-from benchmarks.report import Figures, Result, command_line, show, table
+from benchmarks.report import Figures, Result, command_line, show_figures
 from model.attention.base import State
 
 CHUNK_TOKENS = 1024
@@ -200,33 +200,17 @@ def unscaled(state: State, name: str, reference: State) -> Tensor:
 def print_tables(growths: dict[str, Errors], narrows: Errors, simulations: Figures) -> None:
     """The three parts."""
     for form in ("chunks", "steps"):
-        stops = list(dict.fromkeys(stop for g in growths.values() for stop in g[form]))
-        rows = table(
-            f"relative error of the output, read in {form}", ("tokens", *(f"{s:,}" for s in stops))
-        )
-        for name, errors in growths.items():
-            rows.add_row(name, *(number(errors[form].get(stop)) for stop in stops))
-        show(rows)
-    for stops in [list(by_stop) for by_stop in narrows.values()][:1]:
-        rows = table("elu, its sums stored in", ("tokens", *(f"{s:,}" for s in stops)))
-        for name, by_stop in narrows.items():
-            rows.add_row(name, *(number(by_stop[stop]) for stop in stops))
-        show(rows)
-    forms = ("chunks", "steps", "float32")
-    columns = (*(f"state, {f}" for f in forms), *(f"output, {f}" for f in forms))
-    rows = table(
-        f"after {SIMULATED_TOKENS:,} tokens: error of the state's move, and of the output",
-        ("mechanism", *columns),
-    )
-    for name, figures in simulations.items():
-        cells = [figures[what].get(form) for what in ("state", "output") for form in forms]
-        rows.add_row(name, *map(number, cells))
-    show(rows)
-
-
-def number(value: float | None) -> str:
-    """A cell of a table."""
-    return "-" if value is None else f"{value:.1e}"
+        rows = {name: errors[form] for name, errors in growths.items()}
+        show_figures(f"relative error of the output by tokens, read in {form}", rows)
+    show_figures("elu by tokens, its sums stored in", narrows)
+    moves = {
+        name: {
+            f"{what}, {form}": error for what in figures for form, error in figures[what].items()
+        }
+        for name, figures in simulations.items()
+    }
+    title = f"after {SIMULATED_TOKENS:,} tokens: error of the state's move, and of the output"
+    show_figures(title, moves)
 
 
 def plot(growths: dict[str, Errors], narrows: Errors, simulations: Figures, path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import Figures, Result, command_line, show, table
+from benchmarks.report import Figures, Result, command_line, show_figures
 from model.architectures.network import Network
 from model.checkpoint import load_checkpoint
 from model.evaluation import documents
@@ -196,16 +196,6 @@ def readings(model: Path, folder: Path, job: Job, peers: dict[str, Path]) -> dic
     return found
 
 
-def print_rows(rows: dict[str, Figures]) -> None:
-    """A row for each program."""
-    columns = ("program and file", "bits per byte", "difference", "same greedy tokens")
-    shown = table("one model in other programs", columns)
-    for name, row in rows.items():
-        tokens = f"{row['same_greedy_tokens']} of {row['greedy_tokens']}"
-        shown.add_row(name, f"{row['bits_per_byte']:.6f}", f"{row['difference']:+.1e}", tokens)
-    show(shown)
-
-
 def arguments(argv: Iterable[str] | None) -> argparse.Namespace:
     """The command line, that of the process for None."""
     parser = command_line(__doc__)
@@ -234,7 +224,7 @@ def main(argv: Iterable[str] | None = None) -> None:
     peers = {name: python for name, python in named.items() if python}
     with tempfile.TemporaryDirectory() as folder:
         rows = compare(readings(options.model, Path(folder), job, peers), job)
-    print_rows(rows)
+    show_figures("one model in other programs", rows)
     figures: dict[str, Any] = {
         "text": options.text.name,
         "bytes": job.num_bytes,

@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.process import ServerProcess, exit_on_sigterm
-from benchmarks.report import Result, command_line, figure_table, show, table
+from benchmarks.report import Result, command_line, show_figures
 from benchmarks.soak.behaviour import LONG_TEXT, PROMPTS, VISITS
 from benchmarks.soak.verdict import MIB, Ending, Observation, observe, verdict
 from benchmarks.soak.wire import (
@@ -207,17 +207,12 @@ async def rest(server: ServerProcess, before: Observation, options: Options) -> 
 def print_report(report: Report) -> None:
     """What was done, what was seen, and what failed."""
     tally = report.tally
-    done = table("visits", ("visit", "times"))
-    for name, count in sorted(tally.done.items()):
-        done.add_row(name, f"{count:,}")
-    answers = table("answers", ("answer", "times"))
-    for code, count in sorted(tally.refused.items()):
-        answers.add_row(code, f"{count:,}")
-    for status, count in sorted(tally.statuses.items()):
-        answers.add_row(f"HTTP {status}", f"{count:,}")
-    answers.add_row("tokens", f"{tally.num_tokens:,}")
+    codes = {code: {"times": count} for code, count in sorted(tally.refused.items())}
+    statuses = {f"HTTP {code}": {"times": n} for code, n in sorted(tally.statuses.items())}
+    show_figures("visits", {name: {"times": n} for name, n in sorted(tally.done.items())})
+    show_figures("answers", {**codes, **statuses, "tokens": {"times": tally.num_tokens}})
     moments = {name: asdict(getattr(report, name)) for name in ("before", "warm", "after")}
-    show(done, answers, figure_table("the server", moments))
+    show_figures("the server", moments)
     for failure in report.failures:
         print(f"FAILED: {failure}")
     print("passed" if not report.failures else f"{len(report.failures)} criteria failed")
