@@ -1,22 +1,15 @@
-"""The benchmark of many replicas: real processes in its short form, and its committed results."""
+"""The benchmark of many replicas: its figures, and the frames of its readers."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 import pytest
 
-from benchmarks.cluster import __main__ as cluster
 from benchmarks.cluster.cost import ratio
 from benchmarks.cluster.reader import Times
 from benchmarks.cluster.takeover import PARTS, Strike, figures
-from benchmarks.pages.scale import RESULT
-from benchmarks.report import read_result
 from benchmarks.wire import Wire, masked
-
-COMMITTED = read_result(RESULT)
 
 
 def test_ratio_is_that_of_each_round_and_counts_the_database() -> None:
@@ -47,43 +40,6 @@ def test_frame_has_its_length(length: int) -> None:
     assert frame.endswith(bytes(4) + b"x" * length)
     if length >= 126:
         assert int.from_bytes(frame[2:4], "big") == length
-
-
-def shape(result: Any) -> Any:
-    """The names of all figures; those of streams, replicas and ages are numbers."""
-    if not isinstance(result, dict):
-        return None
-    return {
-        "number" if name.isdigit() else name: shape(value)
-        for name, value in result.items()
-        if name != "rounds"
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_part_runs_and_the_committed_results_have_its_figures(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cluster.main(["--quick"])
-    *shown, last = capsys.readouterr().out.splitlines()
-    result = json.loads(last)
-    parts = result["parts"]
-    assert parts.keys() == cluster.PARTS.keys()
-    for name in ("cost of the store", "take-over", "idle"):
-        assert any(line.startswith(name) for line in shown), name
-
-    shared = parts["cost"]["shared"]["2"]
-    assert shared["tokens_per_s"] > 0 and shared["commits_per_s"] > 0
-    assert shared["database_us_per_token"] > 0 and shared["wal_bytes_per_token"] > 0
-    for kind, by_streams in parts["takeover"].items():
-        for streams, found in by_streams.items():
-            assert found["num"] >= int(streams), kind
-            assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["worst_ms"]
-    assert parts["takeover"]["kill"]["1"]["parts_p50_ms"].keys() == set(PARTS)
-
-    assert not COMMITTED["settings"]["quick"]
-    assert shape(COMMITTED["parts"]) == shape(parts)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.decode.models import config_of, random_weights
+from benchmarks.decode.models import config_of, own_parameters, random_weights
 from benchmarks.decode.shapes import BLOCK, SIZES, count, matching_width, peer_tensors
-from benchmarks.decode.softmax import own_parameters
 from model.weights import num_parameters
 
 COMPARED = ("S1", "S2")
@@ -28,7 +27,7 @@ def test_ours_has_as_many_parameters_within_one_percent(size: str, attention: st
     assert found == pytest.approx(SIZES[size].num_parameters, rel=0.01)
 
 
-def test_size_counts_what_torch_counts() -> None:
+def test_size_counts_what_the_config_counts() -> None:
     config = config_of(SIZES["S1"], "elu")
     assert own_parameters(config, config.intermediate_size) == SIZES["S1"].num_parameters
 

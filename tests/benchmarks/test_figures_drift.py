@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.drift.__main__ import Reader, growth, main, narrow, pieces, simulate, unscaled
+from benchmarks.drift.__main__ import Reader, growth, narrow, pieces, simulate, unscaled
 from benchmarks.drift.layers import HEAD_DIM, NAMES, make_layer, sums
 
 
@@ -130,22 +130,6 @@ def test_sum_is_compared_at_one_scale() -> None:
     high = {"S": s / torch.e, "max": torch.ones(1, 2, 3)}
     torch.testing.assert_close(unscaled(low, "S", high), unscaled(high, "S", high))
     assert torch.equal(unscaled({"S": s}, "S", {"S": s}), s)
-
-
-def test_program_ends_with_json_and_writes_both_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    png, file = tmp_path / "a.png", tmp_path / "a.json"
-    main(
-        f"--mechanisms cosine rwkv7 softmax --stops 80 200 --max-steps 80 --narrow-stops 80"
-        f" --simulated-steps 80 --plot {png} --output {file}".split()
-    )
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last == json.loads(file.read_text(encoding="utf-8"))
-    assert last["growth"]["rwkv7"]["chunks"].keys() == {"80", "200"}
-    assert last["growth"]["rwkv7"]["steps"].keys() == {"80"}
-    assert last["after_1e8"].keys() == {"cosine", "rwkv7"}
-    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 def test_page_has_the_figures_of_rwkv7() -> None:

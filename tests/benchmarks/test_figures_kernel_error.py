@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from benchmarks.kernel_error import (
     Error,
     Setting,
     estimate,
-    main,
     make_inputs,
     measure,
     one_draw,
@@ -104,17 +101,3 @@ def test_weights_of_either_sign_are_normalised() -> None:
     weights = torch.tensor([[1.0, -3.0]], dtype=torch.float64)
     v = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
     assert weighted_mean(weights, v).item() == 2.5
-
-
-def test_program_ends_with_json_and_writes_both_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    png, file = tmp_path / "a.png", tmp_path / "a.json"
-    main(
-        f"--dims 8 --scales 0.5 --widths 4 16 --draws 3 --length 16"
-        f" --plot {png} --output {file}".split()
-    )
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last == json.loads(file.read_text(encoding="utf-8"))
-    assert last["settings"][0]["errors"].keys() == KINDS.keys()
-    assert png.read_bytes().startswith(b"\x89PNG")

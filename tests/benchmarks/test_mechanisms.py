@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks.decode.softmax import own_parameters
+from benchmarks.decode.models import own_parameters
 from benchmarks.mechanisms import __main__ as mechanisms
-from benchmarks.mechanisms import language, quality, recall, speed
-from benchmarks.mechanisms.folder import Folder, RunError, read_results
+from benchmarks.mechanisms import quality, recall
+from benchmarks.mechanisms.folder import Folder
 from benchmarks.mechanisms.gather import competitors, difference, leaderboard, recall_rows
 from benchmarks.mechanisms.specs import SIZES, Spec, all_specs, state_bytes
 from benchmarks.pages import comparison
@@ -24,23 +22,12 @@ from model.config import ConfigError
 from model.training.evaluate import Mode, evaluate
 from tests.tiny import TEXT, tiny_checkpoint
 
-SPEED = speed.SpeedRecipe(
-    "float32", rounds=2, train_steps=1, decode_steps=2, warm_up_steps=1, sessions=(1, 2)
-)
-
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(TEXT * 30 + "<|endoftext|>\n" + TEXT * 10, encoding="utf-8")
     return path
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def test_spec_reads_options_with_the_type_of_their_default() -> None:
@@ -84,15 +71,6 @@ def test_recall_asks_for_values_that_follow_their_keys() -> None:
         assert [key for key, _ in asked] != list(values)
 
 
-def test_recall_run_learns_the_values_there_are() -> None:
-    recipe = recall.RecallRecipe(num_steps=25, pairs_per_step=128, num_test_sequences=8)
-    figures = recall.run(Spec("softmax"), seed=1, recipe=recipe)
-    losses = figures["training"]["losses"]
-    assert losses[0] > 4.5 and losses[-1] < losses[0] - 0.3, losses
-    assert list(figures["accuracy"]) == [str(pairs) for pairs in recall.NUM_PAIRS]
-    assert all(0 <= value <= 1 for value in figures["accuracy"].values())
-
-
 def test_buckets_count_positions_in_window_and_segment() -> None:
     position = np.concatenate([np.arange(5000), np.arange(600)])
     num_bytes = np.full(5600, 2)
@@ -132,90 +110,6 @@ def test_score_agrees_with_the_project_s_evaluation(
     assert figures["bits_per_byte"][way] == pytest.approx(wanted.bits_per_byte, abs=2e-5)
     assert figures["long_is"] == ("sliding" if attention == "softmax" else "stream")
     assert ("segments" in figures["bits_per_byte"]) == (attention == "elu")
-
-
-def test_run_leaves_a_file_and_is_not_repeated(tmp_path: Path, text: Path) -> None:
-    folder = Folder(tmp_path / "runs")
-    recipe = language.Recipe((text,), text, text, 3, 1, 64, eval_bytes=2000)
-    calls: list[int] = []
-
-    def train() -> dict[str, Any]:
-        calls.append(1)
-        return language.run(folder, "small", Spec("elu"), 0, recipe)
-
-    folder.run_once("small-elu-0", train)
-    folder.run_once("small-elu-0", train)
-    assert len(calls) == 1
-    (result,) = read_results(folder.path)
-    assert result["training"]["num_tokens"] == 3 * 64
-    assert result["quality"]["valid"]["num_bytes"] > 1500
-    assert result["machine"]["threads"] == torch.get_num_threads()
-    # A run whose file is gone has its weights still: it is scored again, not trained again.
-    again = train()
-    assert again["quality"] == result["quality"]
-    assert again["training"] == result["training"]
-
-
-def test_train_command_passes_rate_and_precision_to_the_run(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipes: list[language.Recipe] = []
-
-    def run(folder: Folder, size: str, spec: Spec, seed: int, recipe: language.Recipe) -> Any:
-        recipes.append(recipe)
-        return {"kind": "language"}
-
-    monkeypatch.setattr(language, "run", run)
-    words = [
-        "train",
-        "elu",
-        "--runs",
-        str(tmp_path),
-        "--data",
-        str(text),
-        "--valid",
-        str(text),
-    ]
-    words += ["--out-of-domain", str(text), "--sizes", "tiny"]
-    options = mechanisms.arguments([*words, "--precision", "float32", "--learning-rate", "3e-3"])
-    mechanisms.run_train(Folder(options.runs), [Spec("elu")], options)
-    (recipe,) = recipes
-    assert (recipe.precision, recipe.learning_rate) == ("float32", 3e-3)
-
-
-def test_failure_is_reported_and_retried(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-
-    def fail() -> dict[str, Any]:
-        raise RunError("the loss is nan")
-
-    with pytest.raises(RunError, match="a: the loss is nan"):
-        folder.run_once("a", fail)
-    folder.run_once("a", lambda: {"kind": "none"})
-    assert folder.result("a").exists()
-
-
-def test_folder_refuses_other_texts(tmp_path: Path, text: Path) -> None:
-    folder = Folder(tmp_path / "runs")
-    folder.prepare([text])
-    other = tmp_path / "other.txt"
-    other.write_text(TEXT, encoding="utf-8")
-    with pytest.raises(RunError, match="other texts"):
-        folder.prepare([other])
-
-
-def test_speed_measures_training_and_decoding(tmp_path: Path, text: Path) -> None:
-    recipe = language.Recipe((text,), text, text, 10, 1, 64)
-    specs = [Spec("elu"), Spec("softmax")]
-    figures = speed.measure(Folder(tmp_path / "runs"), "small", specs, recipe, SPEED)
-    rates = {str(spec): set(found["tokens_per_s"]) for spec, found in figures.items()}
-    assert rates["elu"] == {"training", "decode_1", "decode_2"}
-    assert rates["softmax"] == {
-        "training",
-        *(f"decode_{sessions}_at_{context}" for sessions in (1, 2) for context in (512, 4096)),
-    }
-    for found in figures.values():
-        assert all(len(values) == 2 and min(values) > 0 for values in found["rounds"].values())
 
 
 def test_tables_and_plots_of_two_runs(tmp_path: Path) -> None:

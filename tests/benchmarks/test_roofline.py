@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.decode.models import config_of, step_cost
-from benchmarks.decode.roofline import Cost, Limit, Rates, bandwidth, matrix_cost
+from benchmarks.decode.roofline import Cost, Limit, matrix_cost
 from benchmarks.decode.shapes import SIZES
-from model.native.runtime import built
 from model.state import StateLayout
-
-needs_native = pytest.mark.skipif(not built(), reason="the native runtime was not built")
 
 
 def test_matrices_are_read_once_and_used_for_every_row() -> None:
@@ -41,15 +36,3 @@ def test_the_slower_of_the_two_sets_the_limit() -> None:
     computing = Limit.of(Cost(num_bytes=10, operations=100), bytes_per_s=50, operations_per_s=25)
     assert (computing.seconds, computing.bound) == (4.0, "arithmetic")
     assert computing.fraction(8.0) == 0.5
-
-
-def test_machine_reads_and_computes() -> None:
-    assert bandwidth(1 << 16, threads=1, seconds=0.01) > 1e8
-    assert bandwidth(1 << 16, threads=2, seconds=0.01) > 1e8
-
-
-def test_rate_never_falls_when_it_is_measured_again() -> None:
-    rates = Rates(seconds=0.005)
-    found = [rates.of("float32", 1) for _ in range(4)]
-    assert found == sorted(found)
-    assert found[0] > 1e8

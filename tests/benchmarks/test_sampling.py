@@ -9,9 +9,7 @@ import pytest
 from benchmarks.sampling import (
     RESULT,
     compared,
-    draw,
     grid,
-    opening_of,
     repeated_4grams,
     unknown_words,
     variety,
@@ -20,7 +18,6 @@ from benchmarks.sampling import (
 from model.bundled_models import DEFAULT_NAME
 from server.engine.sampling_defaults import DEFAULTS
 from server.engine.types import SamplingParams
-from server.models.backend import open_backend
 from tests.tiny import TEXT, tiny_checkpoint
 
 
@@ -43,15 +40,6 @@ def test_variety_does_not_depend_on_the_length() -> None:
 
 def test_unknown_words_are_counted_each_time() -> None:
     assert unknown_words(["fox", "foxling", "foxling", "hen"], {"fox", "hen"}) == 0.5
-
-
-def test_texts_begin_with_their_openings_and_are_the_same_again() -> None:
-    backend = open_backend(tiny_checkpoint(), threads=1)
-    openings = [opening_of(TEXT), "Every morning", "Every morning"]
-    texts = draw(backend, openings, {"temperature": 0.9}, 30)
-    assert [text.startswith(o) for text, o in zip(texts, openings, strict=True)] == [True] * 3
-    assert texts == draw(backend, openings, {"temperature": 0.9}, 30)
-    assert texts[1] != texts[2]
 
 
 def test_default_is_one_of_the_settings_that_were_compared() -> None:

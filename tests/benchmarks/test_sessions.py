@@ -1,13 +1,7 @@
-"""The benchmark of durable sessions: every part on a real server, in its short form."""
+"""The benchmark of durable sessions: its figures and targets."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-
-from benchmarks.sessions import __main__ as sessions
 from benchmarks.sessions.log import rows_of
 from benchmarks.sessions.report import Row, Target, times
 
@@ -42,30 +36,3 @@ def test_cost_of_the_log_is_a_ratio_within_a_round() -> None:
     ratio = rows["kept, full durability / unkept"]
     assert (ratio.value, ratio.is_met) == (0.95, True)  # by round: 0.95, 0.95, 0.4
     assert rows["unkept"].value == 50
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_every_part_runs_and_the_last_line_is_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sessions.main(["--quick", "--folder", str(tmp_path)])
-    *shown, last = capsys.readouterr().out.splitlines()
-    result = json.loads(last)
-    assert result["parts"].keys() == sessions.PARTS.keys()
-    for part, rows in result["parts"].items():
-        assert rows, part
-        # The memory of a few small sessions may be less than nothing, and processor time is
-        # counted in ticks of 10 ms, of which a short load may use none.
-        measured = [row for row in rows if row["unit"] not in ("bytes", "us/token")]
-        assert all(row["value"] > 0 for row in measured), part
-        assert any(line.startswith(part) for line in shown)
-    assert result["quick"]
-    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
-
-
-def test_one_part_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sessions.main(["--quick", "--part", "engine", "--folder", str(tmp_path)])
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    names = [row["name"] for row in result["parts"]["engine"]]
-    assert {"fork 1", "fork 64", "wake: disk to memory"} <= set(names)
