@@ -38,7 +38,7 @@ from server.models.factory import load_model
 
 Item = TypeVar("Item")
 
-#: Above the bytes of the states: what sessions hold besides them, and the model.
+#: Above the bytes of the states: what sessions hold in addition, and the model.
 SPARE_BYTES = 1 << 30
 
 

@@ -103,7 +103,7 @@ def measure(
 
 
 def in_turn(probe: Stream, sessions: list[str], num_tokens: int, rounds: int) -> list[list[float]]:
-    """Milliseconds of the tokens of each session; there and back again, so that drift cancels."""
+    """Milliseconds of the tokens of each session, in alternating order, so that drift cancels."""
     times: list[list[float]] = [[] for _ in sessions]
     for number in range(rounds):
         order = range(len(sessions)) if number % 2 == 0 else reversed(range(len(sessions)))

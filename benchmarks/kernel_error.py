@@ -5,7 +5,7 @@ output is its weighted mean of random values. Both are compared in float64 with 
 `model.ops.random_features` give: positive and trigonometric features, rows orthogonal or not. An
 error is a root mean square, relative to that of the exact result. A width of m features is what a
 state pays for: m rows of positive ones, m/2 rows of trigonometric ones (a sine and a cosine each).
-The yardstick is what needs no features: a constant for the kernel, the plain mean of all values.
+The baseline needs no features: a constant for the kernel, the plain mean of all values.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def measure_apart(make: MakeLayer, mode: str, num_tokens: int, limits: Limits) -
 
 
 def child(writer: Connection, make: MakeLayer, mode: str, num_tokens: int, limits: Limits) -> None:
-    """Sends a point, None, or why there is none.
+    """Sends a point, None, or the error.
 
     The limit on memory keeps a bad guess from the whole machine.
     """

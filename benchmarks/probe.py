@@ -15,7 +15,7 @@ MAX_REQUESTS = 512
 
 
 class Probe:
-    """An engine whose sessions are fed and generate as they are told."""
+    """An engine whose sessions are fed and generate step by step."""
 
     def __init__(self, backend: Backend, num_sessions: int) -> None:
         names = itertools.count()

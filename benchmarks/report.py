@@ -33,7 +33,7 @@ def table(title: str, columns: Iterable[str]) -> Table:
 
 
 def show(*tables: Table, width: int = 120) -> None:
-    """Prints the tables, ``width`` characters wide where the output is no terminal."""
+    """Prints the tables, ``width`` characters wide where the output is not a terminal."""
     console = Console(width=None if sys.stdout.isatty() else width)
     for item in tables:
         console.print(item)

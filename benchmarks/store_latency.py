@@ -1,6 +1,6 @@
 """What the shared store costs where its database is some milliseconds away.
 
-The store's own code, as the journal's thread calls it, on a PostgreSQL of its own behind a
+The store's own code, as the store thread calls it, on a PostgreSQL of its own behind a
 proxy that holds every byte back for half of the round trip. All other work waits for each of
 these calls, so that the longest is the pause that every kept stream may have.
 

@@ -153,7 +153,7 @@ def _with_lora(checkpoint: Checkpoint, lora: Lora) -> Checkpoint:
 
 def _load(found: Path, tokenizer: Path | None) -> Checkpoint:
     if found.is_dir():
-        return _load_folder(found, tokenizer or _beside(found / CONFIG))
+        return _load_folder(found, tokenizer or _next_to(found / CONFIG))
     load = _load_gguf if found.suffix == GGUF_SUFFIX else _load_file
     return load(found, tokenizer)
 
@@ -162,20 +162,20 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `locate` finds. Raises what `load_checkpoint` raises."""
     found = locate(source)
     if found.is_dir():
-        return Tokenizer.load(_beside(found / CONFIG))
+        return Tokenizer.load(_next_to(found / CONFIG))
     return load_checkpoint(found).tokenizer
 
 
-def _beside(path: Path) -> Path:
+def _next_to(path: Path) -> Path:
     """The tokenizer's file in the folder of ``path``. Raises `CheckpointError`."""
-    if found := _find_beside(path):
+    if found := _find_next_to(path):
         return found
     more = "; --tokenizer FILE names one elsewhere" if path.suffix in FILE_SUFFIXES else ""
     names = " or ".join(TOKENIZER_FILES)
     raise CheckpointError(f"{path.parent} has no {names} for {path.name}{more}")
 
 
-def _find_beside(path: Path) -> Path | None:
+def _find_next_to(path: Path) -> Path | None:
     files = (path.with_name(name) for name in TOKENIZER_FILES)
     return next((file for file in files if _is_readable(file)), None)
 
@@ -191,8 +191,8 @@ def _load_file(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     states = merged_states(file)
     tuned = state_block(states, path.name, config) if states else None
     if tokenizer_file is None and config.vocab_size == PADDED_SIZE:
-        tokenizer_file = _find_beside(path) or PUBLISHED
-    tokenizer_file = tokenizer_file or _beside(path)
+        tokenizer_file = _find_next_to(path) or PUBLISHED
+    tokenizer_file = tokenizer_file or _next_to(path)
     tokenizer = Tokenizer.load(tokenizer_file)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
@@ -212,7 +212,7 @@ def _load_gguf(path: Path, tokenizer_file: Path | None) -> Checkpoint:
     config, weights = foreign.read_gguf(file, path.name)
     tokenizer = None if tokenizer_file else _inside(file, config, path)
     if tokenizer is None:
-        tokenizer_file = tokenizer_file or _beside(path)
+        tokenizer_file = tokenizer_file or _next_to(path)
         tokenizer = Tokenizer.load(tokenizer_file)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
@@ -310,7 +310,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def _read(folder: Path, tokenizer: Tokenizer) -> tuple[Config, Weights]:
-    """Config and weights, in our names whatever the folder's."""
+    """Config and weights, by our names for folders of any project."""
     from model import foreign  # most checkpoints are not
 
     values = read_json(folder / CONFIG)

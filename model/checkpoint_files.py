@@ -9,7 +9,7 @@ from model.tokenizer import FILES as TOKENIZER_FILES
 from model.weights import WEIGHTS
 
 CONFIG = "config.json"
-#: A tokenizer of another kind may stand for ``tokenizer.json``, and an index for the weights.
+#: A tokenizer of another kind may replace ``tokenizer.json``, and an index the weights.
 FILES = (CONFIG, WEIGHTS, TOKENIZER_FILES[0])
 #: End the names of files that are a model without a folder: native RWKV files, of torch or of
 #: safetensors, and GGUF.

@@ -1,4 +1,4 @@
-"""What an evaluation reads and says, whatever runs the model: texts, and bits per byte."""
+"""What an evaluation reads and reports, on any backend: texts, and bits per byte."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Literal
 
 from model.tokenizer import END_OF_TEXT
 
-#: What a token may look back on; see `model.training.evaluate.evaluate`.
+#: The context that a token may use; see `model.training.evaluate.evaluate`.
 Mode = Literal["windows", "stream", "sliding"]
 #: A part of a validation text; see `halved`.
 Half = Literal["first", "second"]
 
-#: A text of fewer documents is of books, each of which is cut in two.
+#: A text of fewer documents consists of books, each of which is split in two.
 MIN_DOCUMENTS = 10
 
 

@@ -21,7 +21,7 @@ from typing import Any
 MAX_MESSAGE = 500
 #: Of a config or an index; the largest that are published have some megabytes.
 MAX_JSON_BYTES = 1 << 25
-#: Half of a character that JSON writes as two.
+#: A surrogate: JSON writes some characters as two of them.
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -51,7 +51,7 @@ def one_line(message: object) -> str:
 def errors_in(path: Path, kind: type[FileError]) -> Iterator[None]:
     """Puts the name of a file in front of errors of ``kind`` that do not have it.
 
-    What the values of a damaged file may cause besides becomes an error of ``kind``.
+    Other errors that the values of a damaged file may cause become errors of ``kind``.
     """
     try:
         yield
@@ -97,13 +97,13 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `ConfigError` where there is none, and `OSError`."""
+    """The object in a JSON file; raises `ConfigError` for any other content, and `OSError`."""
     try:
         text = read_file(path, MAX_JSON_BYTES).decode()
         values = json.loads(text)
-        if _HALF.search(text):  # of a pair; alone it is no character
+        if _HALF.search(text):  # an unpaired surrogate is not a character
             json.dumps(values, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # includes a number of thousands of digits
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no JSON object")

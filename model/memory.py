@@ -1,8 +1,8 @@
 """Keeps freed memory in the process, so that the next step does not fault it in again.
 
-A step of serving or training frees and asks for megabytes of temporaries. By default
-glibc gives such memory back to the kernel, most of all where a thread other than the
-main one asked for it, and the page faults then cost more than the arithmetic (see
+A step of serving or training frees and allocates megabytes of temporaries. By default
+glibc returns such memory to the kernel, most of all where a thread other than the
+main one allocated it, and the page faults then cost more than the arithmetic (see
 ``docs/notebook.md``). The process grows to its largest step and stays there.
 """
 

@@ -2,7 +2,7 @@
 
 Layer by layer, tensor by tensor in the order of `Config.layer_states`, each
 starting at a multiple of `ALIGNMENT` bytes. A copy of the block is a fork, a
-snapshot or a hibernated session, whatever runs the model.
+snapshot or a hibernated session, on any backend.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Tokenizer:
     ``eos_token_ids`` end a text; ``eos_token_id`` is the main one, which separates texts.
     ``file_name`` is what the file is called in a checkpoint, ``kind`` what people call such
     files. ``puts_space_in_front``: a text that begins has other ids than one that continues.
-    ``silent_ids`` stand for no text. ``special_ids`` may have several names of one id, of which
+    ``silent_ids`` have no text. ``special_ids`` may have several names of one id, of which
     ``special_names`` has the usual one.
     """
 
@@ -169,7 +169,7 @@ class Tokenizer:
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that ``id`` stands for; empty for a special token."""
+        """The bytes of ``id``; empty for a special token."""
         return self._bytes[id]
 
     def first_bytes(self, id: int) -> bytes:

@@ -31,8 +31,8 @@ QUICK: Figures = {
     "replicas": [1, 2],
     "replica_streams": 2,
     "kinds": list(KINDS),
-    "struck": [1, 2],
-    "strikes": [2, 1],
+    "takeover_streams": [1, 2],
+    "takeovers": [2, 1],
     "save_interval": 40,
     "commits": 20,
     "idle_seconds": 1.5,
@@ -75,10 +75,14 @@ def arguments(command: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replica-streams", type=int, default=64, help="streams on all replicas")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument(
-        "--struck", type=int, nargs="+", default=[1, 16, 64], help="streams at a take-over"
+        "--takeover-streams",
+        type=int,
+        nargs="+",
+        default=[1, 16, 64],
+        help="at a take-over",
     )
     parser.add_argument(
-        "--strikes", type=int, nargs="+", default=[24, 6, 4], help="take-overs of each --struck"
+        "--takeovers", type=int, nargs="+", default=[24, 6, 4], help="of each --takeover-streams"
     )
     parser.add_argument(
         "--save-interval",

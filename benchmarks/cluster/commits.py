@@ -2,7 +2,7 @@
 
 And a notice from one replica to another.
 
-No server, no model: the store's own code in this process, as the journal's thread calls it.
+No server, no model: the store's own code in this process, as the store thread calls it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from benchmarks.report import Figures
 from benchmarks.serve.load import percentile_ms
 from benchmarks.wire import HANDSHAKE, Counter, Frame, Opening, connect, masked
 
-#: Ids that exist in the bundled model's vocabulary, and are no special tokens.
+#: Ids that exist in the bundled model's vocabulary, and are not special tokens.
 PROMPT_IDS = range(300, 4000)
 MAX_TOKENS = 1_000_000
 #: Of each stream, before anything is counted.

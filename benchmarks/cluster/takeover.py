@@ -40,7 +40,7 @@ PARTS = ("lock free", "found dead", "reclaimed", "resumed", "first token")
 
 
 @dataclass
-class Strike:
+class TakeOver:
     """What happened to a replica, and what its readers saw of it."""
 
     kind: Kind
@@ -85,26 +85,26 @@ def measure(options: argparse.Namespace) -> Figures:
     result: Figures = {kind: {} for kind in options.kinds}
     with place() as database, ExitStack() as stack:
         old, new = Replica(database, stack), Replica(database, stack)
-        for streams, num in zip(options.struck, options.strikes, strict=True):
-            found: dict[Kind, list[Strike]] = {kind: [] for kind in options.kinds}
+        for streams, num in zip(options.takeover_streams, options.takeovers, strict=True):
+            found: dict[Kind, list[TakeOver]] = {kind: [] for kind in options.kinds}
             for index in range(num):
                 age = 1 + int((index + 0.5) * options.save_interval / num)
-                for kind, strikes in found.items():
-                    strikes.append(strike(kind, old, new, streams, age, database))
+                for kind, takeovers in found.items():
+                    takeovers.append(take_over(kind, old, new, streams, age, database))
                     forget_sessions(new.server.url)
                     old, new = new, old
                     if kind != "leave":
                         new.end()
                         new = Replica(database, stack)
-            for kind, strikes in found.items():
-                result[kind][str(streams)] = figures(strikes)
+            for kind, takeovers in found.items():
+                result[kind][str(streams)] = figures(takeovers)
     return result
 
 
-def figures(strikes: Sequence[Strike]) -> Figures:
+def figures(takeovers: Sequence[TakeOver]) -> Figures:
     """How long readers waited, for what, and how it grew with the age of what they read."""
-    waits = [wait for one in strikes for wait in one.waits_s()]
-    parts = [own for one in strikes for own in one.parts_s()]
+    waits = [wait for one in takeovers for wait in one.waits_s()]
+    parts = [own for one in takeovers for own in one.parts_s()]
     of_parts = zip(PARTS, zip(*parts, strict=True), strict=True) if parts else ()
     return {
         "num": len(waits),
@@ -112,19 +112,21 @@ def figures(strikes: Sequence[Strike]) -> Figures:
         "p99_ms": percentile_ms(waits, 99),
         "worst_ms": round(1e3 * max(waits), 3),
         "parts_p50_ms": {name: percentile_ms(own, 50) for name, own in of_parts},
-        "by_age": {str(one.age): percentile_ms(one.waits_s(), 50) for one in strikes},
+        "by_age": {str(one.age): percentile_ms(one.waits_s(), 50) for one in takeovers},
     }
 
 
-def strike(kind: Kind, old: Replica, new: Replica, streams: int, age: int, place: Place) -> Strike:
+def take_over(
+    kind: Kind, old: Replica, new: Replica, streams: int, age: int, place: Place
+) -> TakeOver:
     """Does it to ``old`` while ``streams`` read there; returns when all of them continue."""
     with _watched(place, old.key, kind == "kill") as seen:
-        done = asyncio.run(_strike(kind, old, new, streams, age))
+        done = asyncio.run(_take_over(kind, old, new, streams, age))
     done.seen = seen
     return done
 
 
-async def _strike(kind: Kind, old: Replica, new: Replica, streams: int, age: int) -> Strike:
+async def _take_over(kind: Kind, old: Replica, new: Replica, streams: int, age: int) -> TakeOver:
     readers = [Reader(number, streams * 10_000 + age, age) for number in range(streams)]
     async with asyncio.timeout(ROUND_TIMEOUT_S), asyncio.TaskGroup() as group:
         tasks = [group.create_task(one.run(old.port, new.port, kind == "leave")) for one in readers]
@@ -140,12 +142,12 @@ async def _strike(kind: Kind, old: Replica, new: Replica, streams: int, age: int
             await reader.is_over.wait()
         for task in tasks:
             task.cancel()
-    return Strike(kind, age, at_s, [reader.times for reader in readers])
+    return TakeOver(kind, age, at_s, [reader.times for reader in readers])
 
 
 @contextmanager
 def _watched(place: Place, key: int, is_wanted: bool) -> Iterator[dict[str, float]]:
-    """When the replica's lock was free, somebody began to bury it, and had done so."""
+    """When the replica's lock was free, another replica began to reclaim it, and had done so."""
     seen: dict[str, float] = {}
     if not is_wanted:
         yield seen

@@ -54,7 +54,7 @@ class Variant:
 class LlamaCpp:
     """A `decode.peers.Contender`: a "llama" or an "rwkv7"."""
 
-    #: Which may stand for a type of ours; the fastest one is taken.
+    #: Which correspond to a type of ours; the fastest one is taken.
     file_types: ClassVar[Mapping[str, tuple[str, ...]]] = FILE_TYPES
 
     def __init__(self, models: Path, architecture: str) -> None:

@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Opened:
-    """What stands ready: which of its variants won, and what one step of it must move and compute.
+    """What is ready to run: which variant won, and what one step of it must move and compute.
 
     ``step_tokens`` are the tokens of one step: one for each stream, or those of the prompt.
     """

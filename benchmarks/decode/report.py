@@ -146,7 +146,7 @@ def _rate(row: Figures, name: str) -> str:
 def measure(
     point: Point, workers: Mapping[str, Worker], rates: Rates, num_rounds: int, seconds: float
 ) -> Row:
-    """Opens all, then lets them run in turns, the bandwidth measured before each."""
+    """Opens all, then runs them in turns; the bandwidth is measured before each."""
     row = Row(point)
     for name, worker in workers.items():
         try:

@@ -47,7 +47,7 @@ def matrix_cost(
     """Of the weights: all read once, a row of ``embedding`` for each of ``rows`` tokens.
 
     Matrices take ``item_bytes`` for a number, vectors 4. ``num_logits`` rows have logits. Where
-    the head is the embedding there is no matrix apart, and it counts as read.
+    the head is the embedding there is no separate matrix, and it counts as read.
     """
     num_bytes = operations = 0
     for name, shape in tensors.items():
@@ -98,7 +98,7 @@ class Rates:
         self._best: dict[tuple[str, int], float] = {}
 
     def of(self, dtype: str, threads: int) -> float:
-        """Measures the native loop anew, and PyTorch's product when first asked."""
+        """Measures the native loop again, and PyTorch's product when first asked."""
         from model.ops.cpu import _native
 
         key = (dtype, threads)

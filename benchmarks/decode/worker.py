@@ -1,4 +1,4 @@
-"""A contender in a process of its own, which is told what to do over a pipe.
+"""A contender in a process of its own, controlled over a pipe.
 
 Requests and answers are lines of JSON; what a library prints goes to the log. Such a process runs
 ``python -m benchmarks.decode.worker NAME MODELS``.

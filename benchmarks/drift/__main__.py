@@ -141,7 +141,7 @@ def narrow(layer: Layer, stops: list[int], seed: int) -> Errors:
 
 
 def simulate(layer: Layer, num_tokens: int, seed: int, past_tokens: int = PAST_TOKENS) -> Figures:
-    """How a state that stands for `SIMULATED_TOKENS` takes in ``num_tokens`` of another kind."""
+    """How a state after `SIMULATED_TOKENS` takes in ``num_tokens`` of another kind."""
     generator = torch.Generator().manual_seed(seed)
     readers = {
         "wide": Reader(layer, wide=True),

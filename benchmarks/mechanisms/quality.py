@@ -45,7 +45,7 @@ Nats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Document:
-    """The start of a document: its ids, and the bytes that each stands for."""
+    """The start of a document: its ids, and the number of bytes of each."""
 
     ids: Tensor
     num_bytes: NDArray[np.int64]
@@ -94,7 +94,7 @@ def score(
 
 
 def bits_per_byte(nats: Nats, num_bytes: NDArray[np.int64]) -> float:
-    """Of tokens that cost ``nats`` and stand for ``num_bytes`` each."""
+    """Of tokens that cost ``nats`` and have ``num_bytes`` each."""
     return float(nats.sum() / math.log(2) / num_bytes.sum())
 
 

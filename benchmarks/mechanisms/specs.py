@@ -1,6 +1,6 @@
 """What is compared: a mechanism with its options, and shapes in which all have as many parameters.
 
-The feed-forward layer makes up for what a mechanism has besides its projections:
+The feed-forward layer makes up for what a mechanism has in addition to its projections:
 it is narrower where there is a gate or a codebook.
 """
 

@@ -46,7 +46,7 @@ Samples = dict[str, list[float]]
 def measure(
     folder: Folder, size: str, specs: list[Spec], recipe: Recipe, speed: SpeedRecipe
 ) -> dict[Spec, Figures]:
-    """Medians over the rounds, which go there and back again so that drift cancels."""
+    """Medians over the rounds, whose order alternates so that drift cancels."""
     tokenizer = folder.prepare(list(recipe.data))
     configs = {
         s: s.config(SIZES[size], tokenizer.vocab_size, tokenizer.eos_token_id) for s in specs

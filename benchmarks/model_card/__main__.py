@@ -132,7 +132,7 @@ def samples(name: str, model: Figures) -> str:
 
 
 def _one_line(text: str) -> str:
-    """One line of Markdown, whatever the model wrote."""
+    """One line of Markdown, with the special characters escaped."""
     one_line = " ".join(" / ".join(re.split(r"\n\s*\n", text.strip())).split())
     return re.sub(r"([\\`*_<>\[\]#|])", r"\\\1", one_line)
 

@@ -249,7 +249,7 @@ def _log(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:
-    """At most `NUM_POINTS`, each the mean of those that it stands for; x is the last one's."""
+    """At most `NUM_POINTS`, each the mean of several; x is the last one's."""
     size = -(-len(points) // NUM_POINTS) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [[group[-1][0], round(sum(y for _, y in group) / len(group), 4)] for group in groups]

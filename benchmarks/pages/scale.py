@@ -181,7 +181,7 @@ def estimate_table(measured: Figures) -> str:
 
 
 def estimate(of: Figures, machines: int) -> dict[str, str]:
-    """What ``machines`` replicas hold and ask of one database, and the share that each part is.
+    """What ``machines`` replicas hold and need of one database, and the share of each resource.
 
     What is asked for grows with the machines, and what there is does not: the highest share
     breaks first.
@@ -214,7 +214,7 @@ def estimate(of: Figures, machines: int) -> dict[str, str]:
         **{name: _number(value) for name, value in amounts.items()},
         **{f"part of its {name}": f"{share:.0%}" for name, share in shares.items()},
         "breaks first": first,
-        "machines that it bears": f"{int(machines / shares[first]):,}",
+        "machines that it can serve": f"{int(machines / shares[first]):,}",
     }
 
 

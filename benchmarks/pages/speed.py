@@ -15,7 +15,7 @@ from benchmarks.process import ROOT
 from benchmarks.report import RESULTS, Figures, markdown, read_result
 
 PLOT = ROOT / "docs" / "speed.png"
-#: "PyTorch, eager" and "PyTorch, compiled" run our own model and are no peers.
+#: "PyTorch, eager" and "PyTorch, compiled" run our own model and are not peers.
 PEERS = (*NATIVE_PEERS, "generate")
 
 SERVER = "everstream"

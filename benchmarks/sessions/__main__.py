@@ -2,7 +2,7 @@
 
 Forks, snapshots and hibernation in the engine alone; waking, resuming, a restart, the log and the
 prefix cache as a user of a real server sees them. Servers have one thread. Each part can be run by
-itself (``--part restart``); targets stand next to the figures, and the last line is JSON.
+itself (``--part restart``); targets are next to the figures, and the last line is JSON.
 """
 
 from __future__ import annotations

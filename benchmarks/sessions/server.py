@@ -20,7 +20,7 @@ TARGET_PREFIX_TOKENS = 100_000
 NUM_HITS = 7
 FORKS_AT_ONCE = 1000
 MISSED_TOKENS = 256
-#: Ids that exist in the bundled model's vocabulary, and are no special tokens.
+#: Ids that exist in the bundled model's vocabulary, and are not special tokens.
 PROMPT_IDS = range(300, 4000)
 FOR_EVER = 1_000_000
 

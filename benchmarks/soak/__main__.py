@@ -1,7 +1,7 @@
 """Minutes of everything that clients do to a server; then every slot must be free again.
 
 Many clients at once, each choosing its next visit at random (`behaviour`):
-whole streams, cancels, disconnects without a word, long prompts, kept and
+whole streams, cancels, abrupt disconnects, long prompts, kept and
 abandoned sessions, bad requests, and requests whose tokens are known. The pool
 is small, so that some are refused. At the end the server must be idle and as
 large as after the warm-up, and leave with exit code 0 (`verdict`).
@@ -31,7 +31,7 @@ from benchmarks.soak.wire import (
     open_world,
 )
 
-REST_TIMEOUT_S = 30.0
+IDLE_TIMEOUT_S = 30.0
 POLL_S = 0.2
 PROBE_S = 0.5
 PATIENCE_S = 0.2
@@ -96,13 +96,13 @@ async def load(
             await every_batch_size(world, options.max_sessions)
     async with open_world(server.url, tally, references) as world:
         await crowd(world, options, options.warm_up_s, salt=1)
-    warm = await rest(server, before, options)
+    warm = await wait_idle(server, before, options)
     async with open_world(server.url, tally, references) as world:
         await crowd(world, options, options.seconds, salt=2)
-    await rest(server, before, options)
+    await wait_idle(server, before, options)
     async with open_world(server.url, tally) as world:
         await fill_and_empty(world, options.max_sessions)
-    after = await rest(server, before, options)
+    after = await wait_idle(server, before, options)
     return tally, before, warm, after
 
 
@@ -139,7 +139,7 @@ async def every_batch_size(world: World, max_sessions: int) -> None:
 
 
 async def crowd(world: World, options: Options, seconds: float, salt: int) -> None:
-    """All clients at once for ``seconds``, and a probe that asks whether the server lives."""
+    """All clients at once for ``seconds``, and a probe of the server."""
     print(f"{options.streams} clients for {seconds:g} s ...", file=sys.stderr, flush=True)
     until = time.monotonic() + seconds
     probing = asyncio.create_task(probe(world))
@@ -171,7 +171,7 @@ async def client(world: World, rng: Random, until: float) -> None:
 
 
 async def probe(world: World) -> None:
-    """Asks again and again whether the server is well."""
+    """Requests the health routes again and again."""
     while not world.tally.hopeless:
         try:
             for path in ("/health", "/ready"):
@@ -194,9 +194,9 @@ async def fill_and_empty(world: World, max_sessions: int) -> None:
         world.tally.problem("fill_and_empty", error)
 
 
-async def rest(server: ServerProcess, before: Observation, options: Options) -> Observation:
-    """The server when it has come to rest, or what it is like when it should have."""
-    deadline = time.monotonic() + options.session_ttl_s + REST_TIMEOUT_S
+async def wait_idle(server: ServerProcess, before: Observation, options: Options) -> Observation:
+    """The server when it is idle, or after the time in which it should be."""
+    deadline = time.monotonic() + options.session_ttl_s + IDLE_TIMEOUT_S
     while True:
         now = await observe(server)
         if not now.leftovers(before) or time.monotonic() > deadline:

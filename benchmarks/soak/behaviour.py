@@ -29,7 +29,7 @@ LONG_TEXT = "The old man walked along the shore and told the waves a story. " * 
 
 
 def sampling(rng: Random, max_tokens: int = 60) -> dict[str, Any]:
-    """Parameters of a generation, drawn from what people send."""
+    """Parameters of a generation, drawn from common values."""
     chosen: dict[str, Any] = {"max_tokens": rng.randint(1, max_tokens)}
     for name, values in (
         ("temperature", (0, 0.5, 1, 1.5)),
@@ -56,7 +56,7 @@ def long_text(rng: Random) -> str:
     return LONG_TEXT[: rng.randint(len(LONG_TEXT) // 4, len(LONG_TEXT))]
 
 
-# Those who stay to the end
+# Visits that read to the end
 
 
 async def stream(world: World, rng: Random) -> None:
@@ -149,8 +149,8 @@ async def busy_session(world: World, rng: Random) -> None:
     async with world.socket() as socket:
         await socket.send("create", "n")
         session = (await socket.answer("n"))[-1]["session"]
-        forever = {"max_tokens": 10_000, "ignore_eos": True}
-        await socket.send("generate", "a", prompt=prompt(rng), session=session, **forever)
+        endless = {"max_tokens": 10_000, "ignore_eos": True}
+        await socket.send("generate", "a", prompt=prompt(rng), session=session, **endless)
         await socket.tokens(rng.randint(1, 10))
         await socket.send("append", "b", session=session, text="more")
         while (frame := await socket.frame())["request_id"] != "b":
@@ -161,7 +161,7 @@ async def busy_session(world: World, rng: Random) -> None:
     expect(frames["a"][-1].get("finish_reason") == "cancelled", "not cancelled", frames["a"][-1])
 
 
-# Those who change their minds
+# Visits that cancel or disconnect
 
 
 async def cancel(world: World, rng: Random) -> None:
@@ -198,7 +198,7 @@ async def several_at_once(world: World, rng: Random) -> None:
 
 
 async def cut_socket(world: World, rng: Random) -> None:
-    """Disconnects without a word, before the first token or after some."""
+    """Disconnects without a close frame, before the first token or after some."""
     async with world.socket(close=False) as socket:
         text = long_text(rng) if rng.random() < 0.3 else prompt(rng)
         await socket.send("generate", "x", prompt=text, keep=rng.random() < 0.2, max_tokens=500)

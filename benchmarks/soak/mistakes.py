@@ -1,4 +1,4 @@
-"""Visits of clients that do not know the protocol: each mistake and the answer that it deserves."""
+"""Visits of clients that violate the protocol: each mistake and the status that it must get."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BAD_FRAMES: tuple[tuple[str | bytes, int], ...] = (
 
 
 async def bad_body(world: World, rng: Random) -> None:
-    """A request that deserves an error gets the right one."""
+    """A bad request gets the right error."""
     method, path, body, status = rng.choice(BAD_BODIES)
     content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     answer = await world.call(method, path, status, content=content)
@@ -63,7 +63,7 @@ async def bad_body(world: World, rng: Random) -> None:
 
 
 async def bad_frame(world: World, rng: Random) -> None:
-    """Bad frames get an error each, and the socket lives on."""
+    """Each bad frame gets an error, and the socket stays open."""
     async with world.socket() as socket:
         for _ in range(rng.randint(1, 4)):
             sent, status = rng.choice(BAD_FRAMES)

@@ -30,7 +30,7 @@ class Observation:
     resident_bytes: int
 
     def leftovers(self, before: Observation) -> list[str]:
-        """What is not as free as it was; empty when the server has come to rest."""
+        """What is not as free as it was before; empty when the server is idle."""
         counts = {
             "slots are held": self.held_slots,
             "sessions exist": self.num_sessions,

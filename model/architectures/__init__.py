@@ -64,7 +64,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:
-    """The config in a ``config.json`` of ours; raises `ConfigError` where there is none."""
+    """The config in a ``config.json`` of ours; raises `ConfigError` for any other."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = " or ".join(map(repr, ARCHITECTURES))

@@ -11,7 +11,7 @@ from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 
 #: From a checkpoint's tokenizer and its own template, if it has one, to a family's; None where
-#: the checkpoint is none of those that the family has taught its turns.
+#: the family has not trained the checkpoint on turns.
 FamilyChat = Callable[[Tokenizer, ChatTemplate | None], ChatTemplate | None]
 
 

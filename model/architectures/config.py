@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Protocol, Self
 from model.files import ConfigError, read_json
 from model.tensor_spec import Shape, TensorSpec
 
-#: No size of a model that is published comes near: a damaged one must not ask for gigabytes.
+#: Far above the sizes of published models; a damaged file must not make us allocate gigabytes.
 MAX_SIZE = 1 << 24
 
 
 class Config(Protocol):
-    """What every part of the server may ask of a model's config. Immutable and validated."""
+    """What every part of the server may use of a model's config. Immutable and validated."""
 
     model_type: ClassVar[str]
 
@@ -132,7 +132,7 @@ def check_positive(config: object, *names: str) -> None:
 
 
 def check_token_ids(config: Config, *names: str) -> None:
-    """Raises `ConfigError` where a field is no id of the vocabulary."""
+    """Raises `ConfigError` where a field is not an id of the vocabulary."""
     for name in names:
         value = getattr(config, name)
         if type(value) is not int or not 0 <= value < config.vocab_size:
@@ -140,7 +140,7 @@ def check_token_ids(config: Config, *names: str) -> None:
 
 
 def check_epsilon(config: object, *names: str) -> None:
-    """Raises `ConfigError` where a field is no float between 0 and 1."""
+    """Raises `ConfigError` where a field is not a float between 0 and 1."""
     for name in names:
         value = getattr(config, name)
         if type(value) is not float or not 0.0 < value < 1.0:

@@ -1,4 +1,4 @@
-"""The gated delta rule: a key's old value is taken out before the new one goes in.
+"""The gated delta rule: a key's old value is removed before the new one is added.
 
 After Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta
 Rule", eq. 10.

@@ -7,7 +7,7 @@ R_t rotates by t (`model.ops.rotary`). xPos (Sun et al. 2022, "A Length-
 Extrapolatable Transformer", eq. 12) scales q by zeta^(t/512) and k by
 zeta^(-t/512), with zeta_i = (2 i / K + 0.4) / 1.4 for the i-th pair; the second
 grows without bound. Only their product acts, and that is one more decay per
-channel: so it stands here, and the stream has no end.
+channel: so it is applied here, and the stream has no end.
 
 Option ``positions``: "xpos", "rotary" (as in the authors' code, which leaves
 zeta out) or "none". State per layer: S [H, K, V].

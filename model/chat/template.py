@@ -2,8 +2,8 @@
 
 It is looked for where Hugging Face's tools write it: in ``chat_template.jinja``,
 else in ``tokenizer_config.json``, as one text or as a list of named ones. Running
-it is `server.chat.renderer`'s affair: a template is code from a checkpoint. What it
-does not say of a chat is in `model.chat.turns`.
+it is the task of `server.chat.renderer`: a template is code from a checkpoint. What it
+does not describe of a chat is in `model.chat.turns`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The layers are independent: all see the old model's activations, so errors do
 not add up over the depth, and only the attention's parameters train. The loss
 of a layer is relative, ``|new - old|^2 / |old|^2`` over a batch, which weighs
-layers alike whatever the size of their outputs. After Zhang et al. 2024 ("The
+layers alike for outputs of any size. After Zhang et al. 2024 ("The
 Hedgehog & the Porcupine"), who match the attention's weights instead of its
 outputs; a mechanism with a constant state need not have such weights.
 """

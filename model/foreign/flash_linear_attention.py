@@ -187,7 +187,7 @@ class _Shape:
     def model(
         self, weights: Weights, attention: Callable[[str], dict[str, Array]]
     ) -> dict[str, Array]:
-        """All our weights; ``attention`` gives those of a layer besides its projections."""
+        """All our weights; ``attention`` gives those of a layer except its projections."""
         ours = {
             "embedding.weight": weights.take(
                 "model.embeddings.weight", "model.embed_tokens.weight"

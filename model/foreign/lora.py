@@ -170,7 +170,7 @@ class _Reader:
         shape = self._shape(key)
         if len(shape) == 3:
             rank = shape[-1] or 1
-            by_row = self._is_peft or key.startswith(_PEFT)  # whatever the file is called
+            by_row = self._is_peft or key.startswith(_PEFT)  # under any file name
             if width % rank or out % rank:
                 raise CheckpointError(f"{self._path}: {key} is {list(shape)}, for {[out, width]}")
             self._check(key, ((out if by_row else width) // rank, rank, rank))

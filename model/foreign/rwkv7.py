@@ -5,7 +5,7 @@ All hold the same tensors; the keys, not the config, say under which names
 weights [out, in]. Vectors may be [D] or [1, 1, D]. Sizes are read from the weights; a
 ``config.json`` may only agree with them. Tensors are read when they are asked for.
 
-Id 0 begins and ends texts in every RWKV vocabulary, whatever a ``config.json`` says.
+Id 0 begins and ends texts in every RWKV vocabulary, also where a ``config.json`` differs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from model.weights.safetensors import WeightFiles
 from model.weights.torch_file import TorchFile
 
 #: What training and other kernels use, and special ids: see the module's docstring. Our sums are
-#: float32 whatever ``wkv_*`` say.
+#: float32 for any ``wkv_*``.
 HARMLESS = (
     *("attn_mode", "fuse_norm", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"),
     *("max_position_embeddings", "bos_token_id", "eos_token_id", "rescale_prenorm_residual"),

@@ -20,7 +20,7 @@ from model.tensor_spec import Shape
 from model.weights import Array, CheckpointError, StoredWeights
 from model.weights.gguf_file import GgufFile
 
-#: llama.cpp computes with this epsilon whatever the head size is.
+#: llama.cpp computes with this epsilon for every head size.
 GROUP_NORM_EPS = 64e-5
 #: What the file says of training, or of kernels.
 HARMLESS = ("context_length", "attention.head_count", "attention.head_count_kv")

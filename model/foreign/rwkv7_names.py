@@ -63,7 +63,7 @@ NATIVE = Names(
         "channel_mix.value": "ffn.value",
     },
 )
-#: Of `.st` files, whose low-rank matrices are turned round.
+#: Of `.st` files, whose low-rank matrices are transposed.
 TURNED = replace(NATIVE, low_rank_form="same")
 #: Of folders of the RWKV project.
 OFFICIAL = replace(
@@ -168,7 +168,7 @@ LAYOUTS = (NATIVE, OFFICIAL, BLOCKS, LINEAR_ATTENTION, FLA, FUSED)
 
 
 def layout_of(keys: Container[str]) -> Names | None:
-    """The names of the files that have ``keys``; None where they are no RWKV-7."""
+    """The names of the files that have ``keys``; None where they are not of an RWKV-7."""
     for names in LAYOUTS:
         first, (_, _, r_k) = names.block.format(0), names.vectors
         is_other = names is FLA and f"{first}.{FUSED.shift_mix.keys[0]}" in keys

@@ -1,6 +1,6 @@
 """Tuned states of other projects, as a block that a session can begin with.
 
-What a family's files are called and how their tensors lie is that family's reader's business.
+The reader of a family knows the names in its files and the layout of their tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the extension module is told of a model: one function per family that it covers."""
+"""The options of a model for the extension module: one function per family that it covers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The native runtime: a whole step of a whole batch in one call, without torch.
 
-Prompts and single tokens share a call, since a row's bits depend neither on its
-company nor on how a prompt is cut: every output is summed in one fixed order,
+Prompts and single tokens share a call, since a row's bits depend neither on the
+rest of its batch nor on how a prompt is cut: every output is summed in one fixed order,
 and attention reads token by token. The code is in ``src``; ``docs/native.md``
 describes it.
 """
@@ -189,7 +189,7 @@ class Runtime:
         of word ``id // 32``, contiguous.
         Returns for each row what was drawn, tokens or `NOT_FINITE`. No slot may be
         given twice. Raises `ValueError` for what cannot be run, also where nothing
-        is allowed; whatever it raises, no state has changed.
+        is allowed; if it raises, no state has changed.
         """
         return self._native.run(pool, slots, positions, tokens, draws, recents, allowed, num_draws)
 
@@ -261,7 +261,7 @@ class Runtime:
 
 
 class _Source:
-    """A checkpoint's tensors as the extension module asks for them, rows at a time."""
+    """A checkpoint's tensors as the extension module reads them, rows at a time."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class _Source:
         self._weights, self._progress, self._num_read = weights, progress, 0
 
     def shape(self, name: str) -> Shape:
-        """Raises `NativeError` where there is none of that name."""
+        """Raises `NativeError` for an unknown name."""
         if name not in self._weights:
             raise NativeError(f"weight {name!r} is missing")
         if isinstance(self._weights, StoredWeights):

@@ -61,7 +61,7 @@ def trigonometric_features(x: Tensor, projection: Tensor) -> Tensor:
 
 
 def project(x: Tensor, projection: Tensor) -> Tensor:
-    """``W x`` in the dtype of ``x``, whatever that of the weights; shapes as above.
+    """``W x`` in the dtype of ``x``, for weights of any dtype; shapes as above.
 
     For one token and heads, [B, H, K] or [B, 1, H, K], multiplied and summed, as in
     `model.ops.products`.

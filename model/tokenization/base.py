@@ -29,7 +29,7 @@ class Codec(Protocol):
 
     @property
     def token_bytes(self) -> Sequence[bytes]:
-        """The bytes that each id stands for; b"" for ids without text."""
+        """The bytes of each id; b"" for ids without text."""
 
     @property
     def first_bytes(self) -> Mapping[int, bytes]:
@@ -37,7 +37,7 @@ class Codec(Protocol):
 
     @property
     def special(self) -> Mapping[int, AddedToken]:
-        """Tokens that stand for no text, by id. Those that end a text are among them."""
+        """Tokens without text, by id. Those that end a text are among them."""
 
     @property
     def aliases(self) -> Mapping[str, int]:

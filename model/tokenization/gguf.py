@@ -67,7 +67,7 @@ def _tokens(arrays: Mapping[str, Any], vocab_size: int) -> tuple[list[bytes], Se
 
 
 def unescaped(token: bytes) -> bytes:
-    r"""What ``repr`` of bytes stands for: ``\t``, ``\n``, ``\r``, ``\xHH``, else the character."""
+    r"""What ``repr`` of bytes means: ``\t``, ``\n``, ``\r``, ``\xHH``, else the character."""
     if b"\\" not in token:
         return token
 

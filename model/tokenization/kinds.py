@@ -143,7 +143,7 @@ def byte_ids(kind: Kind, vocabulary: Mapping[str, int]) -> list[int]:
 
 
 def _byte_characters() -> dict[int, str]:
-    """GPT-2's map: printable Latin-1 bytes stand for themselves, the rest from U+0100 up."""
+    """GPT-2's map: printable Latin-1 bytes map to themselves, the rest from U+0100 up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in table)

@@ -20,7 +20,7 @@ from model.tokenization.kinds import SPACE, Json, byte_ids, bytes_of, first_byte
 
 FILE = "tokenizer.json"
 
-#: Bounds of what a damaged file may ask for; the largest that are published have 260,000 ids in
+#: Bounds on what a damaged file may allocate; the largest that are published have 260,000 ids in
 #: 34 MB.
 MAX_ID, MAX_FILE_BYTES = 1 << 20, 1 << 26
 
@@ -113,7 +113,7 @@ class LibraryCodec:
 
 
 def parsed(text: str) -> Json:
-    """Raises `TokenizerError` where the text is no object with a model."""
+    """Raises `TokenizerError` where the text is not an object with a model."""
     try:
         values: Any = json.loads(text)
     except (ValueError, RecursionError) as error:

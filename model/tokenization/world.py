@@ -42,7 +42,7 @@ _ID = -1
 
 
 class WorldCodec:
-    """The tokenizer of ``(id, bytes)`` pairs. Raises `TokenizerError` where they are none.
+    """The tokenizer of ``(id, bytes)`` pairs. Raises `TokenizerError` for other values.
 
     ``ends`` may name further ids that end a text. That of an empty line does not count: many
     texts have one, and the models end theirs by id 0.
@@ -199,7 +199,7 @@ def _trie(by_id: dict[int, bytes]) -> dict[int, Any]:
     Dictionaries, because they are what the interpreter looks up fastest.
     """
     root: dict[int, Any] = {}
-    # The shorter ones first: a token meets only beginnings of itself on its way.
+    # The shorter ones first: only its own prefixes are found before a token.
     for id, token in sorted(by_id.items(), key=lambda item: len(item[1])):
         node = root
         for byte in token[:-1]:

@@ -3,7 +3,7 @@
 Both write each token in GPT-2's printable stand-ins for its bytes. A WordPiece without a prefix
 takes the longest token at each place, as the trie does, but its time grows with the cube of the
 text; `RwkvTrie` is a model that the usual library does not have. So both are read into the trie.
-Ids that are not used have tokens of two private characters, which stand for no bytes. A
+Ids that are not used have tokens of two private characters, which have no bytes. A
 post-processor that puts id 0 in front of a text is what every session does anyway.
 """
 

@@ -1,7 +1,7 @@
 """Bits per byte and perplexity of a checkpoint on a text.
 
 Every document is scored from the end-of-text token as its start; the
-end-of-text after it is not scored, since its name is no byte of the text. Bits
+end-of-text after it is not scored, since its name is not part of the text. Bits
 per byte = (sum of -log2 p over all other tokens) / (bytes of the documents in
 UTF-8), which does not depend on the tokeniser.
 """

@@ -50,7 +50,7 @@ def save_progress(
 
 
 def load_progress(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The last whole state, or None where there is none."""
+    """The last complete state, or None."""
     for candidate in (folder, folder.with_suffix(".old")):
         if (candidate / "progress.json").is_file():
             progress = json.loads((candidate / "progress.json").read_text(encoding="utf-8"))

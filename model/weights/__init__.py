@@ -1,4 +1,4 @@
-"""A checkpoint's weights as numpy arrays, each read when it is asked for, whatever the files.
+"""A checkpoint's weights as numpy arrays, each read when it is asked for, from files of any kind.
 
 `model.weights.folder` finds the files of a folder and reads them. What is stored in fewer bits
 comes out as float32.
@@ -33,7 +33,7 @@ _NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 
 class CheckpointError(FileError):
-    """A folder that is no checkpoint of this project. The message names the file and the key."""
+    """A folder that is not a checkpoint of this project. The message names the file and the key."""
 
 
 class StoredWeights(Mapping[str, Array], ABC):
@@ -46,7 +46,7 @@ class StoredWeights(Mapping[str, Array], ABC):
 
     @abstractmethod
     def __contains__(self, name: object) -> bool:
-        """Unlike that of `Mapping`, without reading the tensor."""
+        """Unlike in `Mapping`, the tensor is not read."""
 
     def rows(self, name: str, begin: int, end: int | None) -> Array:
         """Rows of a tensor. Of a large one a subclass reads no others."""

@@ -5,8 +5,8 @@ A header is metadata (key, type, value), then for each tensor its name, sizes, t
 
 The reader of the package ``gguf`` makes several arrays for every string of a vocabulary (1.7 s
 and 120 MB for 65,536 tokens) and trusts every count in the header. Here each count is checked
-against the bytes that are left, so that a damaged file cannot ask for more memory than it has.
-Quantised blocks are unpacked by that package (`model.weights.gguf_kinds`).
+against the bytes that are left, so that a damaged file cannot make it allocate more memory than the
+file has. Quantised blocks are unpacked by that package (`model.weights.gguf_kinds`).
 """
 
 from __future__ import annotations

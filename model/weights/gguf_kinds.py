@@ -1,7 +1,7 @@
 """The types of a GGUF file's tensors, and their numbers as float32.
 
 The package ``gguf`` unpacks quantised blocks. It imports slowly, so it is imported when the first
-block is read, and the sizes of blocks stand here too; a test compares them with the package's.
+block is read, and the sizes of blocks are defined here; a test compares them with the package's.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Archive:
         if len(infos) != len({info.filename for info in infos}):
             raise ArchiveError("its directory has a name twice")
         self.members = {info.filename: self._member(info, end) for info in infos}
-        # Torch leaves them out where it was told to: torch.serialization.set_crc32_options.
+        # Torch omits them where it is configured to: torch.serialization.set_crc32_options.
         self._has_checksums = any(info.CRC for info in infos)
         self._checked: set[str] = set()
         self._refuse_overlaps({info.filename: info.header_offset for info in infos})

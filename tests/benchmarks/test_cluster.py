@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.cluster.cost import ratio
 from benchmarks.cluster.reader import Times
-from benchmarks.cluster.takeover import PARTS, Strike, figures
+from benchmarks.cluster.takeover import PARTS, TakeOver, figures
 from benchmarks.wire import Wire, masked
 
 
@@ -23,7 +23,7 @@ def test_ratio_is_that_of_each_round_and_counts_the_database() -> None:
 def test_wait_is_from_the_last_old_token_to_the_first_new_one() -> None:
     times = Times(last_s=9.9, lost_s=10.1, resumed_s=10.6, event_s=10.6, fresh_s=10.9, num_tries=1)
     seen = {"free": 10.1, "reclaiming": 10.4, "reclaimed": 10.5}
-    found = figures([Strike("kill", 7, 10.0, [times, times], seen)])
+    found = figures([TakeOver("kill", 7, 10.0, [times, times], seen)])
     assert found["p50_ms"] == found["p99_ms"] == found["worst_ms"] == 1000.0
     assert found["parts_p50_ms"] == dict(
         zip(PARTS, [100.0, 300.0, 100.0, 100.0, 300.0], strict=True)

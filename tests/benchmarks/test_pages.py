@@ -97,7 +97,7 @@ def test_demand_of_machines_grows_and_capacity_does_not() -> None:
     parts = ("CPU", "log", "notices, one after another", "connections")
     assert [ten[f"part of its {name}"] for name in parts] == ["7%", "3%", "2%", "10%"]
     assert thousand["part of its connections"] == "1000%"
-    assert (ten["breaks first"], ten["machines that it bears"]) == ("connections", "100")
+    assert (ten["breaks first"], ten["machines that it can serve"]) == ("connections", "100")
 
 
 def test_another_resource_is_first_where_it_is_scarce() -> None:

@@ -22,7 +22,7 @@ from model.tokenizer import Tokenizer
 #: What GGUF files have in the place of a template.
 NAME = "rwkv-world"
 
-#: A model thinks where it is asked to, whatever the format of its file and its template.
+#: A model thinks where it is asked to, in any format of its file and with any template.
 USUAL = Thinking(close="\n</think>\n", default=False)
 THINKING = replace(USUAL, efforts=("minimal", "low", "medium", "high"))
 #: The longer one first takes the empty line out of the answer.
