@@ -16,10 +16,11 @@ from model.checkpoint import save_checkpoint
 from server.api.app import create_app
 from server.config.settings import ServerConfig
 from server.config.sources import ModelSource, model_source
-from server.http.server import Server, bind
+from server.http.server import bind
 from server.models.factory import build_models
 from server.models.registry import Models, Version
 from tests.reliability.servers import STUCK_S
+from tests.server.harness import PromptServer
 from tests.tiny import tiny_checkpoint
 
 #: A generation that continues until it is told not to, or until the test ends.
@@ -76,7 +77,7 @@ async def served(*models: str | ModelSource, **settings: Any) -> AsyncIterator[S
     app = create_app(built, config, "0.0.0", builder=builder)
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = Server(app, config)
+    server = PromptServer(app, config)
     done = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{port}"
     # Without HTTPS: reading the certificates of the world takes 20 ms of processor time.

@@ -67,23 +67,27 @@ def trained(attention: str, corpus: Path, out: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", SERVED)
-def test_trained_checkpoint_is_served(attention: str, corpus: Path, tmp_path: Path) -> None:
-    folder = trained(attention, corpus, tmp_path)
-    losses = [float(row.split(",")[3]) for row in (tmp_path / "log.csv").read_text().split()[1:]]
-    assert losses[-1] < 0.8 * losses[0]
-    wanted = greedy(folder, PROMPT, 24)
+def test_trained_checkpoints_are_served(corpus: Path, tmp_path: Path) -> None:
+    folders = {name: trained(name, corpus, tmp_path / name) for name in SERVED}
+    for name in SERVED:
+        rows = (tmp_path / name / "log.csv").read_text().split()[1:]
+        losses = [float(row.split(",")[3]) for row in rows]
+        assert losses[-1] < 0.8 * losses[0], name
+    models = [word for name, path in folders.items() for word in ("--model", f"{name}={path}")]
+    flags = (*models, "--max-sessions", 4, "--dtype", "float32", "--store", "memory")
     sampling = {"temperature": 0.0, "ignore_eos": True}
-    flags = ("--model", folder, "--max-sessions", 4, "--dtype", "float32", "--store", "memory")
     with ServerProcess(*flags) as server:
         with Client(server.url) as client:
-            assert client.complete(PROMPT, max_tokens=24, **sampling).text == wanted
-            # In two requests of one session: the state between them is all that it has.
-            session, pieces = client.create_session(), []
-            for prompt, num_tokens in ((PROMPT, 10), ("", 14)):
-                events = list(session.generate(prompt, max_tokens=num_tokens, **sampling))
-                pieces += [event.text for event in events]
-            assert "".join(pieces) == wanted
+            for name, folder in folders.items():
+                wanted = greedy(folder, PROMPT, 24)
+                text = client.complete(PROMPT, max_tokens=24, model=name, **sampling).text
+                assert text == wanted, name
+                # In two requests of one session: the state between them is all that it has.
+                session, pieces = client.create_session(model=name), []
+                for prompt, num_tokens in ((PROMPT, 10), ("", 14)):
+                    events = list(session.generate(prompt, max_tokens=num_tokens, **sampling))
+                    pieces += [event.text for event in events]
+                assert "".join(pieces) == wanted, name
         assert server.stop() == 0
 
 

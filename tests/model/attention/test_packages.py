@@ -230,6 +230,41 @@ def test_efficient_equals_linear_attention_transformer() -> None:
         assert_close(y[:, length - 1], layer.out(o.flatten(1) * math.sqrt(8)).double())
 
 
+def test_causal_form_of_linear_attention_transformer_is_softmax_map() -> None:
+    """One denominator over all features, with keys that are logarithms of a softmax."""
+    layer, x = make_layer("softmax_map", {}), inputs(64)
+    q, k, v = (t.transpose(1, 2) for t in project(layer, x))
+    causal = linear_attention_transformer().causal_linear_attn
+    o = causal(q, k.log_softmax(-1), v, bucket_size=1, eps=0.0)
+    assert_close(layer.parallel(x), layer.out(o.transpose(1, 2).flatten(2)).double())
+
+
+# What is not packaged, from its published formula.
+
+
+def test_cosformer_equals_its_formula_within_the_horizon() -> None:
+    """Eq. 10 of Qin et al. 2022, causal; M there is the horizon."""
+    layer, x = make_layer("cosformer", {"horizon": 256}), inputs(65)
+    q, k, v = project(layer, x)
+    where = torch.arange(65)
+    turn = torch.cos(math.pi / 2 * (where.unsqueeze(1) - where) / 256)
+    weights = (torch.einsum("bihk,bjhk->bhij", q.relu(), k.relu()) * turn).tril()
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-6)
+    o = torch.einsum("bhij,bjhv->bihv", weights, v)
+    assert_close(layer.parallel(x), layer.out(o.flatten(2)).double())
+
+
+def test_dijiang_equals_its_formula() -> None:
+    """(Q K^T) V of the authors' code with our gamma."""
+    layer, x = make_layer("dijiang", {}), inputs(65)
+    phi_q, phi_k, v = dijiang_features(layer, x)
+    powers = (log_retention_decay().exp().float() ** torch.arange(65)).T.unsqueeze(-1)
+    seen = torch.ones(65, 65).tril()
+    num = torch.einsum("bihk,bjhk,ij,bjhv->bihv", phi_q * powers, phi_k / powers, seen, v)
+    num = num - num.mean(-1, keepdim=True)
+    assert_close(layer.parallel(x), normed_and_gated(layer, num, x).double())
+
+
 # What the tests share.
 
 

@@ -37,9 +37,15 @@ def test_token_shows_how_probable_it_was_where_that_was_asked_for() -> None:
     assert json.loads(none) == {**json.loads(plain), "logprob": -0.25, "top_logprobs": []}
 
 
-@pytest.mark.parametrize("request_id", ["b", 'a "name"', "é"])
-@pytest.mark.parametrize("text", ["a", "", 'a "b"\n\\', "é\u2028\x7f"])
-@pytest.mark.parametrize("logprob", [None, -0.25])
+@pytest.mark.parametrize(
+    ("request_id", "text", "logprob"),
+    [
+        ("b", "a", None),
+        ('a "name"', "", -0.25),
+        ("é", 'a "b"\n\\', None),
+        ("b", "é\u2028\x7f", -0.25),
+    ],
+)
 def test_bytes_of_a_token_are_those_of_the_frame_that_is_described(
     request_id: str, text: str, logprob: float | None
 ) -> None:

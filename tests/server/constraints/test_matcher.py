@@ -76,7 +76,7 @@ def test_copy_is_independent() -> None:
 @pytest.mark.parametrize("schema", [PERSON, TREE, {"type": "object"}])
 def test_replayed_matcher_gives_the_same_masks(schema: dict[str, object]) -> None:
     """After a restart the session continues as it would have, in the closing too."""
-    grammar, budget = compiled(of_schema(schema)), 120
+    grammar, budget = compiled(of_schema(schema)), 60
     place, choose, tokens = matcher(grammar), random.Random(5), list[int]()
     while len(tokens) < budget and not place.is_over():
         mask = place.allowed(budget - len(tokens))
@@ -98,12 +98,11 @@ def test_with_room_enough_nothing_is_kept_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", range(1, 60))
-def test_every_budget_that_an_end_fits_into_is_kept(budget: int) -> None:
+def test_every_budget_that_an_end_fits_into_is_kept() -> None:
     grammar = compiled(of_schema(TREE))
     least = len(costs_of(grammar).ending)
-    for seed in range(4):
-        text, ended = draw(grammar, seed, budget)
+    for budget in range(1, 60):
+        text, ended = draw(grammar, budget, budget)
         assert ended == (budget >= least), (budget, least, text)
         if ended:
             json.loads(text)

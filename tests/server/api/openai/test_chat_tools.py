@@ -9,6 +9,7 @@ from typing import Any, cast
 import httpx
 import jsonschema
 import pytest
+import pytest_asyncio
 
 from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from tests.server.api.openai.test_chat import HI, NUM_HI, ask, chunks
 from tests.server.api.talk import story
 from tests.server.harness import Running, running
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -40,8 +41,9 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 Calls = list[tuple[str, Any]]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Running]:
+    """One for all tests: a compiler of formats and a renderer of templates are processes."""
     constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
     engine = FakeEngine(matchers=constraints.matcher)
     async with running(engine, constraints=constraints) as started:
@@ -129,20 +131,7 @@ async def test_model_that_does_not_call_answers_in_text(server: Running) -> None
     assert (text, last["choices"][0]["finish_reason"]) == (words, "length")
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 9, 40])
-async def test_text_with_tools_is_truncated_like_text_without(
-    server: Running, max_tokens: int
-) -> None:
-    for seed in range(5):
-        body = {"tools": TOOLS, "max_tokens": max_tokens, "seed": seed}
-        answer = (await ask(server, **body)).json()
-        (choice,) = answer["choices"]
-        assert choice["finish_reason"] == "length"
-        words = story(answer["usage"]["prompt_tokens"], max_tokens, seed)
-        assert choice["message"]["content"] == words
-
-
-@pytest.mark.parametrize("max_tokens", [1, 5, 11, 20])
+@pytest.mark.parametrize("max_tokens", [1, 20])
 async def test_forced_call_without_room_for_its_name_shows_nothing(
     server: Running, max_tokens: int
 ) -> None:
@@ -205,30 +194,13 @@ async def test_truncated_call_has_finish_reason_length(server: Running) -> None:
     assert call["function"] == {"name": "weather", "arguments": "{"}
 
 
-@pytest.mark.parametrize(
-    ("param", "body"),
-    [
-        (
-            "tools",
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},
-        ),
-        ("tools", {"tools": [TOOLS[0], TOOLS[0]]}),
-        (
-            "tool_choice",
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-        ),
-        (
-            "response_format",
-            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
-        ),
-    ],
-)
-async def test_unsupported_tools_are_refused(
-    server: Running, param: str, body: dict[str, Any]
+async def test_schema_that_is_not_supported_is_refused_by_the_name_of_the_tools(
+    server: Running,
 ) -> None:
-    response = await ask(server, **body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param, response.text
+    """What `tool_use` refuses is in `test_tools`."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+    response = await ask(server, tools=[tool])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
 async def test_template_without_tools_allows_forced_calls_only() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,13 @@ from tests.server.served import Served, served, write_model
 TEXT = "Once upon a time there was a fox. The café was closed."
 
 
-@pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Served]:
-    async with served(f"tiny={write_model(tmp_path / 'tiny')}") as found:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = write_model(tmp_path_factory.mktemp("model") / "tiny")
+    async with served(f"tiny={folder}") as found:
         yield found
 
 

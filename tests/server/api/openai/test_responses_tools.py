@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+import pytest_asyncio
 
 from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
@@ -15,7 +16,7 @@ from tests.fakes import ByteTokenizer, FakeEngine
 from tests.server.api.openai.responding import ask, asked, error_of, events_of, get, text_of
 from tests.server.harness import Running, running
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
 SCHEMA = {
     "type": "object",
@@ -27,8 +28,9 @@ TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": T
 ROOMY = {"max_output_tokens": 200, "tools": [TOOL]}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Running]:
+    """One for all tests: a compiler of formats and a renderer of templates are processes."""
     constraints = FormatCompiler(cast(Tokenizer, ByteTokenizer()))
     engine = FakeEngine(matchers=constraints.matcher)
     async with running(engine, constraints=constraints) as started:
@@ -67,19 +69,17 @@ async def test_result_of_a_call_follows_it_in_its_session(server: Running) -> No
     assert without["usage"]["input_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("max_output_tokens", [1, 5, 60])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("max_output_tokens", "stream"), [(1, True), (60, False)])
 async def test_truncated_text_with_tools_is_incomplete(
     server: Running, max_output_tokens: int, stream: bool
 ) -> None:
     body = {"tools": [TOOL], "max_output_tokens": max_output_tokens, "stream": stream}
-    for seed in range(5):
-        answer = await ask(server, **body, seed=seed)
-        response = events_of(answer)[-1]["response"] if stream else answer.json()
-        assert response["status"] == "incomplete"
-        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
-        assert response["output"][0]["status"] == "incomplete"
-        assert len(text_of(response).encode(errors="replace")) > 0
+    answer = await ask(server, **body)
+    response = events_of(answer)[-1]["response"] if stream else answer.json()
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][0]["status"] == "incomplete"
+    assert text_of(response)
 
 
 async def test_model_that_was_told_to_call_is_not_told_so_in_the_next_turn() -> None:
