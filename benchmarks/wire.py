@@ -1,6 +1,6 @@
 """Clients that cost little: one that counts tokens, and a WebSocket to `/v1/stream`.
 
-Masks are zero. Servers send whole text frames, so nothing else is understood.
+Both are protocols of asyncio, which cost less than its streams do.
 """
 
 from __future__ import annotations
@@ -13,32 +13,17 @@ from typing import Any, NamedTuple
 import orjson
 
 from benchmarks.process import LOCAL
-
-HANDSHAKE = (
-    b"GET /v1/stream HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-    b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
-)
+from benchmarks.websocket import CLOSE, PING, PONG, TEXT, FrameParser, Received, frame, handshake
 
 #: Once in every event of a token.
 TOKEN_MARK = b'"position":'
 
 Frame = dict[str, Any]
 
-_TEXT, _CLOSE, _PING, _PONG = 0x1, 0x8, 0x9, 0xA
-SWITCHED = b"HTTP/1.1 101 "
-
 
 async def connect(connection: asyncio.BaseProtocol, port: int) -> None:
     """Connects to a port of the loopback."""
     await asyncio.get_running_loop().create_connection(lambda: connection, LOCAL, port)
-
-
-def masked(payload: bytes, opcode: int = _TEXT) -> bytes:
-    """A frame of a client, the mask being zero."""
-    length = len(payload)
-    assert length < 1 << 16, length
-    size = bytes((0x80 | length,)) if length < 126 else b"\xfe" + length.to_bytes(2, "big")
-    return bytes((0x80 | opcode,)) + size + bytes(4) + payload
 
 
 def post(path: str, body: bytes) -> bytes:
@@ -97,30 +82,19 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, message: Frame, on_text: Callable[[bytes], None]) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._message, self._on_text = masked(orjson.dumps(message)), on_text
+        self._message, self._on_text = frame(TEXT, orjson.dumps(message)), on_text
         self._transport: asyncio.Transport | None = None
-        self._rest = b""
-        self._switched = False
+        self._parser = FrameParser()
+        self._has_asked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.write(HANDSHAKE)
+        transport.write(handshake())
 
     def data_received(self, data: bytes) -> None:
-        data = self._rest + data
-        if not self._switched:
-            head, end, data = data.partition(b"\r\n\r\n")
-            if not end:
-                self._rest = head
-                return
-            if not head.startswith(SWITCHED):  # it is full, or about to stop
-                self.abort()
-                return
-            self._switched = True
-            self._write(self._message)
         try:
-            self._rest = self._take(data)
+            self._take(self._parser.feed(data))
         except Exception as error:
             if not self.ended.done():
                 self.ended.set_exception(error)
@@ -139,22 +113,17 @@ class Wire(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(data)
 
-    def _take(self, data: bytes) -> bytes:
-        """Understands whole frames; what is left."""
-        start, length = 0, len(data)
-        while length - start >= 2:
-            body, size = start + 2, data[start + 1]
-            if size >= 126:
-                body += 2 if size == 126 else 8
-                size = int.from_bytes(data[start + 2 : body], "big")
-            if length < body + size or length < body:
-                break
-            opcode, payload = data[start] & 0xF, data[body : body + size]
-            start = body + size
-            if opcode == _TEXT:
-                self._on_text(payload)
-            elif opcode == _PING:
-                self._write(masked(payload, _PONG))
-            elif opcode == _CLOSE:
+    def _take(self, frames: list[Received]) -> None:
+        if self._parser.head and not self._has_asked:
+            if self._parser.status != 101:  # it is full, or about to stop
                 self.abort()
-        return data[start:]
+                return
+            self._has_asked = True
+            self._write(self._message)
+        for received in frames:
+            if received.opcode == TEXT:
+                self._on_text(received.payload)
+            elif received.opcode == PING:
+                self._write(frame(PONG, received.payload))
+            elif received.opcode == CLOSE:
+                self.abort()

@@ -22,7 +22,8 @@ from benchmarks.machine import thread_seconds
 from benchmarks.process import ServerProcess
 from benchmarks.report import Figures
 from benchmarks.serve.load import percentile_ms
-from benchmarks.wire import HANDSHAKE, Counter, Frame, Opening, connect, masked
+from benchmarks.websocket import TEXT, frame, handshake
+from benchmarks.wire import Counter, Frame, Opening, connect
 
 #: Ids that exist in the bundled model's vocabulary, and are not special tokens.
 PROMPT_IDS = range(300, 4000)
@@ -86,7 +87,7 @@ async def _load(
     options: argparse.Namespace,
 ) -> Figures:
     flowing = [
-        Counter(Opening(HANDSHAKE, masked(orjson.dumps(message))))
+        Counter(Opening(handshake(), frame(TEXT, orjson.dumps(message))))
         for message in messages(streams, seed, options.save_interval)
     ]
     ports = [server.port for server in servers]

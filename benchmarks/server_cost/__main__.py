@@ -18,7 +18,8 @@ from benchmarks.machine import thread_seconds
 from benchmarks.pages.speed import server_cost_table
 from benchmarks.process import ServerProcess, exit_on_sigterm
 from benchmarks.report import Figures, Result, command_line
-from benchmarks.wire import HANDSHAKE, Counter, Opening, connect, masked, post
+from benchmarks.websocket import TEXT, frame, handshake
+from benchmarks.wire import Counter, Opening, connect, post
 
 WARM_UP_S = 1.0
 MAX_TOKENS = 1_000_000
@@ -33,18 +34,18 @@ def sse_openings(streams: int) -> list[Opening]:
 
 def socket_openings(streams: int) -> list[Opening]:
     """A socket for each request."""
-    return [Opening(HANDSHAKE, _generate("r0"))] * streams
+    return [Opening(handshake(), _generate("r0"))] * streams
 
 
 def shared_socket_openings(streams: int) -> list[Opening]:
     """One socket for all requests."""
     frames = b"".join(_generate(f"r{number}") for number in range(streams))
-    return [Opening(HANDSHAKE, frames)]
+    return [Opening(handshake(), frames)]
 
 
 def _generate(request_id: str) -> bytes:
     message = {"type": "generate", "request_id": request_id, "prompt": "hi"}
-    return masked(json.dumps({**message, "max_tokens": MAX_TOKENS}).encode())
+    return frame(TEXT, json.dumps({**message, "max_tokens": MAX_TOKENS}).encode())
 
 
 WAYS: dict[str, Callable[[int], list[Opening]]] = {

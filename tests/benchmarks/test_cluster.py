@@ -9,7 +9,8 @@ import pytest
 from benchmarks.cluster.cost import ratio
 from benchmarks.cluster.reader import Times
 from benchmarks.cluster.takeover import PARTS, TakeOver, figures
-from benchmarks.wire import Wire, masked
+from benchmarks.websocket import PONG, TEXT, frame
+from benchmarks.wire import Wire
 
 
 def test_ratio_is_that_of_each_round_and_counts_the_database() -> None:
@@ -33,13 +34,13 @@ def test_wait_is_from_the_last_old_token_to_the_first_new_one() -> None:
 
 @pytest.mark.parametrize("length", [1, 125, 126, 4000])
 def test_frame_has_its_length(length: int) -> None:
-    frame = masked(b"x" * length)
-    assert frame[0] == 0x81
-    size = frame[1] & 0x7F
-    assert (size, len(frame)) == ((length, 6 + length) if length < 126 else (126, 8 + length))
-    assert frame.endswith(bytes(4) + b"x" * length)
+    sent = frame(TEXT, b"x" * length)
+    assert sent[0] == 0x81
+    size = sent[1] & 0x7F
+    assert (size, len(sent)) == ((length, 6 + length) if length < 126 else (126, 8 + length))
+    assert sent.endswith(bytes(4) + b"x" * length)
     if length >= 126:
-        assert int.from_bytes(frame[2:4], "big") == length
+        assert int.from_bytes(sent[2:4], "big") == length
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])
@@ -54,7 +55,7 @@ async def test_frames_are_parsed_at_any_chunk_boundary(piece: int) -> None:
     for start in range(0, len(answer), piece):
         wire.data_received(answer[start : start + piece])
     assert frames == [b"x", long]
-    assert transport.data.endswith(masked(b"hi", 0xA))  # the pong comes after the message
+    assert transport.data.endswith(frame(PONG, b"hi"))  # the pong comes after the message
     assert b'"create"' in transport.data
     wire.connection_lost(None)
     assert wire.ended.done()

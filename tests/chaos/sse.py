@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
+from benchmarks import sse
+from benchmarks.sse import SseEvent
 from tests.chaos.clients import ANSWER_S, CONNECT_S, RECEIVE_BYTES, SILENCE_S, Outcome, Place, World
 from tests.chaos.record import Attachment
 from tests.chaos.replicas import Replica
@@ -17,9 +19,6 @@ from tests.reliability.history import Event, event_of_frame
 
 #: Of each connection.
 NARROW = [(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)]
-
-#: The data of an event, and its cursor where it has one.
-Sent = tuple[str, str | None]
 
 
 class SseReader:
@@ -62,14 +61,14 @@ class SseReader:
             return "broken"
 
     async def _all(self, response: httpx.Response, reading: _Events) -> Outcome:
-        events = _events(response)
+        events = sse.read(response.aiter_bytes())
         try:
             while True:
                 async with asyncio.timeout(SILENCE_S):
-                    sent = await anext(events, None)
-                if sent is None:
+                    event = await anext(events, None)
+                if event is None:
                     return reading.over()
-                outcome = reading.take(*sent)
+                outcome = reading.take(event)
                 if outcome is not None:
                     return outcome
                 if self._gap_s:
@@ -105,19 +104,6 @@ class SseReader:
         return "refused"
 
 
-async def _events(response: httpx.Response) -> AsyncGenerator[Sent, None]:
-    """Each server-sent event; a line ends with a newline and with nothing else."""
-    rest, cursor = "", None
-    async for piece in response.aiter_text():
-        *lines, rest = (rest + piece).split("\n")
-        for line in lines:
-            if line.startswith("id: "):
-                cursor = line[4:]
-            elif line.startswith("data: "):
-                yield line[6:], cursor
-                cursor = None
-
-
 class _Events:
     """One answer's events, of either route."""
 
@@ -135,14 +121,14 @@ class _Events:
         self._named: str | None = None
         self._is_idle = False
 
-    def take(self, data: str, cursor: str | None) -> Outcome | None:
+    def take(self, event: SseEvent) -> Outcome | None:
         """An outcome where it is the last one that matters."""
-        if data == "[DONE]":
+        if event.data == sse.DONE:
             return None
-        content = json.loads(data)
+        content = event.value
         if "error" in content:
             return self._failed(content["error"])
-        return self._frame(content) if "type" in content else self._chunk(content, cursor)
+        return self._frame(content) if "type" in content else self._chunk(content, event.id)
 
     def over(self) -> Outcome:
         """The answer has ended without the end of the generation."""

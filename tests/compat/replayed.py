@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
+
+from benchmarks import sse
 
 Json = dict[str, Any]
 
@@ -21,14 +21,4 @@ def chunks(answer: httpx.Response) -> list[Json]:
     """The JSON of a stream's events, whose end must be as OpenAI writes it."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = list(_data(answer.text))
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
-
-
-def _data(text: str) -> Iterator[str]:
-    for message in text.strip().split("\n\n"):
-        if message.startswith(":"):  # a comment, which every client skips
-            continue
-        assert message.startswith("data: "), message
-        yield message.removeprefix("data: ")
+    return sse.values_of(answer.text, done=True)

@@ -14,6 +14,7 @@ from typing import IO, Any
 import httpx
 import pytest
 
+from benchmarks import sse
 from tests.compat.conftest import serving
 from tests.compat.environments import Client, node_client
 from tests.docs.pages import page
@@ -109,8 +110,8 @@ def begin(server: ServerProcess, max_tokens: int) -> str:
         api(server) as http,
         http.stream("POST", "/v1/completions", json={**body, "max_tokens": max_tokens}) as answer,
     ):
-        first = next(line for line in answer.iter_lines() if line.startswith("data: "))
-        session: str = json.loads(first.removeprefix("data: "))["session"]
+        first = next(sse.read_blocking(answer.iter_bytes()))
+        session: str = first.value["session"]
         return session
 
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
+from benchmarks import sse
 from tests.deploy.nginx import NAME, PROGRAM, Nginx, nginx_before
 from tests.reliability.servers import FAKE, LOCAL, STUCK_S, ServerProcess, eventually
 
@@ -58,9 +59,9 @@ async def test_tokens_arrive_while_the_stream_runs(nginx: Nginx, server: ServerP
     """It has no end of its own, so a proxy that collected it would have nothing to send."""
     async with client_of(nginx) as client:
         async with client.stream("POST", "/v1/completions", json=ENDLESS) as answer:
-            lines = (line async for line in answer.aiter_lines() if line)
-            first = [await anext(lines) for _ in range(5)]
-        assert all('"text_completion"' in line for line in first)
+            events = sse.read(answer.aiter_bytes())
+            first = [await anext(events) for _ in range(5)]
+        assert all(event.value["object"] == "text_completion" for event in first)
         await eventually(lambda: server.gauges()["everstream_running_requests",] == 0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 from starlette.routing import Route
 
+from benchmarks import sse
 from server.api.app import ROUTERS
 from server.api.errors import OUTCOMES, error_body
 from server.api.frames import (
@@ -248,12 +249,7 @@ SESSIONS = "### Sessions over HTTP"
 
 def _sse(text: str) -> list[tuple[str | None, dict[str, Any]]]:
     """The ids and values of server-sent events."""
-    found = []
-    for part in text.strip().split("\n\n"):
-        *ids, data = part.splitlines()
-        id = ids[0].removeprefix("id: ") if ids else None
-        found.append((id, json.loads(data.removeprefix("data: "))))
-    return found
+    return [(event.id, event.value) for event in sse.events_of(text.strip() + "\n\n")]
 
 
 def websocket_heading() -> str:

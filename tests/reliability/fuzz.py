@@ -14,19 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.reliability.raw_websocket import (
-    BINARY,
-    CLOSE,
-    CONTINUATION,
-    PING,
-    PONG,
-    TEXT,
-    Ended,
-    RawWebSocket,
-    closing,
-    frame,
-    opened,
-)
+from benchmarks.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, closing, frame
+from tests.reliability.raw_websocket import Ended, RawWebSocket, opened
 
 MAX_STEPS = 12
 PROTOCOL_ERROR, INVALID_DATA, TOO_BIG = 1002, 1007, 1009

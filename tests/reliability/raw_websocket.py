@@ -1,132 +1,51 @@
-"""A WebSocket client without manners: it sends any bytes, and reads only when it is told to.
+"""A WebSocket client that sends any bytes, and reads only when it is told to.
 
-Plain sockets and RFC 6455 by hand, because a library would refuse to misbehave
-and would read in the background.
+Plain sockets, because a library would refuse to misbehave and would read in the
+background. The frames are those of `benchmarks.websocket`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import struct
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from benchmarks.websocket import (
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    FrameParser,
+    Received,
+    frame,
+    handshake,
+    text,
+)
 
 LOCAL = "127.0.0.1"
 #: After so long a server is stuck.
 TIMEOUT_S = 120.0
-
-CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-CONTROL = frozenset({CLOSE, PING, PONG})
-
-#: A key of zeros: the payload is on the wire as it is.
-NO_MASK = bytes(4)
-
-
-def handshake(path: str = "/v1/stream", **headers: str | None) -> bytes:
-    """An opening handshake. A header given as None is left out; underscores become dashes."""
-    all_headers: dict[str, str | None] = {
-        "host": LOCAL,
-        "upgrade": "websocket",
-        "connection": "Upgrade",
-        "sec-websocket-version": "13",
-        "sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg==",
-        **{name.replace("_", "-"): value for name, value in headers.items()},
-    }
-    lines = [f"{name}: {value}\r\n" for name, value in all_headers.items() if value is not None]
-    return f"GET {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode()
-
-
-def frame(
-    opcode: int,
-    payload: bytes = b"",
-    *,
-    fin: bool = True,
-    rsv: int = 0,
-    mask: bytes | None = NO_MASK,
-    length: int | None = None,
-    length_bytes: int | None = None,
-) -> bytes:
-    """One frame (RFC 6455, section 5.2). ``mask`` None sends it bare, as a server would.
-
-    ``length`` is what the header claims, if not the truth; ``length_bytes`` (0, 2
-    or 8) the size of the extended length, if not the smallest.
-    """
-    size = len(payload) if length is None else length
-    if length_bytes is None:
-        length_bytes = 0 if size < 126 else 2 if size < 1 << 16 else 8
-    short = {0: size, 2: 126, 8: 127}[length_bytes]
-    head = bytes((fin << 7 | rsv << 4 | opcode, (mask is not None) << 7 | short))
-    extended = size.to_bytes(length_bytes) if length_bytes else b""
-    if mask is None:
-        return head + extended + payload
-    masked = payload
-    if mask != NO_MASK:
-        masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
-    return head + extended + mask + masked
-
-
-def text(value: object) -> bytes:
-    """A text frame with ``value`` as JSON."""
-    return frame(TEXT, json.dumps(value).encode())
-
-
-def closing(code: int = 1000, reason: bytes = b"") -> bytes:
-    """A close frame."""
-    return frame(CLOSE, struct.pack("!H", code) + reason)
 
 
 class Ended(Exception):
     """The server has closed the connection, or cut it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A frame of the server. What a server may not send fails where it is read."""
-
-    opcode: int
-    payload: bytes
-
-    @property
-    def json(self) -> Any:
-        assert self.opcode == TEXT, self
-        return json.loads(self.payload)
-
-    @property
-    def code(self) -> int:
-        """The code of a close frame."""
-        assert self.opcode == CLOSE, self
-        return int(struct.unpack("!H", self.payload[:2])[0])
-
-
-def frames_of(data: bytes) -> list[Received]:
-    """The frames of a server in a stretch of bytes that begins with one; the last may be cut."""
-    frames: list[Received] = []
-    while len(data) >= 2:
-        size, start = data[1], 2
-        if size >= 126:
-            start = 4 if size == 126 else 10
-            size = int.from_bytes(data[2:start])
-        frames.append(Received(data[0] & 0x0F, data[start : start + size]))
-        data = data[start + size :]
-    return frames
-
-
 class RawWebSocket:
     """One connection; open it with `connected`. Nothing is read unless a method here reads.
 
-    ``head`` is the server's answer to the handshake, ``headers`` its fields by
-    lower-case name.
+    ``head``, ``status`` and ``headers`` are of the server's answer to the handshake.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.head = b""
-        self._buffer = b""
+        self._parser = FrameParser()
+        self._received: deque[Received] = deque()
 
     async def send(self, data: bytes) -> None:
         """Sends ``data`` as it is; waits while the server takes nothing. Raises `OSError`."""
@@ -146,19 +65,20 @@ class RawWebSocket:
         """Sends ``request`` and reads the answer's head. Raises `Ended`."""
         await self.send(request)
         async with asyncio.timeout(TIMEOUT_S):
-            while b"\r\n\r\n" not in self._buffer:
-                await self._read_more()
-        self.head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+            while not self.head:
+                self._received += self._parser.feed(await self._read())
+
+    @property
+    def head(self) -> bytes:
+        return self._parser.head
 
     @property
     def status(self) -> int:
-        return int(self.head.split(b" ", 2)[1])
+        return self._parser.status
 
     @property
     def headers(self) -> Mapping[str, str]:
-        lines = self.head.decode("latin-1").split("\r\n")[1:]
-        pairs = (line.partition(":") for line in lines)
-        return {name.strip().lower(): value.strip() for name, _, value in pairs}
+        return self._parser.headers
 
     async def receive(self) -> Received:
         """The next frame, checked to be one that a server may send. Raises `Ended`."""
@@ -176,15 +96,9 @@ class RawWebSocket:
             return
 
     async def _receive(self) -> Received:
-        first, second = await self._take(2)
-        opcode, size = first & 0x0F, second & 0x7F
-        assert first & 0xF0 == 0x80, f"fragmented or reserved bits: {first:#x}"
-        assert second < 0x80, "a server's frame is never masked"
-        assert opcode in (TEXT, CLOSE, PING, PONG), opcode
-        assert size < 126 or opcode not in CONTROL, size
-        if size >= 126:
-            size = int.from_bytes(await self._take(2 if size == 126 else 8))
-        return Received(opcode, await self._take(size))
+        while not self._received:
+            self._received += self._parser.feed(await self._read())
+        return self._received.popleft()
 
     async def receive_json(self) -> Any:
         """The next message; pings are answered, as a library would. Raises `Ended`."""
@@ -226,8 +140,7 @@ class RawWebSocket:
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 while True:
-                    self._buffer = b""
-                    await self._read_more()
+                    await self._read()
             except Ended:
                 return
 
@@ -236,20 +149,14 @@ class RawWebSocket:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
-    async def _take(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            await self._read_more()
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken
-
-    async def _read_more(self) -> None:
+    async def _read(self) -> bytes:
         try:
             data = await asyncio.get_running_loop().sock_recv(self.socket, 1 << 16)
         except ConnectionError as error:
             raise Ended(str(error)) from error
         if not data:
             raise Ended("end of stream")
-        self._buffer += data
+        return data
 
 
 @asynccontextmanager

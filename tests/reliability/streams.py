@@ -17,6 +17,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from benchmarks import sse
 from model.bundled_models import DEFAULT_MODEL
 from model.checkpoint import load_checkpoint, save_checkpoint
 from server.models.backend import open_backend
@@ -263,13 +264,7 @@ async def events_over_http(url: str, session: str, starting_after: int = 0) -> l
     async with client_of(url) as client:
         response = await client.get(path, params={"starting_after": starting_after})
     assert response.status_code == 200, response.text
-    return data_of(response.text)
-
-
-def data_of(stream: str) -> list[Frame]:
-    """What server-sent events carry. Their lines end where a text's need not: U+2028 is text."""
-    lines = stream.split("\n")
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return sse.values_of(response.text)
 
 
 # The log, by two ways

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.websocket import text
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.raw_websocket import opened, text
+from tests.reliability.raw_websocket import opened
 from tests.reliability.servers import STUCK_S, ServerProcess
 from tests.reliability.streams import (
     ENDLESS,

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from benchmarks.websocket import handshake, text
 from tests.reliability.bystander import bystander
-from tests.reliability.raw_websocket import connected, handshake, opened, text
+from tests.reliability.raw_websocket import connected, opened
 from tests.reliability.servers import FAKE, ServerProcess, eventually
 from tests.server.harness import running
 

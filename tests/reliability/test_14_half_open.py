@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from benchmarks.websocket import PING, PONG, FrameParser, frame, handshake
 from server.http.server import MAX_PING_INTERVAL_S, PING_TIMEOUT_S, TCP_USER_TIMEOUT_MS
 from tests.reliability.proxy import proxied
-from tests.reliability.raw_websocket import PING, connected, frames_of, handshake, opened
+from tests.reliability.raw_websocket import connected, opened
 from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
 from tests.server.harness import running
 
@@ -25,8 +26,8 @@ async def test_idle_half_open_socket_is_dropped_after_one_unanswered_ping() -> N
         proxy.to_client.swallow_after_bytes = num_head_bytes
         async with opened(proxy.port):
             await server.until_disconnected()
-        swallowed = proxy.links[1].to_client.swallowed
-        assert len([found for found in frames_of(swallowed) if found.opcode == PING]) == 1
+        frames = FrameParser(awaits_head=False).feed(proxy.links[1].to_client.swallowed)
+        assert [one.opcode for one in frames].count(PING) == 1
 
 
 async def test_half_open_socket_is_dropped_while_it_streams_and_its_slot_freed() -> None:
@@ -53,11 +54,9 @@ async def test_socket_whose_answers_come_late_is_kept() -> None:
         proxy.to_client.delay_s = proxy.to_server.delay_s = 0.05
         async with opened(proxy.port) as client:
             for _ in range(2):
-                frame = await client.receive()
-                assert frame.opcode == PING
-                await client.send(
-                    bytes((0x8A, 0x80 | len(frame.payload), *bytes(4))) + frame.payload
-                )
+                ping = await client.receive()
+                assert ping.opcode == PING
+                await client.send(frame(PONG, ping.payload))
             await client.ask(type="create", request_id="a")
             assert (await client.receive_until("created"))[-1]["position"] == 0
 

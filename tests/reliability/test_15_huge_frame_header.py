@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.websocket import BINARY, CONTINUATION, TEXT, frame
 from tests.reliability.bystander import bystander
-from tests.reliability.raw_websocket import (
-    BINARY,
-    CONTINUATION,
-    TEXT,
-    connected,
-    frame,
-    opened,
-)
+from tests.reliability.raw_websocket import connected, opened
 from tests.reliability.servers import FAKE, ServerProcess
 from tests.server.harness import running
 

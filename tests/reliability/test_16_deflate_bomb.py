@@ -7,8 +7,9 @@ import zlib
 
 import pytest
 
+from benchmarks.websocket import BINARY, TEXT, frame, handshake
 from tests.reliability.bystander import bystander
-from tests.reliability.raw_websocket import BINARY, TEXT, connected, frame, handshake, opened
+from tests.reliability.raw_websocket import connected, opened
 from tests.reliability.servers import FAKE, ServerProcess
 from tests.server.harness import running
 

@@ -7,20 +7,10 @@ import contextlib
 
 import pytest
 
+from benchmarks.websocket import BINARY, CONTINUATION, PING, PONG, TEXT, frame, text
 from server.http.websocket_protocol import MAX_FRAGMENTS
 from tests.reliability.bystander import Bystander, bystander
-from tests.reliability.raw_websocket import (
-    BINARY,
-    CONTINUATION,
-    PING,
-    PONG,
-    TEXT,
-    RawWebSocket,
-    connected,
-    frame,
-    opened,
-    text,
-)
+from tests.reliability.raw_websocket import RawWebSocket, connected, opened
 from tests.reliability.servers import FAKE, ServerProcess
 from tests.server.harness import running
 

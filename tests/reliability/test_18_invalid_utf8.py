@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.reliability.raw_websocket import (
-    CLOSE,
-    CONTINUATION,
-    PING,
-    TEXT,
-    closing,
-    frame,
-    opened,
-)
+from benchmarks.websocket import CLOSE, CONTINUATION, PING, TEXT, closing, frame
+from tests.reliability.raw_websocket import opened
 from tests.server.harness import running
 
 NOT_UTF8 = {

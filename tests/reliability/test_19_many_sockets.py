@@ -11,15 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.websocket import closing, handshake, text
 from tests.reliability.bystander import bystander
-from tests.reliability.raw_websocket import (
-    RawWebSocket,
-    closing,
-    connected,
-    handshake,
-    opened,
-    text,
-)
+from tests.reliability.raw_websocket import RawWebSocket, connected, opened
 from tests.reliability.servers import FAKE, ServerProcess, eventually
 
 #: Python objects, the kernel's part aside.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from benchmarks.websocket import handshake
 from server.api.middleware.limits import BODY_TIMEOUT_S
 from server.http.http_protocol import LINGER_S, HttpProtocol
 from server.http.server import TCP_USER_TIMEOUT_MS
 from server.http.websocket_protocol import WebSocketProtocol
 from tests.reliability.bystander import bystander
-from tests.reliability.raw_websocket import RawWebSocket, connected, handshake
+from tests.reliability.raw_websocket import RawWebSocket, connected
 from tests.reliability.servers import FAKE, STUCK_S, ServerProcess, eventually
 
 CRITERION_S = 10.0

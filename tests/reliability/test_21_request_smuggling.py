@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.reliability.raw_websocket import handshake
+from benchmarks.websocket import handshake
 from tests.server.harness import Running, running
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"

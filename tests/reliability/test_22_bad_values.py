@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.websocket import TEXT, frame
 from server.api.openai.bodies import CompletionBody
 from server.api.schemas.requests import Append, Generate
 from server.engine.types import Request
 from server.engine.value import SessionValue
 from tests.fakes import FakeEngine
 from tests.reliability.bystander import Bystander, bystander
-from tests.reliability.raw_websocket import TEXT, frame, opened
+from tests.reliability.raw_websocket import opened
 from tests.server.api.talk import field_of
 from tests.server.harness import Running, running
 

@@ -8,9 +8,10 @@ import json
 import httpx
 import pytest
 
+from benchmarks.websocket import TEXT, frame
 from server.config.settings import ServerConfig
 from tests.reliability.bystander import bystander
-from tests.reliability.raw_websocket import TEXT, connected, frame, opened
+from tests.reliability.raw_websocket import connected, opened
 from tests.reliability.servers import STUCK_S, ServerProcess
 
 MIB = 1 << 20

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.reliability.raw_websocket import TEXT, frame, opened
+from benchmarks.websocket import TEXT, frame
+from tests.reliability.raw_websocket import opened
 from tests.reliability.test_22_bad_values import watched
 from tests.server.harness import running
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -13,6 +12,8 @@ from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection
 
+from benchmarks import sse
+from benchmarks.sse import SseEvent
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess, eventually
@@ -26,7 +27,6 @@ from tests.reliability.streams import (
     answer_of,
     ask,
     client_of,
-    data_of,
     events_over_http,
     kept_streams,
     log_of_store,
@@ -117,8 +117,8 @@ async def test_unkept_stream_is_cancelled_when_the_time_is_over(tmp_path: Path) 
             assert await stopping == 0
 
 
-async def data_lines(lines: AsyncIterator[str]) -> list[str]:
-    return [line async for line in lines if line.startswith("data: {")]
+async def all_of(events: AsyncIterator[SseEvent]) -> list[SseEvent]:
+    return [event async for event in events]
 
 
 async def test_second_signal_cancels_unkept_requests_and_saves_the_others(tmp_path: Path) -> None:
@@ -131,16 +131,16 @@ async def test_second_signal_cancels_unkept_requests_and_saves_the_others(tmp_pa
             await odometer.reach(10)
             body = {"prompt": PROMPT, "max_tokens": ENDLESS, "stream": True, **SAMPLING}
             async with client.stream("POST", "/v1/completions", json=body) as response:
-                lines = response.aiter_lines()
-                await anext(lines)
                 # All the time: a client that does not read is dropped after a while.
-                reading_http = asyncio.create_task(data_lines(lines))
+                events = sse.read(response.aiter_bytes())
+                await anext(events)
+                reading_http = asyncio.create_task(all_of(events))
                 os.kill(server.pid, signal.SIGTERM)
                 await eventually(lambda: server.get("/ready")[0] == 503)
                 os.kill(server.pid, signal.SIGTERM)
                 over_http = await reading_http
             assert (await answer_of(unkept, "finished"))["finish_reason"] == "cancelled"
-            assert json.loads(over_http[-1][6:])["choices"][0]["finish_reason"] == "cancelled"
+            assert over_http[-2].value["choices"][0]["finish_reason"] == "cancelled"
             await unkept.wait_closed()
             assert unkept.close_code == 1012
             assert await reading == "migrate"
@@ -164,7 +164,7 @@ async def test_kept_stream_over_http_gives_its_cursor_and_resumes_from_it(
                     stopping = asyncio.create_task(asyncio.to_thread(server.stop))
         assert stopping is not None
         assert await stopping == 0
-        *chunks, error = data_of(answer_text)
+        *chunks, error = sse.values_of(answer_text, done=True)
         assert error["error"]["code"] == "migrated"
         last_id = re.findall("^id: (.*)$", answer_text, re.MULTILINE)[-1]
         last_seq = int(last_id.rpartition(":")[2])
@@ -194,7 +194,7 @@ async def read_on(server: ServerProcess, session: str, last_id: str) -> list[Fra
                 cancelling = asyncio.create_task(client.post(f"{path}/cancel"))
         assert cancelling is not None, text
         assert (await cancelling).status_code == 200
-    return data_of(text)
+    return sse.values_of(text)
 
 
 async def test_idle_session_continues_after_a_drain(tmp_path: Path) -> None:

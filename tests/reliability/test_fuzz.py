@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from benchmarks.websocket import CLOSE, frame
 from tests.fakes import FakeEngine
 from tests.reliability.fuzz import FORBIDDEN, script, visit
-from tests.reliability.raw_websocket import CLOSE, frame
 from tests.reliability.servers import STUCK_S
 from tests.server.harness import running
 

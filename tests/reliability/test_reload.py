@@ -6,12 +6,12 @@ In a real server process. What each stream must be is what an engine says that r
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks import sse
 from model.checkpoint import save_checkpoint
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
@@ -45,16 +45,13 @@ async def completed(
     """The texts of a stream of server-sent events, one a token, some of them after the reload."""
     body = {"seed": seed, "stream": True, **BODY}
     texts: list[str] = []
-    num_left, rest = NUM_TOKENS, b""
+    num_left = NUM_TOKENS
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200
-        async for piece in answer.aiter_raw():
-            *events, rest = (rest + piece).split(b"\n\n")
-            for event in events:
-                chunk = json.loads(event.removeprefix(b"data: "))
-                texts.append(chunk["choices"][0]["text"])
-                await odometer.add()
-                num_left -= reloaded.is_set()
+        async for event in sse.read(answer.aiter_bytes()):
+            texts.append(event.value["choices"][0]["text"])
+            await odometer.add()
+            num_left -= reloaded.is_set()
             if num_left <= 0:
                 break
     return texts

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks import sse
 from tests.reliability.servers import STUCK_S, ServerProcess, eventually
 from tests.reliability.streams import tiny_server
 
@@ -36,12 +36,11 @@ def begun(server: ServerProcess, num_events: int, **more: Any) -> list[Json]:
     body = {**BODY, "stream": True, **more}
     events: list[Json] = []
     with httpx.stream("POST", url_of(server), json=body, timeout=STUCK_S) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: "):
-                events.append(json.loads(line.removeprefix("data: ")))
-                if len(events) == num_events:
-                    server.kill()
-                    return events
+        for event in sse.read_blocking(answer.iter_bytes()):
+            events.append(event.value)
+            if len(events) == num_events:
+                server.kill()
+                return events
     raise AssertionError(f"it has ended after {len(events)} events")
 
 
@@ -50,8 +49,7 @@ def streamed(server: ServerProcess, id: str, **query: Any) -> list[Json]:
         url_of(server, f"/{id}"), params={"stream": "true", **query}, timeout=STUCK_S
     )
     assert answer.status_code == 200, answer.text
-    lines = answer.text.splitlines()
-    return [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: ")]
+    return sse.values_of(answer.text)
 
 
 def got(server: ServerProcess, id: str, path: str = "") -> Json:

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from benchmarks import sse
 from server.api.auth.keys_file import KeysFileError, read_keys
 from tests.server.harness import Running, receive, running, send
 
@@ -81,12 +82,13 @@ async def test_stream_of_a_revoked_key_ends_with_an_error(server: Running, keys:
     async with server.http.stream(
         "POST", "/v1/completions", json=body, headers=bearer(GONE)
     ) as answer:
-        lines = answer.aiter_lines()
-        assert "text_completion" in await anext(lines)
+        events = sse.read(answer.aiter_bytes())
+        assert (await anext(events)).value["object"] == "text_completion"
         write(keys, STAYS)
         server.server.reload_keys()
-        last = [line async for line in lines if "error" in line]
-    assert json.loads(last[-1].removeprefix("data: "))["error"]["code"] == "invalid_api_key"
+        *_, error, done = [event async for event in events]
+    assert error.value["error"]["code"] == "invalid_api_key"
+    assert done.data == sse.DONE
 
 
 # The file

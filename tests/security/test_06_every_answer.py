@@ -10,8 +10,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from benchmarks.websocket import handshake
 from server.sessions.sessions import Sessions
-from tests.reliability.raw_websocket import handshake
 from tests.server.harness import Running, receive, receive_until, running, send
 
 KEY, PAGE = "the-right-key", "https://page.example"

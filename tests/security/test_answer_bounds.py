@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
+from benchmarks import sse
 from server.errors import RequestError
 from server.models.large_answers import AT_ONCE, MAX_INLINE_BYTES, LargeAnswers
 from tests.fakes import FakeEngine
@@ -110,11 +110,10 @@ async def test_prompt_is_the_same_in_every_choice(server: Running, stream: bool)
     response = await server.generate(**body, stream=stream)
     prompts: dict[int, Any] = {}
     if stream:
-        for line in response.text.split("\n\n"):
-            if line.startswith("data: {"):
-                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                if "prompt_logprobs" in choice:
-                    prompts[choice["index"]] = choice
+        for chunk in sse.values_of(response.text, done=True):
+            (choice,) = chunk["choices"]
+            if "prompt_logprobs" in choice:
+                prompts[choice["index"]] = choice
     else:
         prompts = {choice["index"]: choice for choice in response.json()["choices"]}
     assert sorted(prompts) == [0, 1, 2]

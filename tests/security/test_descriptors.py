@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.websocket import handshake
 from server.api.middleware.connections import SPARE
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
-from tests.reliability.raw_websocket import connected, handshake
+from tests.reliability.raw_websocket import connected
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
 from tests.reliability.streams import ENDLESS, KeptStream, write_tiny_model
 

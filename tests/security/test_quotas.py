@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks import sse
 from tests.reliability.servers import STUCK_S
 from tests.server.api.keys import ALICE, bearer, entry
 from tests.server.api.test_quota import create, post, serving
@@ -70,10 +71,8 @@ async def parked_session(server: Running) -> str:
     body = {"prompt": "a", "keep": True, "max_tokens": 10**6, "stream": True}
     async with server.http.stream("POST", "/v1/completions", json=body, headers=KEY) as answer:
         assert answer.status_code == 200, await answer.aread()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: "):
-                session = str(json.loads(line.removeprefix("data: "))["session"])
-                break
+        first = await anext(sse.read(answer.aiter_bytes()))
+        session = str(first.value["session"])
     async with asyncio.timeout(STUCK_S):
         while not (await info(server, session))["parked"]:
             pass

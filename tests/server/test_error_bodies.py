@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.websocket import handshake
 from server.api.errors import error_object
 from server.errors import RequestError
 from server.store.errors import Fenced
-from tests.reliability.raw_websocket import handshake
 from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Running, running

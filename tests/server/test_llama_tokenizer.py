@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from benchmarks import sse
 from model.checkpoint import load_checkpoint
 from model.tokenization.library import LibraryCodec
 from model.tokenizer import Tokenizer
@@ -63,9 +64,8 @@ async def test_text_of_a_completion_follows_the_prompt(server: Served) -> None:
     body = {"prompt": "Once upon", "max_tokens": 40, "seed": 3, "ignore_eos": True, "stream": True}
     streamed = ""
     async with server.http.stream("POST", "/v1/completions", json=body) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                streamed += json.loads(line[6:])["choices"][0]["text"]
+        for chunk in sse.values_of(await response.aread(), done=True):
+            streamed += chunk["choices"][0]["text"]
     assert streamed == whole
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import ClientConnection
 
+from benchmarks import sse
 from server.engine.types import EngineStats
 from tests.fakes import STORY
 from tests.server.harness import Running, receive, receive_until, send
@@ -115,12 +115,14 @@ async def resume(
     return messages
 
 
-def sse(response: httpx.Response) -> list[tuple[str | None, Message]]:
+def values_of(response: httpx.Response) -> list[Any]:
+    """The values of a stream that ends as OpenAI's do."""
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8", response.text
+    return sse.values_of(response.text, done=True)
+
+
+def sse_of(response: httpx.Response) -> list[tuple[str | None, Message]]:
     """The events of a stream: their ids, and their values."""
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8", response.text
-    events = []
-    for part in response.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]:
-        *ids, data = part.split("\n")
-        (id,) = (line.removeprefix("id: ") for line in ids) if ids else (None,)
-        events.append((id, json.loads(data.removeprefix("data: "))))
-    return events
+    events = sse.events_of(response.text)
+    return [(event.id, event.value) for event in events if event.data != sse.DONE]

@@ -4,22 +4,14 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.server.api.talk import kept, settled, story, usage_of
+from tests.server.api.talk import kept, settled, story, usage_of, values_of
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Gate, Running, running
 
 USAGE = {"include_usage": True}
-
-
-def sse_values(response: httpx.Response) -> list[Any]:
-    """The values of a stream; its last line must be ``[DONE]``."""
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
 
 
 async def test_json_answer_has_openai_shape(server: Running) -> None:
@@ -71,7 +63,7 @@ async def test_stop_string_is_not_shown(server: Running) -> None:
 
 async def test_stream_has_one_chunk_per_token_and_a_last_one(server: Running) -> None:
     response = await server.generate(prompt="hi", max_tokens=20, seed=0, stream=True)
-    chunks = sse_values(response)
+    chunks = values_of(response)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert len(chunks) == 21
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == story(2, 20, 0)
@@ -84,7 +76,7 @@ async def test_stream_with_usage_ends_with_a_chunk_without_choices(server: Runni
     response = await server.generate(
         prompt="hi", max_tokens=2, stream=True, stream_options={"include_usage": True}
     )
-    *chunks, last = sse_values(response)
+    *chunks, last = values_of(response)
     assert [chunk["usage"] for chunk in chunks] == [None] * 3
     assert last["choices"] == []
     assert last["usage"] == usage_of(2, 2)
@@ -136,7 +128,7 @@ async def test_choices_of_a_stream_come_mixed_and_done_comes_after_all(server: R
     response = await server.generate(
         prompt="hi", max_tokens=9, seed=5, n=3, stream=True, stream_options=USAGE
     )
-    *chunks, last = sse_values(response)
+    *chunks, last = values_of(response)
     assert "id: " not in response.text
     texts, reasons = {0: "", 1: "", 2: ""}, {}
     for chunk in chunks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks import sse
 from server.api.durable_streams import answers
 from server.runtime.followers import Followers
 from server.sessions import log_stream
@@ -45,13 +45,10 @@ def texts(messages: list[Message]) -> str:
 
 def sse_events(body: str) -> list[tuple[str, Any]]:
     """(kind, data) of each server-sent event; of data events the text as it is."""
-    found = []
-    for block in body.split("\n\n")[:-1]:
-        (kind, *lines) = block.split("\n")
-        data = "\n".join(line.removeprefix("data:") for line in lines)
-        kind = kind.removeprefix("event: ")
-        found.append((kind, json.loads(data) if kind == "control" else data))
-    return found
+    return [
+        (str(event.name), event.value if event.name == "control" else event.data)
+        for event in sse.events_of(body)
+    ]
 
 
 async def test_stream_has_what_was_fed_and_generated(server: Running) -> None:
@@ -430,8 +427,8 @@ async def test_followers_end_when_the_server_drains(server: Running, followers: 
     ]
     await followers.until(2)
     server.async_engine.begin_drain()
-    sse, polled = await asyncio.gather(*waiting)
-    assert sse_events(sse.text)[-1][1]["upToDate"] is True
+    streamed, polled = await asyncio.gather(*waiting)
+    assert sse_events(streamed.text)[-1][1]["upToDate"] is True
     assert polled.status_code == 204
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
 
+from benchmarks import sse
 from server.store.errors import StoreError, StoreFailed, StoreFull
 from tests.fakes import FakeEngine
 from tests.server.api.talk import (
@@ -20,7 +20,7 @@ from tests.server.api.talk import (
     kept,
     left,
     post,
-    sse,
+    sse_of,
     story,
 )
 from tests.server.failing_store import FailingStore
@@ -42,22 +42,21 @@ async def follow(
     found: list[Message] = []
     url, headers = f"/v1/sessions/{session}/events", {"last-event-id": last_id} if last_id else {}
     async with server.http.stream("GET", url, headers=headers) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: "):
-                found.append(json.loads(line.removeprefix("data: ")))
-                if found[-1].get("seq") == found[0]["last_seq"] + 1:
-                    await when_live()
+        async for event in sse.read(response.aiter_bytes()):
+            found.append(event.value)
+            if found[-1].get("seq") == found[0]["last_seq"] + 1:
+                await when_live()
     return found
 
 
 def seqs(response: httpx.Response) -> list[int]:
-    return [event["seq"] for _, event in sse(response)[1:]]
+    return [event["seq"] for _, event in sse_of(response)[1:]]
 
 
 async def test_events_begin_with_resumed_and_have_ids_of_epoch_and_seq(server: Running) -> None:
     session = await kept(server, 3)
     epoch = server.async_engine.epoch_name(0)
-    (no_id, first), *rest = sse(await events(server, session))
+    (no_id, first), *rest = sse_of(await events(server, session))
     assert no_id is None
     request_id = first.pop("request_id")
     assert first == {
@@ -95,7 +94,7 @@ async def test_header_takes_precedence_over_the_query(server: Running) -> None:
 
 async def test_event_ids_resume_a_broken_stream(server: Running) -> None:
     body = {"prompt": "hi", "max_tokens": 6, "seed": 0, "keep": True, "stream": True}
-    (no_id, opening), *chunks = sse(await server.http.post("/v1/completions", json=body))
+    (no_id, opening), *chunks = sse_of(await server.http.post("/v1/completions", json=body))
     assert no_id is None
     assert opening["choices"][0]["text"] == ""
     assert opening["choices"][0]["finish_reason"] is None
@@ -104,7 +103,7 @@ async def test_event_ids_resume_a_broken_stream(server: Running) -> None:
     for broken_at in range(7):
         last_id = chunks[broken_at][0]
         assert last_id is not None
-        rest = sse(await events(server, session, last_id))[1:]
+        rest = sse_of(await events(server, session, last_id))[1:]
         assert [id for id, _ in rest] == [id for id, _ in chunks[broken_at + 1 :]]
         texts = [chunk["choices"][0]["text"] for _, chunk in chunks[: broken_at + 1]]
         assert "".join([*texts, *(event["text"] for _, event in rest)]) == story(2, 6)
@@ -112,7 +111,7 @@ async def test_event_ids_resume_a_broken_stream(server: Running) -> None:
 
 async def test_events_of_a_running_session_are_streamed_to_its_end(server: Running) -> None:
     session = await left(server, 2000)
-    found = sse(await events(server, session))
+    found = sse_of(await events(server, session))
     assert [event["seq"] for _, event in found[1:]] == list(range(1, 2002))
     assert found[-1][1]["finish_reason"] == "length"
 
@@ -167,7 +166,7 @@ async def test_cursor_of_another_epoch_or_from_the_future_is_a_reset(server: Run
         await events(server, session, f"{epoch[:-1]}9:2"),
         await events(server, session, starting_after=2, epoch="another-0"),
     ):
-        ((_, first),) = sse(answer)
+        ((_, first),) = sse_of(answer)
         assert (first["type"], first["seq"], first["busy"]) == ("reset", 4, False)
         assert first["reason"]
 
@@ -191,7 +190,7 @@ async def test_cancel_ends_a_detached_request(server: Running) -> None:
     assert answer.json()["session"] == session
     found = await info(server, session)
     assert not found["busy"]
-    last = sse(await events(server, session))[-1][1]
+    last = sse_of(await events(server, session))[-1][1]
     assert (last["finish_reason"], last["seq"]) == ("cancelled", found["seq"])
     idle = await post(server, session, "cancel")
     assert (idle.status_code, idle.json()["busy"]) == (200, False)
@@ -227,7 +226,7 @@ async def test_full_store_can_still_be_read() -> None:
         session = await left(server)
         store.error = StoreFull("no room")
         await at_rest(server)
-        (_, resumed), *found, (_, last) = sse(await events(server, session))
+        (_, resumed), *found, (_, last) = sse_of(await events(server, session))
         assert [event["seq"] for _, event in found] == list(range(1, resumed["last_seq"] + 1))
         assert (last["type"], last["status"]) == ("error", 507)
 
@@ -313,6 +312,6 @@ async def test_reader_that_takes_over_a_prompt_that_is_scored_gets_what_is_gener
             step = asyncio.create_task(steps.one())
             await asyncio.wait({step, first}, return_when=asyncio.FIRST_COMPLETED)
         steps.all()
-        found = [event for _, event in sse(await second)]
+        found = [event for _, event in sse_of(await second)]
     assert (await first).json()["error"]["code"] == "session_attached"
     assert [event["type"] for event in found] == ["resumed", *["token"] * 5, "finished"]

@@ -9,9 +9,10 @@ import socket
 import pytest
 from websockets.asyncio.client import connect
 
+from benchmarks import sse
 from tests.fakes import FakeEngine
 from tests.reliability.servers import STUCK_S
-from tests.server.api.talk import kept, settled, sse, story, until
+from tests.server.api.talk import kept, settled, sse_of, story, until
 from tests.server.harness import Running, receive, receive_until, running, send
 
 pytestmark = pytest.mark.slow
@@ -122,9 +123,8 @@ async def test_stream_over_http_that_is_not_read_is_parked_and_then_whole() -> N
         answer = await reader.read()
         writer.close()
     text = _joined(answer.partition(b"\r\n\r\n")[2]).decode()
-    chunks = [json.loads(part[6:]) for part in text.split("\n\n") if part.startswith("data: {")]
+    chunks = sse.values_of(text, done=True)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == story(2, NUM_TOKENS)
-    assert text.endswith("data: [DONE]\n\n")
 
 
 def _joined(data: bytes) -> bytes:
@@ -141,5 +141,5 @@ def _joined(data: bytes) -> bytes:
 async def test_long_answer_is_collected_whole(server: Running) -> None:
     answer = await server.generate(prompt="hi", max_tokens=NUM_TOKENS, seed=0)
     assert answer.json()["choices"][0]["text"] == story(2, NUM_TOKENS)
-    chunks = sse(await server.generate(prompt="hi", max_tokens=100, seed=0, stream=True))
+    chunks = sse_of(await server.generate(prompt="hi", max_tokens=100, seed=0, stream=True))
     assert len(chunks) == 101

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.sse import DONE, SseParser
+from benchmarks.websocket import PING, handshake
 from server.api.streaming import COMMENT, NUM_TICKS, DirectWriter
 from server.engine.types import Event, TokenEvent
 from server.runtime.event_queue import EventQueue
 from tests.fakes import FakeEngine
-from tests.reliability.raw_websocket import PING, connected, handshake, opened
+from tests.reliability.raw_websocket import connected, opened
 from tests.server.api.talk import create, kept
 from tests.server.harness import Gate, Running, receive_until, running, send
 
@@ -25,36 +27,33 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], **ASKED},
     "/v1/responses": {"input": "hi", "max_output_tokens": 6, "seed": 0, "stream": True},
 }
-LINE = COMMENT.decode().strip()
+LINE = COMMENT.strip()
 
 
 class Reader:
-    """The lines of a stream, as they come."""
+    """The data of a stream's events, and its comments, as they come."""
 
-    def __init__(self, lines: AsyncIterator[str]) -> None:
-        self._lines = lines
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks, self._parser = chunks, SseParser()
         self.data: list[str] = []
-        self.num_comments = 0
 
     async def until_comment(self) -> None:
         """Reads to the next comment; the stream must not end before."""
-        seen = self.num_comments
-        while self.num_comments == seen:
-            self._note(await anext(self._lines))
+        seen = self._parser.num_comments
+        while self._parser.num_comments == seen:
+            self._take(await anext(self._chunks))
 
     async def until(self, found: Callable[[str], bool]) -> None:
         while not (self.data and found(self.data[-1])):
-            self._note(await anext(self._lines))
+            self._take(await anext(self._chunks))
 
     async def to_the_end(self) -> None:
-        async for line in self._lines:
-            self._note(line)
+        async for chunk in self._chunks:
+            self._take(chunk)
 
-    def _note(self, line: str) -> None:
-        assert line in ("", LINE) or line.partition(":")[0] in ("data", "event", "id"), line
-        self.num_comments += line == LINE
-        if line.startswith("data:"):
-            self.data.append(line)
+    def _take(self, chunk: bytes) -> None:
+        assert all(line == LINE for line in chunk.split(b"\n") if line.startswith(b":")), chunk
+        self.data += [event.data for event in self._parser.feed(chunk)]
 
 
 @asynccontextmanager
@@ -64,12 +63,12 @@ async def reading(
     method = "GET" if body is None else "POST"
     async with server.http.stream(method, path, json=body) as response:
         assert response.status_code == 200
-        yield Reader(response.aiter_lines())
+        yield Reader(response.aiter_bytes())
 
 
 def text_of(data: list[str]) -> str:
     """What was generated, of any of the three routes."""
-    events = [json.loads(line.removeprefix("data: ")) for line in data if "[DONE]" not in line]
+    events = [json.loads(one) for one in data if one != DONE]
     parts = []
     for event in events:
         choices = event.get("choices", ())
@@ -125,7 +124,7 @@ async def test_stream_that_falls_silent_has_comments_between_its_events() -> Non
             await reader.until_comment()
             gate.open()
             await reader.to_the_end()
-        assert reader.data[-1] == "data: [DONE]"
+        assert reader.data[-1] == DONE
         assert len(text_of(reader.data)) == 6
 
 
@@ -138,7 +137,7 @@ async def test_events_of_a_session_have_comments(monkeypatch: pytest.MonkeyPatch
         await receive_until(socket, "detached")
         async with reading(server, f"/v1/sessions/{session}/events") as reader:
             await reader.until_comment()
-            assert [json.loads(data[6:])["type"] for data in reader.data] == ["resumed"]
+            assert [json.loads(data)["type"] for data in reader.data] == ["resumed"]
             await free()
             await reader.to_the_end()
         assert len([data for data in reader.data if '"token"' in data]) == 6
@@ -193,7 +192,7 @@ async def test_failure_after_a_comment_is_the_last_event(monkeypatch: pytest.Mon
             await reader.to_the_end()
         error, done = reader.data
         assert '"internal_error"' in error
-        assert done == "data: [DONE]"
+        assert done == DONE
 
 
 @pytest.mark.parametrize("path", ["/v1/stream", "/v1/responses"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.server.api.talk import create, info, left, post, sse, story
+from tests.server.api.talk import create, info, left, post, sse_of, story
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Running, receive, receive_until, running, send
 
@@ -30,8 +30,8 @@ async def test_completion_under_a_key_is_generated_once(server: Running) -> None
 
 
 async def test_stream_under_a_key_is_the_same_stream(server: Running) -> None:
-    first = sse(await server.generate(**GENERATE, stream=True))
-    again = sse(await server.generate(**GENERATE, stream=True))
+    first = sse_of(await server.generate(**GENERATE, stream=True))
+    again = sse_of(await server.generate(**GENERATE, stream=True))
     for (id, chunk), (other_id, other) in zip(first, again, strict=True):
         assert id == other_id
         for name in ("choices", "session", "position", "seed"):
@@ -142,7 +142,7 @@ async def test_detached_request_is_streamed_to_its_end_over_http(server: Running
     async with server.http.stream("POST", "/v1/completions", json=body) as response:
         await anext(response.aiter_lines())
     await server.async_engine.drained()
-    chunks = sse(await server.http.post("/v1/completions", json=body))
+    chunks = sse_of(await server.http.post("/v1/completions", json=body))
     texts = [chunk["choices"][0]["text"] for _, chunk in chunks]
     assert "".join(texts) == story(2, 5000)
     assert len(chunks) == 5002

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
+from benchmarks.websocket import PING, frame, handshake, text
 from server.http.http_protocol import HttpProtocol
 from tests.fakes import FakeEngine
-from tests.reliability.raw_websocket import PING, frame, handshake, text
 from tests.server.harness import Gate, Running, running
 
 #: What the kernel keeps for a client that does not read.

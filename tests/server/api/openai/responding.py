@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
+from benchmarks import sse
 from tests.reliability.servers import STUCK_S
 from tests.server.harness import Running
 
@@ -43,11 +44,9 @@ def events_of(answer: httpx.Response) -> list[Json]:
     """Of a stream; the name of each is that in its data."""
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8", answer.text
     events = []
-    for part in answer.text.split("\n\n")[:-1]:
-        name, data = part.split("\n")
-        event: Json = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
+    for event in sse.events_of(answer.text):
+        assert event.name == event.value["type"]
+        events.append(event.value)
     return events
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.server.api.talk import settled, story, usage_of
-from tests.server.api.test_completions import sse_values
+from tests.server.api.talk import settled, story, usage_of, values_of
 from tests.server.harness import Gate, InStep, Running, running
 
 PROMPTS: list[Any] = [
@@ -52,7 +51,7 @@ async def test_stream_of_a_batch_comes_mixed_under_the_right_numbers() -> None:
             stream=True,
             stream_options={"include_usage": True},
         )
-    *chunks, last = sse_values(response)
+    *chunks, last = values_of(response)
     texts: dict[int, str] = dict.fromkeys(range(6), "")
     order = []
     for chunk in chunks:
@@ -96,7 +95,7 @@ async def test_prompt_that_fails_fails_the_batch(server: Running, stream: bool) 
     prompts = ["hi", "<fail>", *["you"] * 60]
     response = await server.generate(prompt=prompts, max_tokens=40, seed=0, stream=stream)
     if stream and response.status_code == 200:
-        values = sse_values(response)
+        values = values_of(response)
         assert [v["error"]["code"] for v in values if "error" in v] == ["internal_error"]
     else:
         assert response.json()["error"]["code"] == "internal_error"

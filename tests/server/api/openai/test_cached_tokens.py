@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from benchmarks import sse
 from tests.fakes import FakeEngine
 from tests.server.api.openai.responding import asked, get
 from tests.server.harness import Running, running
@@ -31,10 +31,8 @@ async def server() -> AsyncIterator[Running]:
 async def usage(server: Running, path: str, **more: Any) -> dict[str, Any]:
     answer = await server.http.post(path, json=PATHS[path] | TWO | more)
     assert answer.status_code == 200, answer.text
-    whole = answer.text
-    if more.get("stream"):
-        *_, whole, _ = whole.removesuffix("\n\n").split("\n\n")
-    found: dict[str, Any] = json.loads(whole.removeprefix("data: "))["usage"]
+    whole = sse.values_of(answer.text, done=True)[-1] if more.get("stream") else answer.json()
+    found: dict[str, Any] = whole["usage"]
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 
 from model.chat.template import ChatTemplate
 from tests.fakes import EOS
-from tests.server.api.talk import story, usage_of
+from tests.server.api.talk import story, usage_of, values_of
 from tests.server.harness import Recorder, Running, running
 
 pytestmark = pytest.mark.process
@@ -27,14 +26,6 @@ NUM_HI = len("hi\n\n")
 
 async def ask(server: Running, **body: Any) -> httpx.Response:
     return await server.http.post("/v1/chat/completions", json={"messages": HI, **body})
-
-
-def chunks(response: httpx.Response) -> list[Any]:
-    """The values of a stream; its last line must be ``[DONE]``."""
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8", response.text
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
 
 
 async def test_json_answer_has_openai_shape(server: Running) -> None:
@@ -65,7 +56,7 @@ async def test_json_answer_has_openai_shape(server: Running) -> None:
 
 
 async def test_stream_begins_with_the_role_and_ends_with_the_reason(server: Running) -> None:
-    first, *middle, last = chunks(await ask(server, max_tokens=20, seed=0, stream=True))
+    first, *middle, last = values_of(await ask(server, max_tokens=20, seed=0, stream=True))
     assert first["object"] == "chat.completion.chunk"
     assert first["choices"] == [
         {
@@ -85,13 +76,13 @@ async def test_stream_begins_with_the_role_and_ends_with_the_reason(server: Runn
 
 async def test_usage_comes_last_or_all_along(server: Running) -> None:
     options, body = {"include_usage": True}, {"max_tokens": 2, "seed": 0, "stream": True}
-    *others, last = chunks(await ask(server, **body, stream_options=options))
+    *others, last = values_of(await ask(server, **body, stream_options=options))
     assert [chunk["usage"] for chunk in others] == [None] * 4
     assert last["choices"] == []
     total = usage_of(NUM_HI, 2)
     assert last["usage"] == total
     options["continuous_usage_stats"] = True
-    *others, last = chunks(await ask(server, **body, stream_options=options))
+    *others, last = values_of(await ask(server, **body, stream_options=options))
     assert [chunk["usage"]["completion_tokens"] for chunk in others] == [1, 1, 2, 2]
     assert last["usage"] == total
 
@@ -101,7 +92,7 @@ async def test_several_choices_are_told_apart(server: Running, stream: bool) -> 
     response = await ask(server, max_tokens=8, seed=1, n=3, stream=stream)
     texts = ["", "", ""]
     if stream:
-        for chunk in chunks(response):
+        for chunk in values_of(response):
             (choice,) = chunk["choices"]
             texts[choice["index"]] += choice["delta"].get("content", "")
     else:
@@ -115,7 +106,7 @@ async def test_logprobs_name_the_tokens_of_the_content(server: Running, stream: 
     body = {"max_tokens": 3, "seed": 0, "logprobs": True, "top_logprobs": 2, "stream": stream}
     response = await ask(server, **body)
     if stream:
-        shown = [chunk["choices"][0]["logprobs"] for chunk in chunks(response)]
+        shown = [chunk["choices"][0]["logprobs"] for chunk in values_of(response)]
         assert shown[0] is None and shown[-1] is None
         entries = [entry for one in shown[1:-1] for entry in one["content"]]
     else:

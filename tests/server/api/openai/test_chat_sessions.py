@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from model.chat.template import ChatTemplate
 from tests.fakes import FakeEngine, told_after
 from tests.server.api.openai.test_chat import ask
 from tests.server.api.openai.thinking import thinking_server
-from tests.server.api.talk import create, info, left, sse, story
+from tests.server.api.talk import create, info, left, sse_of, story
 from tests.server.harness import Running, running
 
 pytestmark = pytest.mark.process
@@ -87,17 +86,17 @@ async def test_turn_follows_appended_text_as_it_is() -> None:
 
 async def test_stream_of_a_session_can_be_resumed(server: Running) -> None:
     answer = await ask(server, max_tokens=6, seed=0, keep=True, stream=True)
-    events = [part.split("\n") for part in answer.text.split("\n\n")[:-2]]
-    first, *tokens, end = [json.loads(lines[-1].removeprefix("data: ")) for lines in events]
+    events = sse_of(answer)
+    first, *tokens, end = [value for _, value in events]
     session = first["session"]
     assert (first["position"], end["session"]) == (0, session)
-    ids = [lines[0].removeprefix("id: ") for lines in events if lines[0].startswith("id: ")]
+    ids = [id for id, _ in events if id]
     assert [int(id.rpartition(":")[2]) for id in ids] == list(range(1, 8))
     texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in tokens]
     missed = await server.http.get(
         f"/v1/sessions/{session}/events", headers={"Last-Event-ID": ids[1]}
     )
-    shown = [frame["text"] for _, frame in sse(missed) if frame["type"] == "token"]
+    shown = [frame["text"] for _, frame in sse_of(missed) if frame["type"] == "token"]
     assert "".join(shown) == "".join(texts[2:])
 
 
@@ -106,7 +105,7 @@ async def test_chat_under_a_key_is_answered_once(server: Running) -> None:
     first, again = [await said(server, **body) for _ in range(2)]
     for name in ("choices", "usage", "session", "position"):
         assert first[name] == again[name]
-    streamed = sse(await ask(server, stream=True, **body))
+    streamed = sse_of(await ask(server, stream=True, **body))
     content = "".join(c["choices"][0]["delta"].get("content") or "" for _, c in streamed)
     assert content == first["choices"][0]["message"]["content"]
     assert (await server.stats()).completion_tokens_total == 6

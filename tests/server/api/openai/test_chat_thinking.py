@@ -13,7 +13,6 @@ from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer
-from tests.server.api.openai.test_chat import chunks
 from tests.server.api.openai.thinking import (
     ANSWER,
     ASKED,
@@ -25,6 +24,7 @@ from tests.server.api.openai.thinking import (
     THOUGHT,
     thinking_server,
 )
+from tests.server.api.talk import values_of
 from tests.server.harness import Running
 
 pytestmark = pytest.mark.process
@@ -66,7 +66,7 @@ async def test_message_has_separate_thinking() -> None:
 
 async def test_stream_has_deltas_of_the_thinking_before_those_of_the_answer() -> None:
     async with thinking_server(reasoning="on") as server:
-        told = chunks(await ask(server, stream=True, stream_options={"include_usage": True}))
+        told = values_of(await ask(server, stream=True, stream_options={"include_usage": True}))
     *parts, end = told
     deltas = [chunk["choices"][0]["delta"] for chunk in parts]
     assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
@@ -199,7 +199,7 @@ async def test_ends_of_turns_do_not_end_it_where_they_are_ignored() -> None:
 async def test_logprobs_are_those_of_the_answer() -> None:
     async with thinking_server(reasoning="on") as server:
         whole = await answer(server, logprobs=True)
-        told = chunks(await ask(server, logprobs=True, stream=True))
+        told = values_of(await ask(server, logprobs=True, stream=True))
     tokens = [entry["token"] for entry in whole["choices"][0]["logprobs"]["content"]]
     assert "".join(tokens) == ANSWER + "\n\nUser:"
     streamed = [
@@ -282,7 +282,7 @@ async def test_call_of_a_tool_comes_after_the_thinking(
             message, reason = choice["message"], choice["finish_reason"]
             calls = message["tool_calls"]
         else:
-            told = [c["choices"][0] for c in chunks(await ask(server, **body, stream=True))]
+            told = [c["choices"][0] for c in values_of(await ask(server, **body, stream=True))]
             thoughts = [c["delta"].get("reasoning_content", "") for c in told]
             message = {"reasoning_content": "".join(thoughts), "content": None}
             calls = [call for c in told for call in c["delta"].get("tool_calls", ())]

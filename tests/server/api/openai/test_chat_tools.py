@@ -15,8 +15,8 @@ from model.chat.template import ChatTemplate
 from model.tokenizer import Tokenizer
 from server.constraints.compiler import FormatCompiler
 from tests.fakes import ByteTokenizer, FakeEngine
-from tests.server.api.openai.test_chat import HI, NUM_HI, ask, chunks
-from tests.server.api.talk import story
+from tests.server.api.openai.test_chat import HI, NUM_HI, ask
+from tests.server.api.talk import story, values_of
 from tests.server.harness import Running, running
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
@@ -67,7 +67,7 @@ def calls_of(response: httpx.Response) -> list[Calls]:
 
 def streamed(response: httpx.Response) -> Calls:
     """The calls of a stream, put together as OpenAI's clients do."""
-    first, *others, last = chunks(response)
+    first, *others, last = values_of(response)
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": None, "refusal": None}
     assert last["choices"][0]["finish_reason"] == "tool_calls"
     calls: list[dict[str, str]] = []
@@ -126,7 +126,7 @@ async def test_model_that_does_not_call_answers_in_text(server: Running) -> None
     assert num_prompt > NUM_HI, "the template tells the model its tools"
     words = story(num_prompt, 5)
     assert choice["message"]["content"] == words
-    *_, last = streamed_text = chunks(await ask(server, **body, stream=True))
+    *_, last = streamed_text = values_of(await ask(server, **body, stream=True))
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in streamed_text)
     assert (text, last["choices"][0]["finish_reason"]) == (words, "length")
 
@@ -139,7 +139,7 @@ async def test_forced_call_without_room_for_its_name_shows_nothing(
     (choice,) = (await ask(server, **body)).json()["choices"]
     message = {"role": "assistant", "content": "", "refusal": None}
     assert (choice["message"], choice["finish_reason"]) == (message, "length")
-    *others, last = chunks(await ask(server, **body, stream=True))
+    *others, last = values_of(await ask(server, **body, stream=True))
     deltas = [chunk["choices"][0]["delta"] for chunk in others]
     assert not any(delta.get("content") or delta.get("tool_calls") for delta in deltas)
     assert last["choices"][0]["finish_reason"] == "length"

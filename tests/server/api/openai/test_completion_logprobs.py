@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import most_likely, score_of
-from tests.server.api.talk import kept, settled, story, usage_of
-from tests.server.api.test_completions import sse_values
+from tests.server.api.talk import kept, settled, story, usage_of, values_of
 from tests.server.harness import Running
 
 TEXT = "The café, at 8"
@@ -127,7 +126,7 @@ async def test_stream_equals_the_whole_answer(server: Running, n: int) -> None:
     body = {"prompt": "hey", "max_tokens": 6, "seed": 0, "echo": True, "logprobs": 2, "n": n}
     body |= {"prompt_logprobs": 1}
     whole = (await server.generate(**body)).json()["choices"]
-    chunks = sse_values(await server.generate(**body, stream=True))
+    chunks = values_of(await server.generate(**body, stream=True))
     for expected in whole:
         choices = [
             c for chunk in chunks for c in chunk["choices"] if c["index"] == expected["index"]
@@ -151,7 +150,7 @@ async def test_benchmark_reads_a_chunk_for_each_token_and_usage_at_the_end(serve
         ignore_eos=True,
         stop=None,
     )
-    *chunks, last = sse_values(response)
+    *chunks, last = values_of(response)
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [*range(1, 9), 8]
     assert all(chunk["usage"]["prompt_tokens"] == 2 for chunk in chunks)
     assert last["choices"] == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import sse
 from server.api.openai.completions.parts import Shown
 from server.api.openai.completions.writer import CompletionWriter
 from server.api.openai.logprobs import TokenNames
@@ -68,10 +69,7 @@ def whole(made: CompletionWriter, happened: list[Event]) -> Any:
 
 
 def values(chunks: bytes) -> list[dict[str, Any]]:
-    parts = chunks.decode().split("\n\n")
-    return [
-        json.loads(part.removeprefix("data: ")) for part in parts if part and "[DONE]" not in part
-    ]
+    return [event.value for event in sse.events_of(chunks) if event.data != sse.DONE]
 
 
 def streamed(made: CompletionWriter, happened: list[Event]) -> list[dict[str, Any]]:

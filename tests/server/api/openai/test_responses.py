@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import sse
 from server.api.openai.responses import routes
 from tests.fakes import FakeEngine
 from tests.server.api.openai.responding import (
@@ -193,9 +194,9 @@ async def test_input_items_come_in_pages(server: Running) -> None:
 async def test_disconnect_ends_the_response(server: Running) -> None:
     body = {**ASKED, "max_output_tokens": 10**6, "stream": True}
     async with server.http.stream("POST", "/v1/responses", json=body) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: ") and '"response.created"' in line:
-                id = line.partition('"id":"')[2].partition('"')[0]
+        async for event in sse.read(answer.aiter_bytes()):
+            if event.name == "response.created":
+                id = event.value["response"]["id"]
                 break
     await at_rest(server)
     assert (await get(server, id)).json()["status"] == "cancelled"
@@ -236,11 +237,11 @@ async def test_stream_that_is_read_again_is_the_same(server: Running) -> None:
 async def test_running_response_is_resumed_from_the_cursor(server: Running) -> None:
     body = {**ASKED, "max_output_tokens": 3000, "stream": True, "background": True}
     async with server.http.stream("POST", "/v1/responses", json=body) as answer:
-        async for line in answer.aiter_lines():
-            if '"response.output_text.delta"' in line and line.startswith("data: "):
+        async for event in sse.read(answer.aiter_bytes()):
+            if event.name == "response.output_text.delta":
                 break
-            if '"response.created"' in line and line.startswith("data: "):
-                id = line.partition('"id":"')[2].partition('"')[0]
+            if event.name == "response.created":
+                id = event.value["response"]["id"]
     later = events_of(await get(server, id, stream="true", starting_after=4))
     assert [event["sequence_number"] for event in later] == list(range(5, 5 + len(later)))
     assert later[-1]["type"] == "response.incomplete"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.api.openai.responding import PROMPT, asked, events_of, get, text_of
-from tests.server.api.openai.test_chat import chunks
-from tests.server.api.talk import story
+from tests.server.api.talk import story, values_of
 from tests.server.harness import Running
 from tests.server.served import served, write_model
 
@@ -24,7 +23,7 @@ async def test_completion_has_the_ids_of_the_prompt_and_of_each_choice(server: R
     for index, choice in enumerate(choices):
         assert bytes(choice["prompt_token_ids"]) == (b"hi" if index < 2 else b"ho!")
         assert bytes(choice["token_ids"]).decode() == choice["text"]
-    streamed = chunks(await server.generate(**body, stream=True))
+    streamed = values_of(await server.generate(**body, stream=True))
     for index, choice in enumerate(choices):
         parts = [c["choices"][0] for c in streamed if c["choices"][0]["index"] == index]
         assert parts[0]["prompt_token_ids"] == choice["prompt_token_ids"]
@@ -39,7 +38,9 @@ async def test_chat_has_the_ids_of_the_prompt_and_of_each_choice(server: Running
     for choice in answer["choices"]:
         text = choice["message"]["content"]
         assert bytes(choice["token_ids"]).decode() == text == story(4, 6, choice["index"])
-    streamed = chunks(await server.http.post("/v1/chat/completions", json={**body, "stream": True}))
+    streamed = values_of(
+        await server.http.post("/v1/chat/completions", json={**body, "stream": True})
+    )
     for choice in answer["choices"]:
         mine = [c for c in streamed if c["choices"][0]["index"] == choice["index"]]
         assert mine[0]["prompt_token_ids"] == answer["prompt_token_ids"]
