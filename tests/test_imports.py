@@ -47,8 +47,9 @@ API_LAYERS = (
 
 #: The same of the units of `model`: its folders, and its modules outside of them.
 MODEL_LAYERS = (
-    *("convert", "training", "export", "quantization", "checkpoint", "hub", "foreign", "native"),
-    *("lm", "block", "config", "lora_options", "checkpoint_files", "weights", "state_tensors"),
+    *("convert", "training", "export", "quantization", "checkpoint", "hub", "foreign"),
+    *("command_line", "native", "lm", "block", "config", "checkpoint_files", "weights"),
+    "state_tensors",
     *("state", "attention", "architectures", "evaluation", "tokenizer", "tokenization", "chat"),
     *("ops", "memory", "bundled_models", "tensor_spec", "files"),
 )

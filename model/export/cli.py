@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from model.lora_options import LoraAlpha, LoraFiles, lora_of
-from model.quantization.cli import errors_as_lines
+from model.command_line import LoraAlpha, LoraFiles, errors_as_lines, lora_of
 
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint

@@ -6,15 +6,14 @@ The changes are computed in float64, and the sum is rounded to float32 once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from model.tensor_spec import Shape
-from model.weights import Array, StoredWeights
+from model.weights import Array, StoredWeights, WrappedWeights
 
 Wide = npt.NDArray[np.float64]
 #: Numbers of a weight that are changed at a time.
@@ -109,16 +108,16 @@ class Row:
         return values
 
 
-class Merged(StoredWeights):
+class Merged(WrappedWeights):
     """``base`` with ``changes`` by name, in their order."""
 
     def __init__(self, base: StoredWeights, changes: Mapping[str, Sequence[Change]]) -> None:
-        self._base, self._changes = base, changes
-        self.name = base.name
+        super().__init__(base)
+        self._changes = changes
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._changes:
-            return self._base[name]
+            return super().__getitem__(name)
         shape = self.shape(name)
         values = np.empty(shape, np.float32)
         step = max(1, _CHUNK // max(1, math.prod(shape[1:])))
@@ -129,7 +128,7 @@ class Merged(StoredWeights):
     def rows(self, name: str, begin: int, end: int | None) -> Array:
         changes = self._changes.get(name)
         if not changes:
-            return self._base.rows(name, begin, end)
+            return super().rows(name, begin, end)
         count = self.shape(name)[0]
         end = count if end is None else min(end, count)
         step = math.lcm(*(change.step for change in changes))
@@ -138,29 +137,3 @@ class Merged(StoredWeights):
         for change in changes:
             values = change.apply(values, first)
         return values[begin - first : max(end, begin) - first].astype(np.float32)
-
-    def release(self) -> None:
-        self._base.release()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._base
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._base)
-
-    def __len__(self) -> int:
-        return len(self._base)
-
-    def shape(self, name: str) -> Shape:
-        return self._base.shape(name)
-
-    def is_float(self, name: str) -> bool:
-        return self._base.is_float(name)
-
-    @property
-    def stored_dtype(self) -> str:
-        return self._base.stored_dtype
-
-    @property
-    def is_quantized(self) -> bool:
-        return self._base.is_quantized

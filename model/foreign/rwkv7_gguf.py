@@ -8,7 +8,6 @@ mix in: its ``time_mix_v*`` are copies of ``time_mix_a*``, and are not read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from model.architectures.rwkv7.config import Rwkv7Config
@@ -17,7 +16,7 @@ from model.foreign.config import ForeignConfig
 from model.foreign.rwkv7 import Renamed, renamed, sizes
 from model.foreign.rwkv7_names import GGUF
 from model.tensor_spec import Shape
-from model.weights import Array, CheckpointError, StoredWeights
+from model.weights import Array, CheckpointError, WrappedWeights
 from model.weights.gguf_file import GgufFile
 
 #: llama.cpp computes with this epsilon for every head size.
@@ -81,34 +80,23 @@ def _agree(source: ForeignConfig, key: str, found: int, size: int) -> None:
         raise ConfigError(f"{source.family}: {key} is {found}, the tensors have {size}")
 
 
-class _Shaped(StoredWeights):
+class _Shaped(WrappedWeights):
     """The tensors without axes of one beyond the second, and ``r_k`` as [heads, features]."""
 
     def __init__(self, file: GgufFile, file_name: str, head_dim: int) -> None:
-        self._file, self._file_name, self._head_dim = file, file_name, head_dim
+        super().__init__(file)
+        self._file_name, self._head_dim = file_name, head_dim
 
     def __getitem__(self, name: str) -> Array:
-        return self._file[name].reshape(self.shape(name))
+        return self._base[name].reshape(self.shape(name))
 
     def rows(self, name: str, begin: int, end: int | None) -> Array:
-        if self.shape(name) == self._file.shape(name):
-            return self._file.rows(name, begin, end)
+        if self.shape(name) == self._base.shape(name):
+            return self._base.rows(name, begin, end)
         return self[name][begin:end]
 
-    def release(self) -> None:
-        self._file.release()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._file
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file)
-
-    def __len__(self) -> int:
-        return len(self._file)
-
     def shape(self, name: str) -> Shape:
-        shape = self._file.shape(name)
+        shape = self._base.shape(name)
         if len(shape) > 2:
             shape = tuple(size for size in shape if size > 1) or (1,)
         if not name.endswith(".time_mix_r_k.weight"):
@@ -118,14 +106,3 @@ class _Shaped(StoredWeights):
                 f"{self._file_name}: {name} is {list(shape)}, no heads of {self._head_dim}"
             )
         return (math.prod(shape) // self._head_dim, self._head_dim)
-
-    def is_float(self, name: str) -> bool:
-        return self._file.is_float(name)
-
-    @property
-    def stored_dtype(self) -> str:
-        return self._file.stored_dtype
-
-    @property
-    def is_quantized(self) -> bool:
-        return self._file.is_quantized

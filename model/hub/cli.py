@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from model.command_line import errors_as_lines
 
 if TYPE_CHECKING:
     from model.hub.names import HubName
@@ -32,7 +32,7 @@ def pull_command(
     """
     from model.hub.pull import pull
 
-    with _errors_as_lines():
+    with errors_as_lines(OSError):
         full = _full_name(name, file, revision)
         path = pull(full, lambda line: typer.echo(line, err=True))
     typer.echo(path)
@@ -49,7 +49,7 @@ def models_command(
     from model.hub.listing import size_text
     from model.hub.on_disk import models_on_disk
 
-    with _errors_as_lines():
+    with errors_as_lines(OSError):
         models = models_on_disk()
     if as_json:
         rows = [{**dataclasses.asdict(model), "path": str(model.path)} for model in models]
@@ -72,7 +72,7 @@ def remove_command(
     from model.hub.listing import size_text
     from model.hub.on_disk import remove
 
-    with _errors_as_lines():
+    with errors_as_lines(OSError):
         freed = remove(name)
     typer.echo(f"{name}: {size_text(freed)} freed")
 
@@ -92,16 +92,3 @@ def _full_name(text: str, file: str | None, revision: str | None) -> HubName:
     if name is None:
         raise CheckpointError(f"{text}: a name is OWNER/NAME[@REVISION][:FILE]")
     return name
-
-
-@contextmanager
-def _errors_as_lines() -> Iterator[None]:
-    """Turns errors that the user can fix into a message on stderr and exit status 2."""
-    from model.files import ConfigError
-    from model.weights import CheckpointError
-
-    try:
-        yield
-    except (CheckpointError, ConfigError, OSError) as error:
-        typer.echo(f"everstream: {error}", err=True)
-        raise typer.Exit(2) from error

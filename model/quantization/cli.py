@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from model.lora_options import LoraAlpha, LoraFiles, lora_of
+from model.command_line import LoraAlpha, LoraFiles, errors_as_lines, lora_of
 
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
@@ -19,29 +17,6 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Adds the command to ``app``."""
     app.command("quantize")(quantize_command)
-
-
-@contextmanager
-def errors_as_lines() -> Iterator[None]:
-    """Turns errors that the user can fix into one line on stderr and exit status 2."""
-    from model.checkpoint import CheckpointError
-    from model.evaluation import DataError
-    from model.files import ConfigError
-    from model.native.runtime import NativeError
-    from model.tokenizer import TokenizerError
-
-    try:
-        yield
-    except (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        NativeError,
-        TokenizerError,
-        UnicodeDecodeError,
-    ) as error:
-        typer.echo(f"everstream: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 def quantize_command(
@@ -67,10 +42,12 @@ def quantize_command(
     With --evaluate, also measure the loss of quality.
     """
     from model.checkpoint import load_checkpoint, locate
+    from model.evaluation import DataError
+    from model.native.runtime import NativeError
     from model.quantization.quantize import save_quantized
 
     changes = lora_of(lora, lora_alpha)
-    with errors_as_lines():
+    with errors_as_lines(DataError, NativeError):
         folder = locate(model)
         if out.resolve() == folder.resolve():
             raise typer.BadParameter("is the model's own folder", param_hint="OUT")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from model import command_line
 from model.architectures import Config, config_class
+from model.command_line import LoraAlpha, LoraFiles, lora_of
 from model.evaluation import Evaluation, Half, Mode
-from model.files import ConfigError
-from model.lora_options import LoraAlpha, LoraFiles, lora_of
 
 if TYPE_CHECKING:
     from model.checkpoint import Checkpoint
@@ -30,27 +30,14 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """Turns errors that the user can fix into one line on stderr and exit status 2."""
-    from model.checkpoint import CheckpointError
+    """Errors of the commands here that the user can fix become one line and exit status 2."""
+    from model.evaluation import DataError
     from model.native.runtime import NativeError
-    from model.tokenizer import TokenizerError
     from model.training.config import TrainingError
-    from model.training.data import DataError
 
-    try:
+    more = (DataError, NativeError, TrainingError, json.JSONDecodeError)
+    with command_line.errors_as_lines(*more):
         yield
-    except (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        NativeError,
-        TokenizerError,
-        TrainingError,
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-    ) as error:
-        typer.echo(f"everstream: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 Texts = Annotated[

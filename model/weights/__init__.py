@@ -74,6 +74,45 @@ class StoredWeights(Mapping[str, Array], ABC):
         return False
 
 
+class WrappedWeights(StoredWeights):
+    """Those of ``base``; a subclass changes names, shapes or numbers."""
+
+    def __init__(self, base: StoredWeights) -> None:
+        self._base, self.name = base, base.name
+
+    def __getitem__(self, name: str) -> Array:
+        return self._base[name]
+
+    def rows(self, name: str, begin: int, end: int | None) -> Array:
+        return self._base.rows(name, begin, end)
+
+    def release(self) -> None:
+        self._base.release()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._base
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def shape(self, name: str) -> Shape:
+        return self._base.shape(name)
+
+    def is_float(self, name: str) -> bool:
+        return self._base.is_float(name)
+
+    @property
+    def stored_dtype(self) -> str:
+        return self._base.stored_dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._base.is_quantized
+
+
 class _Shaped(Protocol):
     """Where a tensor is in its file."""
 

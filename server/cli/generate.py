@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from model.lora_options import LoraAlpha, LoraFiles, lora_of
+from model.command_line import LoraAlpha, LoraFiles, lora_of
 from server.cli.failures import clear_errors, fail
 from server.cli.options import (
     BackendName,

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from model.command_line import LoraAlpha, LoraFiles, lora_of
 from model.files import open_file
 from model.foreign.tuned_states import describe_tuned_state
-from model.lora_options import LoraAlpha, LoraFiles, lora_of
 from model.weights import CheckpointError
 from server.cli.failures import clear_errors, fail
 from server.cli.inspection import format_bytes
