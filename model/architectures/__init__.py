@@ -11,8 +11,8 @@ An architecture is a config and a network.
 
 `model.state.StateLayout` puts the state of any config into one block of bytes, which is all
 that sessions, forks, snapshots and stores handle. A new family costs a folder here and a line
-in `ARCHITECTURES`; a reader of its published files is added to `model.foreign` or
-`model.files`.
+in `ARCHITECTURES`; a reader of its published files is added to `model.foreign`, a writer to
+`model.export`.
 
 Importing this imports no torch; `model.architectures.network` does.
 """
@@ -38,13 +38,15 @@ class Architecture(NamedTuple):
     """The classes of a family, each as (module, name); imported when asked for.
 
     ``name`` is what users call the family, ``chat`` a `model.architectures.chat.FamilyChat`, where
-    the family has taught its models turns.
+    the family has taught its models turns, ``native`` a function of `model.native.options`, where
+    the native runtime has kernels for it.
     """
 
     name: str
     config: tuple[str, str]
     network: tuple[str, str]
     chat: tuple[str, str] | None = None
+    native: tuple[str, str] | None = None
 
 
 #: ``model_type`` of our own checkpoint folders -> the family.
@@ -53,12 +55,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         name="everstream",
         config=("model.config", "ModelConfig"),
         network=("model.lm", "LanguageModel"),
+        native=("model.native.options", "block_options"),
     ),
     "everstream-rwkv7": Architecture(
         name="rwkv7",
         config=("model.architectures.rwkv7.config", "Rwkv7Config"),
         network=("model.architectures.rwkv7.network", "Rwkv7"),
         chat=("model.architectures.rwkv7.chat", "world_chat"),
+        native=("model.native.options", "rwkv7_options"),
     ),
 }
 

@@ -233,7 +233,6 @@ def renamed(
 ) -> Renamed:
     """The weights, of which each key is there, has its shape, and none but ``unused`` is left."""
     parts, wanted = parts_of(config, names), config.weight_shapes()
-    assert parts.keys() == wanted.keys(), parts.keys() ^ wanted.keys()
     known = {key for part in parts.values() for key in part.keys}
     missing = [key for part in parts.values() for key in part.keys if key not in files]
     if missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
-from model.architectures.rwkv7.config import LOW_RANKS, Rwkv7Config
+from model.architectures.rwkv7.config import Rwkv7Config
 
 #: The inputs of the time mix in the order of the rows of ``shift_mix``.
 INPUTS = "rwkvag"
@@ -178,17 +178,18 @@ def layout_of(keys: Container[str]) -> Names | None:
 
 
 def parts_of(config: Rwkv7Config, names: Names) -> dict[str, Part]:
-    """Where each weight of a model with ``config`` is, by our names."""
-    parts = {"embedding.weight": Part((names.embedding,)), "head.weight": Part((names.head,))}
-    if config.embedding_norm:
-        parts |= _affine("embedding_norm", names.embedding_norm)
-    parts |= _affine("norm", names.norm)
-    for layer in range(config.num_hidden_layers):
-        theirs = names.block.format(layer)
-        for ours, part in _block_parts(layer, names).items():
-            keys = tuple(f"{theirs}.{key}" for key in part.keys)
-            parts[f"blocks.{layer}.{ours}"] = Part(keys, part.form)
-    return parts
+    """Where each weight that ``config`` lists is, by our names."""
+    ends, block = _end_parts(names), _block_parts(names)
+    return {
+        ours: ends[ours] if ours in ends else _in_block(ours, block, names)
+        for ours in config.weight_shapes()
+    }
+
+
+def _in_block(ours: str, parts: Mapping[str, Part], names: Names) -> Part:
+    _, layer, name = ours.split(".", 2)
+    theirs = names.block.format(layer)
+    return Part(tuple(f"{theirs}.{key}" for key in parts[name].keys), parts[name].form)
 
 
 def unused_keys(names: Names) -> set[str]:
@@ -201,7 +202,15 @@ def unused_keys(names: Names) -> set[str]:
     return mix | {f"{names.embedding_norm}.{kind}" for kind in ("weight", "bias")}
 
 
-def _block_parts(layer: int, names: Names) -> dict[str, Part]:
+def _end_parts(names: Names) -> dict[str, Part]:
+    """Of what is outside of the blocks; not every model has all of it."""
+    matrices = {"embedding.weight": names.embedding, "head.weight": names.head}
+    parts = {ours: Part((key,)) for ours, key in matrices.items()}
+    return parts | _affine("embedding_norm", names.embedding_norm) | _affine("norm", names.norm)
+
+
+def _block_parts(names: Names) -> dict[str, Part]:
+    """Of any block, without its own name; not every block has all of it."""
     k_k, k_a, r_k = names.vectors
     parts = {
         "time_mix.shift_mix": names.shift_mix,
@@ -214,13 +223,10 @@ def _block_parts(layer: int, names: Names) -> dict[str, Part]:
     for ours, key in names.norms.items():
         parts |= _affine(ours, key)
     for letter, name in LETTERS.items():
-        if name == "value_mix" and layer == 0:
-            continue
         down, up, bias = (key.format(letter) for key in names.low_rank)
         parts[f"time_mix.{name}.down.weight"] = Part((down,), names.low_rank_form)
         parts[f"time_mix.{name}.up.weight"] = Part((up,), names.low_rank_form)
-        if LOW_RANKS[name][0]:
-            parts[f"time_mix.{name}.up.bias"] = Part((bias,), "flat")
+        parts[f"time_mix.{name}.up.bias"] = Part((bias,), "flat")
     return parts
 
 

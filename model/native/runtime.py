@@ -22,7 +22,7 @@ from model.files import ConfigError, FileError
 from model.native.options import covers, native_options
 from model.state import StateLayout
 from model.tensor_spec import Shape
-from model.weights import StoredWeights
+from model.weights import StoredWeights, shape_in
 
 if TYPE_CHECKING:
     import model.ops.cpu._native as _native
@@ -99,11 +99,17 @@ class Runtime:
         for field in self.layout.fields:
             offsets[field.layer][field.name] = field.offset
         options = native_options(config, self.layout)
-        if options["family"] not in (module.families() if hasattr(module, "families") else ()):
+        if options["family"] not in module.families():
             raise NativeError(f"it was built before it had kernels for {config.attention} models")
         try:
             self._native: _native.Runtime = module.Runtime(
-                options, offsets, _Source(weights, progress), level or "", dtype, threads, num_ids
+                options,
+                offsets,
+                _Source(config.weight_shapes(), weights, progress),
+                level or "",
+                dtype,
+                threads,
+                num_ids,
             )
         except FileError:  # what a file of weights turns out to be when it is read
             raise
@@ -261,22 +267,30 @@ class Runtime:
 
 
 class _Source:
-    """A checkpoint's tensors as the extension module reads them, rows at a time."""
+    """A checkpoint's tensors as the extension module reads them, rows at a time.
+
+    ``shapes`` are those that the config lists.
+    """
 
     def __init__(
         self,
+        shapes: Mapping[str, Shape],
         weights: Mapping[str, npt.NDArray[Any]],
         progress: Callable[[int], None] | None,
     ) -> None:
+        self._shapes = shapes
         self._weights, self._progress, self._num_read = weights, progress, 0
 
+    def has(self, name: str) -> bool:
+        return name in self._shapes
+
     def shape(self, name: str) -> Shape:
-        """Raises `NativeError` for an unknown name."""
-        if name not in self._weights:
+        """Raises `NativeError` for an unknown name, and for a tensor of another shape."""
+        if not self.has(name) or name not in self._weights:
             raise NativeError(f"weight {name!r} is missing")
-        if isinstance(self._weights, StoredWeights):
-            return self._weights.shape(name)
-        return self._weights[name].shape
+        if shape_in(self._weights, name) != self._shapes[name]:
+            raise NativeError(f"weight {name!r} has another shape")
+        return self._shapes[name]
 
     def __call__(
         self, name: str, begin: int = 0, end: int | None = None

@@ -6,6 +6,7 @@
 
 #include "block_model.h"
 #include "recurrence.h"
+#include "token_kernels.h"
 
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
@@ -43,14 +44,6 @@ struct Head {
     }
 };
 
-inline void rotate(float* x, const Token& t, int half) {
-    for (int i = 0; i < half; i++) {
-        const float a = x[i], b = x[i + half];
-        x[i] = fma1(a, t.cos[i], -(b * t.sin[i]));
-        x[i + half] = fma1(b, t.cos[i], a * t.sin[i]);
-    }
-}
-
 // q, k and v of the head into its buffers, rotated if that comes first, q and k times `by`.
 inline void load_heads(const Head& x, const Token& t, float by) {
     const BlockModel& m = x.m;
@@ -60,8 +53,8 @@ inline void load_heads(const Head& x, const Token& t, float by) {
     map(x.s.k, in + (m.num_heads + x.h) * m.key, m.key, times);
     std::memcpy(x.s.v, in + 2 * m.num_heads * m.key + x.h * m.value, size_t(m.value) * 4);
     if (m.rotary == Rotary::before) {
-        rotate(x.s.q, t, m.key / 2);
-        rotate(x.s.k, t, m.key / 2);
+        rotate(x.s.q, t.cos, t.sin, m.key / 2);
+        rotate(x.s.k, t.cos, t.sin, m.key / 2);
     }
 }
 
@@ -85,12 +78,9 @@ inline void positive_features(Mechanism mechanism, const float* x, float* out, i
             std::memcpy(out, x, size_t(n) * 4);
             softmax(out, n);
             break;
-        default: {  // cosine
-            const float norm = std::sqrt(sum_of_squares(x, n));
-            const F by = F::set(norm > EPSILON ? norm : EPSILON);
+        default:  // cosine
             out[0] = 1.0f;
-            map(out + 1, x, n, [by](F a) { return a / by; });
-        }
+            l2_normalize(out + 1, x, n, EPSILON);
     }
 }
 
@@ -105,8 +95,8 @@ inline void linear_token(const Head& x, const Token& t, float* o) {
     float den = dot(q, x.s.c, n);
     den = m.mechanism == Mechanism::elu ? den + EPSILON : std::fmax(den, EPSILON);
     if (m.rotary == Rotary::after) {
-        rotate(q, t, n / 2);
-        rotate(k, t, n / 2);
+        rotate(q, t.cos, t.sin, n / 2);
+        rotate(k, t.cos, t.sin, n / 2);
     }
     double* S = x.at<double>(x.l.state.S, size_t(n) * m.value);
     update_read<Double>(S, n, m.value, q, k, x.s.v, nullptr, o);
@@ -374,8 +364,7 @@ inline void cosformer_token(const Head& x, const Token& t, float* o) {
 inline void gated_output(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     if (m.mechanism == Mechanism::dijiang) center(o, m.value);
-    rms_norm(o, x.l.norm_weight, m.eps, m.value);
-    map(o, o, t.in + m.qkv() + x.h * m.value, m.value, [](F a, F g) { return a * silu(g); });
+    gated_norm(o, x.l.norm_weight, t.in + m.qkv() + x.h * m.value, m.eps, m.value);
 }
 
 inline float root(int n) { return float(1.0 / std::sqrt(double(n))); }
@@ -428,44 +417,12 @@ inline void dijiang_token(const Head& x, const Token& t, float* o) {
     gated_output(x, t, o);
 }
 
-// One vector of channels: y = silu(sum_i w_i x_{t - W + 1 + i}), and the ring moves on by one.
-template <class V, class Load, class Store>
-inline V convolve_channels(int W, size_t width, const float* w, float* ring, V x, Load load, Store store) {
-    V sum = x * load(w + size_t(W - 1) * width);
-    for (int i = 0; i + 1 < W; i++, ring += width, w += width) {
-        const V old = load(ring);
-        sum = fma(load(w), old, sum);
-        if (i) store(ring - width, old);
-    }
-    store(ring - width, x);
-    return silu(sum);
-}
-
 // q, k and v after the convolution and a silu (model/attention/convolved.py).
-inline void convolve(const Head& x, const Token& t) {
+inline void convolve_heads(const Head& x, const Token& t) {
     const BlockModel& m = x.m;
-    const size_t width = size_t(m.qkv());
+    float* ring = (float*)(x.state + x.l.state.conv);
     const auto part = [&](int at, int n, float* out) {
-        const float *w = x.l.conv + at, *in = t.in + at;
-        float* ring = (float*)(x.state + x.l.state.conv) + at;
-        int j = 0;
-        for (; j + F::W <= n; j += F::W)
-            convolve_channels(
-                m.conv_size, width, w + j, ring + j, F::load(in + j),
-                [](const float* p) { return F::load(p); }, [](float* p, F v) { v.store(p); })
-                .store(out + j);
-        for (; j < n; j++) {  // the same on one lane
-            float lane[F::W];
-            convolve_channels(
-                m.conv_size, width, w + j, ring + j, F::set(in[j]),
-                [](const float* p) { return F::set(*p); },
-                [&lane](float* p, F v) {
-                    v.store(lane);
-                    *p = lane[0];
-                })
-                .store(lane);
-            out[j] = lane[0];
-        }
+        convolve_silu(x.l.conv + at, ring + at, t.in + at, m.conv_size, size_t(m.qkv()), n, out);
     };
     part(x.h * m.key, m.key, x.s.q);
     part((m.num_heads + x.h) * m.key, m.key, x.s.k);
@@ -474,7 +431,7 @@ inline void convolve(const Head& x, const Token& t) {
 
 inline void convolved_heads(const Head& x, const Token& t) {
     if (x.m.conv_size)
-        convolve(x, t);
+        convolve_heads(x, t);
     else
         load_heads(x, t, 1.0f);
 }
@@ -497,14 +454,13 @@ inline void delta_token(const Head& x, const Token& t, float* o) {
     const BlockModel& m = x.m;
     const int K = m.key, V = m.value;
     convolved_heads(x, t);
-    scale(x.s.q, float(1.0 / std::sqrt(double(sum_of_squares(x.s.q, K)) + 1e-6)) * root(K), K);
-    scale(x.s.k, float(1.0 / std::sqrt(double(sum_of_squares(x.s.k, K)) + 1e-6)), K);
+    scale(x.s.q, inverse_length(x.s.q, K) * root(K), K);
+    scale(x.s.k, inverse_length(x.s.k, K), K);
     const float beta = 1.0f / (1.0f + std::exp(-t.extra[x.h]));
     float decay = 0.0f;
-    if (m.delta_decay) {
+    if (x.l.decay_rate) {
         const double a = double(t.extra[m.num_heads + x.h]) + x.l.decay_bias[x.h];
-        const double softplus = a > 20.0 ? a : std::log1p(std::exp(a));
-        decay = float(std::expm1(double(x.l.decay_rate[x.h]) * softplus));
+        decay = softplus_decay(a, x.l.decay_rate[x.h]);
     }
     float* S = x.at<float>(x.l.state.S, size_t(K) * V);
     read<Single>(S, K, V, x.s.k, decay, x.s.a);

@@ -47,9 +47,12 @@ Options options_of(const nb::dict& values, const nb::list& states) {
     return options;
 }
 
-// `source` has shape(name), and source(name, begin, end) gives rows; see runtime.py.
+// `source` has has(name) and shape(name), and source(name, begin, end) gives rows; see runtime.py.
 Weights weights_of(const nb::callable& source) {
     Weights weights;
+    weights.has = [source](const std::string& name) {
+        return nb::cast<bool>(source.attr("has")(name));
+    };
     weights.shape = [source](const std::string& name) {
         return nb::cast<std::vector<int64_t>>(source.attr("shape")(name));
     };

@@ -1,11 +1,12 @@
 // Models of our own block.
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <new>
 #include <stdexcept>
 
 #include "block_model.h"
-#include "builder.h"
+#include "family.h"
 
 namespace everstream {
 
@@ -48,7 +49,6 @@ private:
     void read_layer(const Options& options, int index);
     void read_features(const std::string& prefix, Layer& layer);
     void read_gates(const std::string& prefix, Layer& layer);
-    Norm norm(const std::string& name);
     const float* head_decays(bool xpos);
 
     Packer& p_;
@@ -72,20 +72,16 @@ StateOffsets offsets(const Options& options, int layer) {
 
 BlockBuilder::BlockBuilder(const Options& options, Packer& packer, Precision precision)
     : p_(packer) {
-    model_.family = Family::block;
-    model_.precision = precision;
+    read_beginning(model_, options, p_, precision);
     read_options(options);
     const BlockModel& m = model_;
-    model_.embedding = p_.table("embedding.weight", m.vocab_size, m.hidden, precision);
-    if (m.max_positions)
-        model_.positions =
-            p_.table("position_embedding.weight", m.max_positions, m.hidden, precision);
+    if (p_.has("position_embedding.weight"))
+        model_.positions = p_.table("position_embedding.weight", precision);
     layers_ = new (p_.arena.allocate<Layer>(size_t(m.num_layers))) Layer[size_t(m.num_layers)];
     model_.layers = layers_;
     for (int i = 0; i < m.num_layers; i++) read_layer(options, i);
-    model_.norm = norm("norm");
-    const char* head = options.integer("tied") ? "embedding" : "head";
-    model_.head = p_.pack({{head, m.vocab_size, m.hidden, false}}, precision);
+    model_.intermediate = layers_[0].down.k;
+    read_end(model_, p_);
 }
 
 void BlockBuilder::read_options(const Options& o) {
@@ -97,27 +93,18 @@ void BlockBuilder::read_options(const Options& o) {
         {{"product", FeatureMap::product}, {"elu", FeatureMap::elu}, {"relu", FeatureMap::relu},
          {"identity", FeatureMap::identity}},
         o.text("map"));
-    m.vocab_size = o.integer("vocab_size");
-    m.hidden = o.integer("hidden_size");
-    m.num_layers = o.integer("num_layers");
     m.num_heads = o.integer("num_heads");
     m.key = o.integer("key_dim");
     m.value = o.integer("head_dim");
     m.num_features = o.integer("num_features");
-    m.intermediate = o.integer("intermediate_size");
     m.window = o.integer("window");
     m.conv_size = o.integer("conv_size");
     m.rank = o.integer("decay_rank");
     m.epoch = int64_t(o.number("epoch"));
     m.beta = float(o.number("beta"));
-    m.eps = float(o.number("eps"));
     m.rope_theta = o.number("rope_theta");
-    m.layer_norm = o.integer("layer_norm") != 0;
     m.gelu = o.integer("gelu") != 0;
-    m.delta_decay = o.integer("delta_decay") != 0;
     m.xpos = o.integer("xpos") != 0;
-    m.max_positions = o.integer("max_positions");
-    m.state_bytes = size_t(o.number("state_bytes"));
 }
 
 void BlockBuilder::read_layer(const Options& o, int index) {
@@ -125,17 +112,14 @@ void BlockBuilder::read_layer(const Options& o, int index) {
     Layer& layer = layers_[index];
     layer.state = offsets(o, index);
     const std::string block = "blocks." + std::to_string(index) + ".", prefix = block + "attention.";
-    const bool bias = o.integer("attention_bias") != 0, mlp_bias = m.gelu;
-    const int64_t D = m.hidden, HV = int64_t(m.num_heads) * m.value;
-    layer.attention_norm = norm(block + "attention_norm");
-    layer.mlp_norm = norm(block + "mlp_norm");
-    std::vector<Part> in = {{prefix + "qkv", m.qkv(), D, bias}};
-    if (m.gated_output()) in.push_back({prefix + "gate", HV, D, false});
+    layer.attention_norm = p_.norm(block + "attention_norm");
+    layer.mlp_norm = p_.norm(block + "mlp_norm");
+    std::vector<std::string> in = {prefix + "qkv"};
+    if (p_.has(prefix + "gate.weight")) in.push_back(prefix + "gate");
     layer.in = p_.pack(in, m.precision);
-    layer.out = p_.pack({{prefix + "out", D, HV, bias}}, m.precision);
-    const int64_t up = int64_t(m.intermediate) * (m.gelu ? 1 : 2);
-    layer.up = p_.pack({{block + "mlp.up", up, D, mlp_bias}}, m.precision, !m.gelu);
-    layer.down = p_.pack({{block + "mlp.down", D, m.intermediate, mlp_bias}}, m.precision);
+    layer.out = p_.pack({prefix + "out"}, m.precision);
+    layer.up = p_.pack({block + "mlp.up"}, m.precision, m.gelu ? Rows::plain : Rows::paired);
+    layer.down = p_.pack({block + "mlp.down"}, m.precision);
     read_features(prefix, layer);
     read_gates(prefix, layer);
 }
@@ -157,18 +141,18 @@ void BlockBuilder::read_features(const std::string& prefix, Layer& layer) {
         case Mechanism::performer:
         case Mechanism::rbf:
         case Mechanism::window_linear:
-            layer.features = p_.transposed(p_.weight(prefix + "projection", {H, F, K}), H, F, K);
+            layer.features = p_.transposed(p_.weight(prefix + "projection"), H);
             break;
         case Mechanism::performer_simplified: {
-            const Weight points = p_.weight(prefix + "projection", {H, F, K});
-            layer.features = p_.transposed(points, H, F, K);
+            const Weight points = p_.weight(prefix + "projection");
+            layer.features = p_.transposed(points, H);
             layer.feature_bias = closeness(points, 1.0f);
             break;
         }
         case Mechanism::soft_vq: {
-            const Weight points = p_.weight(prefix + "codebook", {H, F, K});
-            const Weight prior = p_.weight(prefix + "log_prior", {H, F});
-            layer.features = p_.transposed(points, H, F, K);
+            const Weight points = p_.weight(prefix + "codebook");
+            const Weight prior = p_.weight(prefix + "log_prior");
+            layer.features = p_.transposed(points, H);
             float* bias = closeness(points, m.beta);
             for (int64_t h = 0; h < H; h++) {
                 double total = 0;
@@ -180,14 +164,14 @@ void BlockBuilder::read_features(const std::string& prefix, Layer& layer) {
             break;
         }
         case Mechanism::vq: {
-            const Weight points = p_.weight(prefix + "codebook", {H, F, K});
-            layer.features = p_.transposed(points, H, F, K);
+            const Weight points = p_.weight(prefix + "codebook");
+            layer.features = p_.transposed(points, H);
             layer.feature_bias = closeness(points, 1.0f);
-            layer.window_bias = p_.copy(p_.weight(prefix + "bias", {H, m.window}));
+            layer.window_bias = p_.vector(prefix + "bias");
             break;
         }
         case Mechanism::dijiang: {
-            const Weight by = p_.weight(prefix + "frequency_weight", {H, K});
+            const Weight by = p_.weight(prefix + "frequency_weight");
             std::vector<float> matrix(static_cast<size_t>(H * K * K));
             for (int64_t h = 0; h < H; h++)
                 for (int64_t f = 0; f < K; f++)
@@ -196,15 +180,15 @@ void BlockBuilder::read_features(const std::string& prefix, Layer& layer) {
                         const double scale = std::sqrt(2.0 / double(K)) * (f == 0 ? std::sqrt(0.5) : 1.0);
                         matrix[size_t((h * K + f) * K + i)] = float(c * scale);
                     }
-            layer.features = p_.transposed({matrix.data(), {H, K, K}, nullptr}, H, K, K, by.data);
+            layer.features = p_.transposed({matrix.data(), {H, K, K}, nullptr}, H, by.data);
             break;
         }
         case Mechanism::normed:
             if (m.map == FeatureMap::product) {
                 const auto read = [&](const std::string& name, const float** w, const float** bias) {
                     const std::string both = prefix + name + ".both";
-                    *w = p_.transposed(p_.weight(both + ".weight", {2 * K, K}), 1, 2 * K, K);
-                    *bias = p_.copy(p_.weight(both + ".bias", {2 * K}));
+                    *w = p_.transposed(p_.weight(both + ".weight"), 1);
+                    *bias = p_.vector(both + ".bias");
                 };
                 read("q_map", &layer.q_map, &layer.q_map_bias);
                 read("k_map", &layer.k_map, &layer.k_map_bias);
@@ -217,29 +201,28 @@ void BlockBuilder::read_features(const std::string& prefix, Layer& layer) {
 // Decays, convolutions and output norms.
 void BlockBuilder::read_gates(const std::string& prefix, Layer& layer) {
     const BlockModel& m = model_;
-    const int64_t H = m.num_heads, K = m.key, D = m.hidden;
-    if (m.mechanism >= Mechanism::normed) layer.norm_weight = p_.copy(p_.weight(prefix + "norm_weight", {m.value}));
-    if (m.conv_size)
-        layer.conv = p_.transposed(p_.weight(prefix + "conv_weight", {m.qkv(), m.conv_size}), 1, m.qkv(), m.conv_size);
+    const int64_t H = m.num_heads;
+    if (p_.has(prefix + "norm_weight")) layer.norm_weight = p_.vector(prefix + "norm_weight");
+    if (p_.has(prefix + "conv_weight"))
+        layer.conv = p_.transposed(p_.weight(prefix + "conv_weight"), 1);
     if (m.mechanism == Mechanism::retnet || m.mechanism == Mechanism::dijiang)
         layer.decay = head_decays(m.xpos);
     if (m.mechanism == Mechanism::gated) {
-        layer.extra = p_.pack({{prefix + "decay_down", m.rank, D, false}}, Precision::float32);
-        const std::string up = prefix + "decay_up";
-        layer.decay_up = p_.transposed(p_.weight(up + ".weight", {H * K, m.rank}), H, K, m.rank);
-        layer.decay_bias = p_.copy(p_.weight(up + ".bias", {H * K}));
+        layer.extra = p_.pack({prefix + "decay_down"}, Precision::float32);
+        layer.decay_up = p_.transposed(p_.weight(prefix + "decay_up.weight"), H);
+        layer.decay_bias = p_.vector(prefix + "decay_up.bias");
     }
     if (m.mechanism == Mechanism::delta) {
-        std::vector<Part> gates = {{prefix + "beta", H, D, false}};
-        if (m.delta_decay) {
-            gates.push_back({prefix + "decay", H, D, false});
-            layer.decay_bias = p_.copy(p_.weight(prefix + "decay.bias", {H}));
-            const Weight log = p_.weight(prefix + "decay_log", {H});
+        std::vector<std::string> gates = {prefix + "beta"};
+        if (p_.has(prefix + "decay_log")) {
+            gates.push_back(prefix + "decay");
+            layer.decay_bias = p_.vector(prefix + "decay.bias");
+            const Weight log = p_.weight(prefix + "decay_log");
             float* rate = p_.arena.allocate<float>(size_t(H));
             for (int64_t h = 0; h < H; h++) rate[h] = float(-std::exp(double(log.data[h])));
             layer.decay_rate = rate;
         }
-        layer.extra = p_.pack(gates, Precision::float32);
+        layer.extra = p_.pack(gates, Precision::float32, Rows::plain, Bias::left_out);
     }
 }
 
@@ -257,17 +240,33 @@ const float* BlockBuilder::head_decays(bool xpos) {
     return decay;
 }
 
-Norm BlockBuilder::norm(const std::string& name) {
-    const auto vector = [&](const char* part) {
-        return p_.copy(p_.weight(name + part, {model_.hidden}));
-    };
-    return {vector(".weight"), model_.layer_norm ? vector(".bias") : nullptr};
+std::shared_ptr<const Model> build_block(const Options& options, Packer& packer, Precision precision) {
+    return std::make_shared<BlockModel>(BlockBuilder(options, packer, precision).model());
+}
+
+void set_strides(const Model& model, Strides& s) {
+    const auto& m = static_cast<const BlockModel&>(model);
+    using B = BlockBuffers;
+    static_assert(B::num <= MAX_BUFFERS);
+    set_buffer(s, B::in, padded_stride(m.layers[0].in.n));
+    set_buffer(s, B::extra, padded_stride(m.layers[0].extra.n));
+    set_buffer(s, B::attended, padded_stride(m.num_heads * m.value));
+    set_buffer(s, B::hidden, padded_stride(m.intermediate));
+    set_buffer(s, B::cos, m.key);
+    set_buffer(s, B::sin, m.key);
+    s.widest = std::max({s.x, s.buffers[B::attended], s.buffers[B::hidden]});
+    s.prepared = s.widest;
 }
 
 }  // namespace
 
-std::shared_ptr<const Model> build_block(const Options& options, Packer& packer, Precision precision) {
-    return std::make_shared<BlockModel>(BlockBuilder(options, packer, precision).model());
-}
+EVERSTREAM_DECLARE_KERNELS(block);
+const Family BLOCK = {
+    "block",
+    {Precision::float32, Precision::bfloat16, Precision::int8},
+    build_block,
+    set_strides,
+    EVERSTREAM_KERNELS_OF(block)};
+const Registration BLOCK_REGISTRATION(BLOCK);
 
 }  // namespace everstream

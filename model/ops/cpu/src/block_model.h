@@ -35,7 +35,6 @@ struct Layer {
     const float* decay = nullptr;        // retnet, dijiang: expm1 of the log decay, [H K]
     const float* features = nullptr;     // projection, codebook, DCT times weight: [H][K][F]
     const float* feature_bias = nullptr;  // added to a key's log features, [H][F]
-    const float* codebook = nullptr;     // vq: [H][C][K]
     const float* window_bias = nullptr;  // vq: [H][W], by distance
     const float* q_map = nullptr;        // normed: [K][2 K] and its bias [2 K]
     const float* q_map_bias = nullptr;
@@ -61,14 +60,11 @@ struct BlockModel : Model {
     double rope_theta = 10000.0;
     Rotary rotary = Rotary::none;
     FeatureMap map = FeatureMap::product;
-    bool gelu = false, delta_decay = false, xpos = false;
-    int max_positions = 0;
-    Table positions;
+    bool gelu = false, xpos = false;
+    Table positions;  // no rows: none is added
     const Layer* layers = nullptr;
 
     int qkv() const { return num_heads * (2 * key + value); }
-    bool gated_output() const { return mechanism >= Mechanism::retnet; }
-    int64_t half_key() const { return key / 2; }
 };
 
 }  // namespace everstream

@@ -23,7 +23,7 @@ public:
         finish();
     }
 
-    static size_t private_bytes(const BlockModel& m) { return size_t(head_room(m)) * (6 * 4 + 8); }
+    static size_t private_bytes(const BlockModel& m, const Strides&) { return size_t(head_room(m)) * (6 * 4 + 8); }
     static int max_phases(const BlockModel& m) { return 8 + 9 * m.num_layers; }
 
 private:
@@ -33,35 +33,17 @@ private:
         return padded(room + 16, 64);
     }
 
-    float* buffer(int place, int row) const {
-        return b.buffers[place] + size_t(row) * s.buffers[place];
-    }
-
     void embed(int row) {
         float* x = b.x + size_t(row) * s.x;
         look_up(m.embedding, b.tokens[row], x);
         const int64_t position = b.positions[row];
-        if (m.max_positions) {
-            const int64_t last = m.max_positions - 1;
+        if (m.positions.n) {
+            const int64_t last = m.positions.n - 1;
             look_up(m.positions, int(position < last ? position : last), p.normed);
             map(x, x, p.normed, m.hidden, [](F a, F c) { return a + c; });
         }
-        if (m.rotary != Rotary::none) {
-            const int half = m.key / 2;
-            for (int i = 0; i < half; i++) {
-                const double angle =
-                    double(position) * std::pow(m.rope_theta, -double(i) / double(half));
-                buffer(B::cos, row)[i] = float(std::cos(angle));
-                buffer(B::sin, row)[i] = float(std::sin(angle));
-            }
-        }
-    }
-
-    auto normed(const Norm& norm) {
-        const auto make = [this, &norm](int row, float* out) {
-            normalize(m, norm, b.x + size_t(row) * s.x, out);
-        };
-        return rows_of(b.num_rows, m.hidden, nullptr, s.x, true, make);
+        if (m.rotary != Rotary::none)
+            rotation(position, m.rope_theta, m.key / 2, buffer(B::cos, row), buffer(B::sin, row));
     }
 
     void attention(const Layer& l, int task) {
@@ -75,22 +57,14 @@ private:
         }
     }
 
-    Output into(int place, Into how = Into::store) const {
-        return {b.buffers[place], s.buffers[place], how};
-    }
-
     void layer(const Layer& l) {
-        const Output x{b.x, s.x, Into::add};
         const Matrix* extra = l.extra.n ? &l.extra : nullptr;
         products(normed(l.attention_norm), {{&l.in, into(B::in)}, {extra, into(B::extra)}});
         w.each(b.num_sequences * m.num_heads, [&](int task) { attention(l, task); });
-        products(
-            plain(b.buffers[B::attended], m.num_heads * m.value, s.buffers[B::attended]),
-            {{&l.out, x}});
+        products(plain(B::attended, m.num_heads * m.value), {{&l.out, onto_x()}});
         products(
             normed(l.mlp_norm), {{&l.up, into(B::hidden, m.gelu ? Into::gelu : Into::swiglu)}});
-        products(
-            plain(b.buffers[B::hidden], m.intermediate, s.buffers[B::hidden]), {{&l.down, x}});
+        products(plain(B::hidden, m.intermediate), {{&l.down, onto_x()}});
     }
 
     using B = BlockBuffers;

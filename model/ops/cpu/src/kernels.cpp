@@ -4,38 +4,16 @@
 
 #include <chrono>
 
-#include "block_step.h"
-#include "rwkv7_step.h"
+#include "matmul.h"
 
-#define EVERSTREAM_JOIN(a, b) a##b
-#define EVERSTREAM_KERNELS(level) EVERSTREAM_JOIN(kernels_, level)
+#define EVERSTREAM_JOIN_NAME(a, b) a##b
+#define EVERSTREAM_KERNELS(level) EVERSTREAM_JOIN_NAME(kernels_, level)
 #define EVERSTREAM_TEXT(x) #x
 #define EVERSTREAM_NAME(level) EVERSTREAM_TEXT(level)
 
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
 namespace {
-
-const BlockModel& block(const Model& m) { return static_cast<const BlockModel&>(m); }
-const Rwkv7Model& rwkv7(const Model& m) { return static_cast<const Rwkv7Model&>(m); }
-
-void run_forward(const Model& m, const Batch& b, Worker& w) {
-    switch (m.family) {
-        case Family::block: return BlockStep(block(m), b, w).run();
-        case Family::rwkv7: return Rwkv7Step(rwkv7(m), b, w).run();
-    }
-}
-
-size_t private_bytes(const Model& m, const Strides& s) {
-    const bool is_block = m.family == Family::block;
-    return shared_private_bytes(s) + (is_block ? BlockStep::private_bytes(block(m))
-                                               : Rwkv7Step::private_bytes(rwkv7(m), s));
-}
-
-int max_phases(const Model& m) {
-    return m.family == Family::block ? BlockStep::max_phases(block(m))
-                                     : Rwkv7Step::max_phases(rwkv7(m));
-}
 
 void softmax_weights(const float* logits, int n, float inverse_temperature, float* weights) {
     const F top = F::set(largest(logits, n)), by = F::set(inverse_temperature);
@@ -129,12 +107,10 @@ double read_rate(const float* memory, size_t bytes, double seconds) {
 extern const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL);
 const Kernels EVERSTREAM_KERNELS(EVERSTREAM_LEVEL) = {
     EVERSTREAM_NAME(EVERSTREAM_LEVEL),
+    Level::EVERSTREAM_LEVEL,
     EVERSTREAM_LEVEL::PANEL,
     EVERSTREAM_LEVEL::PART,
     EVERSTREAM_DOT != 0,
-    EVERSTREAM_LEVEL::private_bytes,
-    EVERSTREAM_LEVEL::max_phases,
-    EVERSTREAM_LEVEL::run_forward,
     EVERSTREAM_LEVEL::softmax_weights,
     EVERSTREAM_LEVEL::all_finite,
     EVERSTREAM_LEVEL::arg_max,

@@ -20,7 +20,6 @@ struct Strides {
     int num_buffers = 0;
     int buffers[MAX_BUFFERS] = {};
 };
-Strides strides_of(const Model&);
 
 // One run: `num_rows` tokens of `num_sequences` sequences, in order, and the rows among them whose
 // logits are wanted. Buffers are [rows][stride] and zero beyond what is written.
@@ -41,19 +40,27 @@ struct Batch {
     uint16_t* half = nullptr;
     uint8_t* quads = nullptr;
     float* scales = nullptr;
-    char* const* private_room = nullptr;  // [threads], each of Kernels::private_bytes
+    char* const* private_room = nullptr;  // [threads], each of FamilyKernels::private_bytes
 };
 
 // Weights are summed in blocks of this many, so that a draw can pass over most of them.
 constexpr int SAMPLER_BLOCK = 64;
 
+// What a level computes of a family's models; the models are of that family.
+struct FamilyKernels {
+    size_t (*private_bytes)(const Model&, const Strides&);  // of each thread
+    int (*max_phases)(const Model&);                        // of a run
+    void (*forward)(const Model&, const Batch&, Worker&);
+};
+
+enum class Level { v2, v3, v4, v4dot, neon };
+constexpr int NUM_LEVELS = 5;
+
 struct Kernels {
     const char* name;
+    Level level;
     int panel, part;     // outputs of a packed panel, and of each of its parts
     bool rounds_inputs;  // bfloat16 products take bfloat16 inputs
-    size_t (*private_bytes)(const Model&, const Strides&);
-    int (*max_phases)(const Model&);
-    void (*forward)(const Model&, const Batch&, Worker&);
     // weights[i] = exp((logits[i] - largest) * inverse_temperature)
     void (*softmax_weights)(const float* logits, int n, float inverse_temperature, float* weights);
     bool (*all_finite)(const float* logits, int n);

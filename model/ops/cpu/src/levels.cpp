@@ -10,14 +10,14 @@ namespace everstream {
 
 namespace {
 
-struct Level {
+struct BuiltLevel {
     const Kernels* kernels;
     const TrainingKernels* training;
     bool runs;
 };
 
-std::vector<Level> all_levels() {
-    std::vector<Level> levels;
+std::vector<BuiltLevel> all_levels() {
+    std::vector<BuiltLevel> levels;
     levels.reserve(4);
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -52,13 +52,13 @@ std::vector<Level> all_levels() {
 
 std::vector<std::string> levels() {
     std::vector<std::string> names;
-    for (const Level& level : all_levels())
+    for (const BuiltLevel& level : all_levels())
         if (level.runs) names.emplace_back(level.kernels->name);
     return names;
 }
 
-static Level level_of(const std::string& name) {
-    for (const Level& level : all_levels())
+static BuiltLevel level_of(const std::string& name) {
+    for (const BuiltLevel& level : all_levels())
         if (level.runs && (name.empty() || name == level.kernels->name)) return level;
     throw std::invalid_argument("level '" + name + "' does not run on this machine");
 }

@@ -1,5 +1,5 @@
 // A model as the kernels see it: packed matrices, small vectors, and where each part of a
-// session's state lies in its block. Plain data; made by builder.h, never changed after.
+// session's state lies in its block. Plain data; made by a family's builder, never changed after.
 #pragma once
 
 #include <cstddef>
@@ -40,19 +40,14 @@ struct Table {
 
 struct Norm {
     const float* weight = nullptr;
-    const float* bias = nullptr;  // a LayerNorm's; null for RMSNorm
+    const float* bias = nullptr;  // a LayerNorm's, which subtracts the mean; null for RMSNorm
 };
 
-// The families of models, each with a struct that extends `Model`, a builder and a forward.
-enum class Family { block, rwkv7 };
-
-// What the models of all families have.
+// What the models of all families have; each family extends it.
 struct Model {
-    Family family = Family::block;
     Precision precision = Precision::float32;
     int vocab_size = 0, hidden = 0, num_layers = 0;
     float eps = 1e-5f;
-    bool layer_norm = false;  // with a mean and a bias; else RMSNorm
     Table embedding;
     Norm norm;
     Matrix head;

@@ -101,27 +101,31 @@ char* Arena::take(size_t size) {
     return result;
 }
 
-void Packer::check(const std::string& name, const std::vector<int64_t>& shape) const {
-    if (weights_.shape(name) != shape)
-        throw std::invalid_argument("weight '" + name + "' has another shape");
-}
-
-Weight Packer::weight(const std::string& name, const std::vector<int64_t>& shape) const {
-    check(name, shape);
-    Weight w = weights_.rows(name, 0, shape[0]);
+Weight Packer::read_rows(const std::string& name, int64_t begin, int64_t end) const {
+    std::vector<int64_t> shape = weights_.shape(name);
+    shape[0] = end - begin;
+    Weight w = weights_.rows(name, begin, end);
     if (w.shape != shape) throw std::invalid_argument("weight '" + name + "' has another shape");
     return w;
 }
 
+Weight Packer::weight(const std::string& name) const {
+    return read_rows(name, 0, weights_.shape(name).at(0));
+}
+
+std::pair<int64_t, int64_t> Packer::sizes(const std::string& name) const {
+    const std::vector<int64_t> shape = weights_.shape(name);
+    if (shape.size() != 2) throw std::invalid_argument("weight '" + name + "' has another shape");
+    return {shape[0], shape[1]};
+}
+
 template <class Use>
-void Packer::each_rows(const std::string& name, int64_t n, int64_t k, Use use) const {
-    check(name, {n, k});
+void Packer::each_rows(const std::string& name, Use use) const {
+    const auto [n, k] = sizes(name);
     const int64_t step = std::max<int64_t>(1, SLICE / k);
     for (int64_t begin = 0; begin < n; begin += step) {
         const int64_t num = std::min(step, n - begin);
-        const Weight slice = weights_.rows(name, begin, begin + num);
-        if (slice.shape != std::vector<int64_t>{num, k})
-            throw std::invalid_argument("weight '" + name + "' has another shape");
+        const Weight slice = read_rows(name, begin, begin + num);
         use(begin, num, slice.data);
     }
 }
@@ -135,8 +139,15 @@ const float* Packer::copy(const Weight& weight) {
     return out;
 }
 
-const float* Packer::transposed(
-    const Weight& weight, int64_t groups, int64_t rows, int64_t columns, const float* by) {
+Norm Packer::norm(const std::string& name) {
+    return {vector(name + ".weight"), has(name + ".bias") ? vector(name + ".bias") : nullptr};
+}
+
+const float* Packer::transposed(const Weight& weight, int64_t groups, const float* by) {
+    const int64_t columns = weight.shape.back();
+    int64_t rows = 1;
+    for (int64_t n : weight.shape) rows *= n;
+    rows /= groups * columns;
     float* out = arena.allocate<float>(size_t(groups * rows * columns) + 64);
     for (int64_t g = 0; g < groups; g++)
         for (int64_t r = 0; r < rows; r++)
@@ -146,27 +157,28 @@ const float* Packer::transposed(
     return out;
 }
 
-Table Packer::table(const std::string& name, int64_t n, int64_t k, Precision precision) {
+Table Packer::table(const std::string& name, Precision precision) {
+    const int64_t n = sizes(name).first, k = sizes(name).second;
     Table table;
     table.precision = precision;
     table.n = int(n), table.k = int(k);
     const size_t count = size_t(n * k), width = size_t(k);
     if (precision == Precision::float32) {
         float* data = arena.allocate<float>(count + 64);
-        each_rows(name, n, k, [&](int64_t begin, int64_t num, const float* rows) {
+        each_rows(name, [&](int64_t begin, int64_t num, const float* rows) {
             std::memcpy(data + begin * k, rows, size_t(num * k) * sizeof(float));
         });
         table.data = data;
     } else if (precision == Precision::bfloat16) {
         uint16_t* data = arena.allocate<uint16_t>(count);
-        each_rows(name, n, k, [&](int64_t begin, int64_t num, const float* rows) {
+        each_rows(name, [&](int64_t begin, int64_t num, const float* rows) {
             std::transform(rows, rows + num * k, data + begin * k, to_bf16);
         });
         table.data = data;
     } else {
         int8_t* data = arena.allocate<int8_t>(count);
         float* scale = arena.allocate<float>(size_t(n));
-        each_rows(name, n, k, [&](int64_t begin, int64_t num, const float* rows) {
+        each_rows(name, [&](int64_t begin, int64_t num, const float* rows) {
             for (int64_t i = 0; i < num; i++) {
                 const float* row = rows + i * k;
                 const float by = scale[begin + i] = row_scale(row, k);
@@ -212,14 +224,23 @@ void Packer::pack_rows(const Matrix& w, int64_t at, int64_t num, const float* ro
         for (size_t r = 0; r < n; r++) out[j * P + r] = words_[r * stride + j];
 }
 
-Matrix Packer::pack(const std::vector<Part>& parts, Precision precision, bool paired) {
+Matrix Packer::pack(
+    const std::vector<std::string>& names, Precision precision, Rows rows_lie, Bias bias_is) {
+    const bool paired = rows_lie == Rows::paired;
+    const auto adds_bias = [&](const std::string& name) {
+        return bias_is == Bias::added && has(name + ".bias");
+    };
     Matrix w;
     w.precision = precision;
     w.panel = kernels_.panel, w.part = kernels_.part;
-    w.k = int(parts[0].k), w.k_padded = (w.k + 3) / 4 * 4;
+    w.k = int(sizes(names.at(0) + ".weight").second), w.k_padded = (w.k + 3) / 4 * 4;
     int64_t num = 0;
     bool has_bias = false;
-    for (const Part& part : parts) num += part.n, has_bias = has_bias || part.has_bias;
+    for (const std::string& name : names) {
+        const auto [n, k] = sizes(name + ".weight");
+        if (k != w.k) throw std::invalid_argument("weight '" + name + ".weight' has another shape");
+        num += n, has_bias = has_bias || adds_bias(name);
+    }
     // Paired rows come in pairs of half panels, of which the last may not be full.
     const int64_t half = w.panel / 2, pairs = (num / 2 + half - 1) / half;
     w.n = int(paired ? pairs * w.panel : num);
@@ -241,20 +262,20 @@ Matrix Packer::pack(const std::vector<Part>& parts, Precision precision, bool pa
         return std::min(half - i % half, num / 2 - i);
     };
     int64_t first = 0;
-    for (const Part& part : parts) {
-        each_rows(part.name + ".weight", part.n, part.k, [&](int64_t begin, int64_t n, const float* rows) {
+    for (const std::string& name : names) {
+        each_rows(name + ".weight", [&](int64_t begin, int64_t n, const float* rows) {
             for (int64_t i = 0, num = 0; i < n; i += num) {
                 const int64_t at = place(first + begin + i), left = w.part - at % w.part;
                 // Paired rows lie next to each other up to the end of their half.
                 num = std::min(n - i, paired ? std::min(left, run_of(first + begin + i)) : left);
-                pack_rows(w, at, num, rows + i * part.k);
+                pack_rows(w, at, num, rows + i * w.k);
             }
         });
-        if (part.has_bias) {
-            const Weight values = weight(part.name + ".bias", {part.n});
-            for (int64_t i = 0; i < part.n; i++) bias[place(first + i)] = values.data[i];
+        if (adds_bias(name)) {
+            const Weight values = weight(name + ".bias");
+            for (int64_t i = 0; i < values.shape[0]; i++) bias[place(first + i)] = values.data[i];
         }
-        first += part.n;
+        first += sizes(name + ".weight").first;
     }
     return w;
 }

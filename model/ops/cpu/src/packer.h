@@ -20,8 +20,10 @@ struct Weight {
     std::shared_ptr<void> keep;
 };
 
-// A checkpoint's tensors by name. Both functions throw where there is none of that name.
+// A checkpoint's tensors by name, with the shapes that the config lists; who gives them has compared
+// these. `shape` and `rows` throw where there is none of that name.
 struct Weights {
+    std::function<bool(const std::string& name)> has;  // whether the config lists one
     std::function<std::vector<int64_t>(const std::string& name)> shape;
     std::function<Weight(const std::string& name, int64_t begin, int64_t end)> rows;
 };
@@ -38,13 +40,6 @@ struct Options {
     const std::string& text(const std::string& name) const;
     // The offset of a tensor that the layer must have.
     size_t state(int layer, const std::string& name) const;
-};
-
-// Rows of a product: a checkpoint's matrix [n, k] by its name, with a bias [n] or none.
-struct Part {
-    std::string name;
-    int64_t n = 0, k = 0;
-    bool has_bias = false;
 };
 
 // The memory of a model's weights.
@@ -77,29 +72,41 @@ private:
     size_t slab_left_ = 0, num_bytes_ = 0;
 };
 
+// How the rows of a packed matrix lie; paired: each panel has half a panel of the first half of the
+// rows, and theirs of the second half.
+enum class Rows { plain, paired };
+// Whether products add the bias; where it is left out the caller does.
+enum class Bias { added, left_out };
+
 class Packer {
 public:
     Packer(const Weights& weights, const Kernels& kernels, Arena& arena)
         : arena(arena), weights_(weights), kernels_(kernels) {}
 
-    // A whole tensor. Throws std::invalid_argument where it has another shape.
-    Weight weight(const std::string& name, const std::vector<int64_t>& shape) const;
-    // The parts one under the other. `paired`: each panel has half a panel of the first half of the
-    // rows, and theirs of the second half.
-    Matrix pack(const std::vector<Part>& parts, Precision precision, bool paired = false);
-    Table table(const std::string& name, int64_t n, int64_t k, Precision precision);
+    bool has(const std::string& name) const { return weights_.has(name); }
+    // A whole tensor.
+    Weight weight(const std::string& name) const;
+    // The matrices `name`.weight [n, k] one under the other, and `name`.bias [n] where one has it.
+    Matrix pack(
+        const std::vector<std::string>& names, Precision precision, Rows rows = Rows::plain,
+        Bias bias = Bias::added);
+    Table table(const std::string& name, Precision precision);
     const float* copy(const Weight& weight);
-    // [groups][rows][columns] to [groups][columns][rows], times `by` [groups][rows] if given.
-    const float* transposed(
-        const Weight& weight, int64_t groups, int64_t rows, int64_t columns,
-        const float* by = nullptr);
+    const float* vector(const std::string& name) { return copy(weight(name)); }
+    // `name`.weight, and `name`.bias where there is one.
+    Norm norm(const std::string& name);
+    // [groups][rows][columns] to [groups][columns][rows], times `by` [groups][rows] if given; the
+    // groups and rows may share axes.
+    const float* transposed(const Weight& weight, int64_t groups, const float* by = nullptr);
     Arena& arena;
 
 private:
-    void check(const std::string& name, const std::vector<int64_t>& shape) const;
+    Weight read_rows(const std::string& name, int64_t begin, int64_t end) const;
+    // The shape of a matrix. Throws std::invalid_argument where it is none.
+    std::pair<int64_t, int64_t> sizes(const std::string& name) const;
     // Calls `use(first row, number of rows, numbers)` for all rows of a matrix, some at a time.
     template <class Use>
-    void each_rows(const std::string& name, int64_t n, int64_t k, Use use) const;
+    void each_rows(const std::string& name, Use use) const;
     void pack_rows(const Matrix& w, int64_t at, int64_t num, const float* rows);
 
     const Weights& weights_;

@@ -35,12 +35,12 @@ Runtime::Runtime(
     int num_threads, int num_ids)
     : kernels_(kernels_of(level)),
       built_(build(options, weights, kernels_, precision)),
-      strides_(strides_of(model())),
+      strides_(strides_of(*built_.family, model())),
       num_ids_(num_ids),
-      team_(num_threads, kernels_.max_phases(model())) {
+      team_(num_threads, family().max_phases(model())) {
     private_.resize(size_t(num_threads));
     for (Buffer& buffer : private_) {
-        buffer.reserve(kernels_.private_bytes(model(), strides_));
+        buffer.reserve(family().private_bytes(model(), strides_));
         private_rooms_.push_back(buffer.as<char>());
         samplers_.emplace_back(kernels_, num_ids);
     }
@@ -108,7 +108,7 @@ Scores Runtime::score(const Feed& feed, const int32_t* next, int num_next, int n
         const Batch b = gather({part}, true);
         const int num = std::min(num_next - begin, part.num_tokens);
         team_.run([&scores, this, b, begin, num, next](Worker& w) {
-            kernels_.forward(model(), b, w);
+            family().forward(model(), b, w);
             w.each(num, [&](int i) {
                 const auto at = size_t(begin + i), num_top = size_t(scores.num_top);
                 scores.logprobs[at] = samplers_[size_t(w.index())].log_probability(
@@ -125,7 +125,7 @@ std::vector<double> Runtime::embed(const Feed& feed) {
         Batch b = gather({part_of(feed, begin)}, true);
         b.stops_at_norm = true;
         num_logits_ = 0;
-        team_.run([this, b](Worker& w) { kernels_.forward(model(), b, w); });
+        team_.run([this, b](Worker& w) { family().forward(model(), b, w); });
         for (int row = 0; row < b.num_rows; row++) {
             const float* hidden = b.normed + size_t(row) * size_t(strides_.x);
             for (size_t i = 0; i < sums.size(); i++)
@@ -170,7 +170,7 @@ void Runtime::run(const std::vector<Feed>& feeds) {
     // All memory is taken before the first state changes: nothing after that can fail.
     prepare_draws(feeds);
     team_.run([this, b](Worker& w) {
-        kernels_.forward(model(), b, w);
+        family().forward(model(), b, w);
         w.each(b.num_wanted, [&](int i) {
             const auto at = size_t(i);
             float* logits = b.logits + at * size_t(strides_.vocab);

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "builder.h"
+#include "family.h"
 #include "sampler.h"
 
 namespace everstream {
@@ -92,6 +92,10 @@ private:
     Drawn draw(const Drawing& drawing, float* logits, Likely* top, Sampler& sampler) const;
     // The batch of all feeds, with the logits of the rows after which they draw, or of all rows.
     Batch gather(const std::vector<Feed>& feeds, bool all_rows);
+
+    const FamilyKernels& family() const {
+        return *built_.family->kernels[int(kernels_.level)];
+    }
 
     const Kernels& kernels_;
     BuiltModel built_;

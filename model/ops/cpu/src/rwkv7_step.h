@@ -52,11 +52,6 @@ public:
 private:
     static int head_room(const Rwkv7Model& m) { return padded(m.head_size, 64); }
 
-    float* buffer(int place, int row) const {
-        return b.buffers[place] + size_t(row) * s.buffers[place];
-    }
-    Output into(int place) const { return {b.buffers[place], s.buffers[place]}; }
-
     int sequence_of(int row) const {
         int sequence = 0, end = b.num_sequences;
         while (end - sequence > 1) {
@@ -145,8 +140,7 @@ private:
         w.each(b.num_sequences * m.num_heads, [&](int task) {
             head(l, is_first, task / m.num_heads, task % m.num_heads);
         });
-        products(
-            plain(b.buffers[B::mixed], D, s.x), {{&l.output, {b.x, s.x, Into::add}}});
+        products(plain(B::mixed, D), {{&l.output, onto_x()}});
     }
 
     // All tokens of a sequence through one head.
@@ -180,8 +174,7 @@ private:
             map(t.v, t.v, first, room, N, [](F v, F x, F by) { return fma(x - v, by, v); });
         }
         map(t.c, k, l.k_k + at, N, [](F x, F y) { return x * y; });
-        const F by = F::set(std::fmax(std::sqrt(sum_of_squares(t.c, N)), 1e-12f));
-        map(t.c, t.c, N, [by](F x) { return x / by; });
+        l2_normalize(t.c, t.c, N, 1e-12f);
         float* a = room;
         map(a, buffer(B::rate, row) + at, N, [](F x) { return sigmoid(x); });
         map(t.minus_d, t.c, a, N, [](F c, F x) { return (F::set(0.0f) - c) * x; });
@@ -194,9 +187,7 @@ private:
         const int N = m.head_size, at = h * N;
         map(room, t.r, t.k, N, [](F x, F z) { return x * z; });
         const F bonus = F::set(dot(room, l.r_k + at, N));
-        center(y, N);
-        rms_norm(y, l.group_norm.weight + at, m.group_eps, N);
-        map(y, y, l.group_norm.bias + at, N, [](F x, F z) { return x + z; });
+        layer_norm(y, l.group_norm.weight + at, l.group_norm.bias + at, m.group_eps, N);
         map(y, t.v, y, N, [bonus](F v, F x) { return fma(bonus, v, x); });
         map(y, y, buffer(B::gate, row) + at, N, [](F x, F g) { return x * g; });
     }
@@ -209,11 +200,9 @@ private:
         });
         products(
             Prepared{in, b.num_rows},
-            {{&l.channel_key, {b.buffers[B::hidden], s.buffers[B::hidden], Into::square_relu}}},
+            {{&l.channel_key, into(B::hidden, Into::square_relu)}},
             b.num_sequences, [&](int sequence) { keep_row(l.channel_shift, sequence); });
-        products(
-            plain(b.buffers[B::hidden], m.intermediate, s.buffers[B::hidden]),
-            {{&l.channel_value, {b.x, s.x, Into::add}}});
+        products(plain(B::hidden, m.intermediate), {{&l.channel_value, onto_x()}});
     }
 
     using B = Rwkv7Buffers;

@@ -3,6 +3,7 @@
 
 #include "kernels.h"
 #include "matmul.h"
+#include "token_kernels.h"
 
 namespace everstream {
 namespace EVERSTREAM_LEVEL {
@@ -44,12 +45,9 @@ inline Private& private_room(const Strides& s, char* memory) {
 }
 
 inline void normalize(const Model& m, const Norm& norm, const float* x, float* out) {
-    const int n = m.hidden;
-    std::memcpy(out, x, size_t(n) * 4);
-    if (!m.layer_norm) return rms_norm(out, norm.weight, m.eps, n);
-    center(out, n);
-    rms_norm(out, norm.weight, m.eps, n);
-    map(out, out, norm.bias, n, [](F a, F b) { return a + b; });
+    std::memcpy(out, x, size_t(m.hidden) * 4);
+    if (norm.bias) return layer_norm(out, norm.weight, norm.bias, m.eps, m.hidden);
+    rms_norm(out, norm.weight, m.eps, m.hidden);
 }
 
 // A matrix, the first of the rows that it takes, and where its products go; no matrix: nothing.
@@ -106,6 +104,22 @@ protected:
     auto plain(const float* x, int k, int stride) {
         return rows_of(b.num_rows, k, x, stride, false, [](int, float*) {});
     }
+    auto plain(int place, int k) { return plain(b.buffers[place], k, s.buffers[place]); }
+    auto normed(const Norm& norm) {
+        const auto make = [this, &norm](int row, float* out) {
+            normalize(model, norm, b.x + size_t(row) * s.x, out);
+        };
+        return rows_of(b.num_rows, model.hidden, nullptr, s.x, true, make);
+    }
+
+    // A row of one of the family's own buffers; where products of all rows go there, or to `x`.
+    float* buffer(int place, int row) const {
+        return b.buffers[place] + size_t(row) * s.buffers[place];
+    }
+    Output into(int place, Into how = Into::store) const {
+        return {b.buffers[place], s.buffers[place], how};
+    }
+    Output onto_x() const { return {b.x, s.x, Into::add}; }
 
     // Rows that a phase has made and prepared.
     struct Prepared {
@@ -184,5 +198,27 @@ private:
     }
 };
 
+// The table of a family whose models are an M, and whose step is an S with run(), and static
+// private_bytes(m, strides) and max_phases(m).
+template <class M, class S>
+constexpr FamilyKernels kernels_of_family() {
+    return {
+        [](const Model& m, const Strides& s) {
+            return shared_private_bytes(s) + S::private_bytes(static_cast<const M&>(m), s);
+        },
+        [](const Model& m) { return S::max_phases(static_cast<const M&>(m)); },
+        [](const Model& m, const Batch& b, Worker& w) { S(static_cast<const M&>(m), b, w).run(); }};
+}
+
 }  // namespace EVERSTREAM_LEVEL
 }  // namespace everstream
+
+#define EVERSTREAM_JOIN(a, b) a##_##b
+#define EVERSTREAM_AT_LEVEL(name, level) EVERSTREAM_JOIN(name, level)
+// Defines the table that family.h declares, in a file that is compiled once per level.
+#define EVERSTREAM_FAMILY_KERNELS(name, M, S)                                       \
+    namespace everstream {                                                          \
+    extern const FamilyKernels EVERSTREAM_AT_LEVEL(name, EVERSTREAM_LEVEL);         \
+    constexpr FamilyKernels EVERSTREAM_AT_LEVEL(name, EVERSTREAM_LEVEL) =           \
+        EVERSTREAM_LEVEL::kernels_of_family<M, EVERSTREAM_LEVEL::S>();              \
+    }

@@ -46,6 +46,7 @@ void read_offset(std::istream& in, Options& options) {
 
 Weights weights_of(const Recording& r) {
     Weights weights;
+    weights.has = [&r](const std::string& name) { return r.weights.count(name) > 0; };
     weights.shape = [&r](const std::string& name) { return r.weights.at(name).shape; };
     weights.rows = [&r](const std::string& name, int64_t begin, int64_t end) {
         Weight weight = r.weights.at(name);
@@ -79,7 +80,7 @@ int main(int argc, char** argv) {
     const Recording r = read(argv[1]);
     const std::map<std::string, Precision> precisions = {
         {"float32", Precision::float32}, {"bfloat16", Precision::bfloat16}, {"int8", Precision::int8}};
-    const int vocab_size = r.options.integer("vocab_size");
+    const auto vocab_size = int(r.weights.at("embedding.weight").shape[0]);
     Runtime runtime(r.options, weights_of(r), argv[3], precisions.at(argv[2]), 2, vocab_size);
     std::vector<char> state(runtime.model().state_bytes);
     Draw draw;
