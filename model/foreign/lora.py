@@ -24,7 +24,15 @@ from model.architectures.config import Config
 from model.architectures.rwkv7.config import Rwkv7Config
 from model.checkpoint_files import Lora
 from model.foreign.adapter_config import ADAPTER_CONFIG, AdapterConfig, read_adapter_config
-from model.foreign.merged_weights import Blocks, Change, LowRank, Merged, Row, Tiled, Whole
+from model.foreign.merged_weights import (
+    Blocks,
+    Change,
+    LowRankChange,
+    Merged,
+    RowChange,
+    Tiled,
+    Whole,
+)
 from model.foreign.rwkv7 import Renamed
 from model.foreign.rwkv7_names import LAYOUTS, Part, parts_of
 from model.foreign.tuned_states import tensors_of
@@ -70,7 +78,7 @@ def with_lora(config: Config, weights: Weights, lora: Lora) -> Merged:
     assert isinstance(weights, StoredWeights), type(weights)
     changes: dict[str, list[Change]] = {}
     for path in lora.files:
-        reader = _Reader(path, config, lora.alpha)
+        reader = _AdapterFile(path, config, lora.alpha)
         for name, change in reader.changes():
             changes.setdefault(name, []).append(change)
     return Merged(weights, changes)
@@ -92,7 +100,7 @@ def _weights_file(path: Path) -> Path:
     raise CheckpointError(f"{path} has no {' or '.join(ADAPTER_WEIGHTS)}")
 
 
-class _Reader:
+class _AdapterFile:
     """One file. ``changes`` raises `CheckpointError`."""
 
     def __init__(self, path: Path, config: Rwkv7Config, alpha: float | None) -> None:
@@ -162,7 +170,7 @@ class _Reader:
                 " (lora_alpha of the training)"
             )
         scale = alpha / (rank**0.5 if self._config.by_root else rank)
-        return LowRank(self._files[key], self._files[other], scale)
+        return LowRankChange(self._files[key], self._files[other], scale)
 
     def _shared(self, key: str, wanted: Shape) -> Change:
         """Of MiSS."""
@@ -194,7 +202,7 @@ class _Reader:
                 f"{self._path}: {key} is {list(formed.shape(key))}, wanted {list(wanted)}"
             )
         self._check_float(key)
-        return Whole(formed, key) if target.row is None else Row(formed[key], target.row)
+        return Whole(formed, key) if target.row is None else RowChange(formed[key], target.row)
 
     def _shape(self, key: str) -> Shape:
         return self._files.shape(key)

@@ -31,7 +31,7 @@ class Change(Protocol):
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankChange:
     """W + scale B A, with A [r, in] and B [out, r]."""
 
     a: Array
@@ -95,7 +95,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Row:
+class RowChange:
     """Another row in the place of one."""
 
     values: Array

@@ -41,7 +41,7 @@ def read_gguf(file: GgufFile, name: str) -> tuple[Rwkv7Config, Renamed]:
     source.ignore(*(prefix + field for field in HARMLESS))
     source.choice(f"{prefix}token_shift_count", 2)
     source.choice(f"{prefix}rescale_every_n_layers", 0)
-    tensors = _Shaped(file, name, source.integer(f"{prefix}wkv.head_size"))
+    tensors = _GgufWeights(file, name, source.integer(f"{prefix}wkv.head_size"))
     config = sizes(tensors, name, GGUF)
     _check(source, prefix, config)
     config = replace(
@@ -80,7 +80,7 @@ def _agree(source: ForeignConfig, key: str, found: int, size: int) -> None:
         raise ConfigError(f"{source.family}: {key} is {found}, the tensors have {size}")
 
 
-class _Shaped(WrappedWeights):
+class _GgufWeights(WrappedWeights):
     """The tensors without axes of one beyond the second, and ``r_k`` as [heads, features]."""
 
     def __init__(self, file: GgufFile, file_name: str, head_dim: int) -> None:

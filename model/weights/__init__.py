@@ -113,14 +113,14 @@ class WrappedWeights(StoredWeights):
         return self._base.is_quantized
 
 
-class _Shaped(Protocol):
+class _HasShape(Protocol):
     """Where a tensor is in its file."""
 
     @property
     def shape(self) -> Shape: ...
 
 
-Entry = TypeVar("Entry", bound=_Shaped)
+Entry = TypeVar("Entry", bound=_HasShape)
 
 
 class MappedWeights(StoredWeights, Generic[Entry]):

@@ -31,7 +31,7 @@ from model.weights import (
     most_common_dtype,
     release_pages,
 )
-from model.weights.gguf_kinds import KINDS, NUMPY, QUANTIZED, Kind, kind_name, unpacked
+from model.weights.gguf_kinds import KINDS, NUMPY, QUANTIZED, GgufKind, kind_name, unpacked
 from model.weights.gguf_parts import COUNT, check_parts, part_paths
 
 MAGIC = b"GGUF"
@@ -49,10 +49,10 @@ _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 
 
 @dataclass(frozen=True)
-class Tensor:
+class GgufTensor:
     """Where a tensor is: ``start`` and ``num_bytes`` count bytes of the file ``data``."""
 
-    kind: Kind
+    kind: GgufKind
     shape: Shape
     start: int
     num_bytes: int
@@ -60,16 +60,16 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _GgufPart:
     """What is in one file."""
 
     data: mmap.mmap
     metadata: dict[str, Any]
     arrays: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, GgufTensor]
 
 
-class GgufFile(MappedWeights[Tensor]):
+class GgufFile(MappedWeights[GgufTensor]):
     """The tensors by name, [rows, columns] as numpy has it, and what the header says by key.
 
     ``metadata`` has strings and single numbers. ``arrays`` has lists of strings, as bytes, and
@@ -120,7 +120,7 @@ class GgufFile(MappedWeights[Tensor]):
         return self.stored_dtype in QUANTIZED
 
 
-def _read(path: Path) -> _Part:
+def _read(path: Path) -> _GgufPart:
     """One file. Raises `CheckpointError`."""
     try:
         with open_file(path) as file:
@@ -138,7 +138,7 @@ def _read(path: Path) -> _Part:
         tensors = header.tensors(metadata.get("general.alignment", 32))
     except _Damaged as error:
         raise CheckpointError(f"{path.name}: {error}") from error
-    return _Part(data, metadata, arrays, tensors)
+    return _GgufPart(data, metadata, arrays, tensors)
 
 
 class _Damaged(Exception):
@@ -170,11 +170,11 @@ class _Header:
             fields[key] = self._value(self._number("I", key), key)
         return fields
 
-    def tensors(self, alignment: object) -> dict[str, Tensor]:
+    def tensors(self, alignment: object) -> dict[str, GgufTensor]:
         """Where the tensors are; none overlaps another one."""
         if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
             raise _Damaged(f"general.alignment must be in 1..{MAX_ALIGNMENT}, not {alignment!r}")
-        found: dict[str, Tensor] = {}
+        found: dict[str, GgufTensor] = {}
         for _ in range(self._num_tensors):
             name = self._name("a tensor's name")
             if name in found:
@@ -185,7 +185,7 @@ class _Header:
         _check_places(placed, len(self._data))
         return placed
 
-    def _tensor(self, name: str, alignment: int) -> Tensor:
+    def _tensor(self, name: str, alignment: int) -> GgufTensor:
         num_axes = self._number("I", name)
         if not 1 <= num_axes <= MAX_AXES:
             raise _Damaged(f"{name} has {num_axes} axes, not 1..{MAX_AXES}")
@@ -200,7 +200,7 @@ class _Header:
         if offset % alignment:
             raise _Damaged(f"{name} begins at {offset}, which {alignment} does not divide")
         num_bytes = math.prod(sizes) // kind.block * kind.num_bytes
-        return Tensor(kind, tuple(reversed(sizes)), offset, num_bytes, self._data)
+        return GgufTensor(kind, tuple(reversed(sizes)), offset, num_bytes, self._data)
 
     def _value(self, code: int, key: str) -> Any:
         if code == _STRING:
@@ -268,7 +268,7 @@ class _Header:
         return data
 
 
-def _check_places(tensors: Mapping[str, Tensor], file_bytes: int) -> None:
+def _check_places(tensors: Mapping[str, GgufTensor], file_bytes: int) -> None:
     end, before = 0, ""
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].start):
         if tensor.start < end:

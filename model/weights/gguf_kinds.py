@@ -14,7 +14,7 @@ from model.weights import Array
 
 
 @dataclass(frozen=True)
-class Kind:
+class GgufKind:
     """How numbers are stored: blocks of ``block`` numbers in ``num_bytes`` bytes."""
 
     name: str
@@ -25,31 +25,31 @@ class Kind:
 #: Codes of tensor types. Those of one number in a block are floating point; the rest is quantised.
 #: NVFP4 has scales in other tensors, and nothing unpacks Q1_0, Q8_1 and Q8_K.
 KINDS = {
-    0: Kind("F32", 1, 4),
-    1: Kind("F16", 1, 2),
-    2: Kind("Q4_0", 32, 18),
-    3: Kind("Q4_1", 32, 20),
-    6: Kind("Q5_0", 32, 22),
-    7: Kind("Q5_1", 32, 24),
-    8: Kind("Q8_0", 32, 34),
-    10: Kind("Q2_K", 256, 84),
-    11: Kind("Q3_K", 256, 110),
-    12: Kind("Q4_K", 256, 144),
-    13: Kind("Q5_K", 256, 176),
-    14: Kind("Q6_K", 256, 210),
-    16: Kind("IQ2_XXS", 256, 66),
-    17: Kind("IQ2_XS", 256, 74),
-    18: Kind("IQ3_XXS", 256, 98),
-    19: Kind("IQ1_S", 256, 50),
-    20: Kind("IQ4_NL", 32, 18),
-    21: Kind("IQ3_S", 256, 110),
-    22: Kind("IQ2_S", 256, 82),
-    23: Kind("IQ4_XS", 256, 136),
-    29: Kind("IQ1_M", 256, 56),
-    30: Kind("BF16", 1, 2),
-    34: Kind("TQ1_0", 256, 54),
-    35: Kind("TQ2_0", 256, 66),
-    39: Kind("MXFP4", 32, 17),
+    0: GgufKind("F32", 1, 4),
+    1: GgufKind("F16", 1, 2),
+    2: GgufKind("Q4_0", 32, 18),
+    3: GgufKind("Q4_1", 32, 20),
+    6: GgufKind("Q5_0", 32, 22),
+    7: GgufKind("Q5_1", 32, 24),
+    8: GgufKind("Q8_0", 32, 34),
+    10: GgufKind("Q2_K", 256, 84),
+    11: GgufKind("Q3_K", 256, 110),
+    12: GgufKind("Q4_K", 256, 144),
+    13: GgufKind("Q5_K", 256, 176),
+    14: GgufKind("Q6_K", 256, 210),
+    16: GgufKind("IQ2_XXS", 256, 66),
+    17: GgufKind("IQ2_XS", 256, 74),
+    18: GgufKind("IQ3_XXS", 256, 98),
+    19: GgufKind("IQ1_S", 256, 50),
+    20: GgufKind("IQ4_NL", 32, 18),
+    21: GgufKind("IQ3_S", 256, 110),
+    22: GgufKind("IQ2_S", 256, 82),
+    23: GgufKind("IQ4_XS", 256, 136),
+    29: GgufKind("IQ1_M", 256, 56),
+    30: GgufKind("BF16", 1, 2),
+    34: GgufKind("TQ1_0", 256, 54),
+    35: GgufKind("TQ2_0", 256, 66),
+    39: GgufKind("MXFP4", 32, 17),
 }
 QUANTIZED = frozenset(kind.name for kind in KINDS.values() if kind.block > 1)
 #: What numpy reads the others as.
@@ -58,7 +58,7 @@ NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _CHUNK = 1 << 18
 
 
-def unpacked(rows: Array, kind: Kind, columns: int) -> Array:
+def unpacked(rows: Array, kind: GgufKind, columns: int) -> Array:
     """Rows of blocks as float32 [rows, columns], a part at a time."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
