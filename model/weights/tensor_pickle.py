@@ -51,7 +51,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class PickledTensor:
+class Tensor:
     """A view of a storage; offset and strides count numbers."""
 
     storage: Storage
@@ -64,7 +64,7 @@ class PickleError(Exception):
     """What a pickle holds that a dictionary of tensors does not."""
 
 
-def read_tensors(program: bytes) -> dict[str, PickledTensor]:
+def read_tensors(program: bytes) -> dict[str, Tensor]:
     """What the pickle ``program`` describes. Raises `PickleError`."""
     try:
         found = _Machine().run(program)
@@ -73,7 +73,7 @@ def read_tensors(program: bytes) -> dict[str, PickledTensor]:
     if not isinstance(found, dict):
         raise PickleError(f"it holds a {type(found).__name__}, not a dictionary of tensors")
     for name, value in found.items():
-        if not isinstance(value, PickledTensor):
+        if not isinstance(value, Tensor):
             raise PickleError(f"{name!r} is not a tensor")
     return found
 
@@ -172,13 +172,13 @@ def _storage(reference: Any) -> Storage:
     return Storage(kind.name, key, count)
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> PickledTensor:
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
     numbers = (offset, *shape, *strides)
     if not isinstance(storage, Storage) or len(shape) != len(strides):
         raise ValueError("no tensor")
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("no tensor")
-    return PickledTensor(storage, offset, tuple(shape), tuple(strides))
+    return Tensor(storage, offset, tuple(shape), tuple(strides))
 
 
 def _ordered_dict() -> dict[str, Any]:

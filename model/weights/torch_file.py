@@ -23,14 +23,14 @@ from model.weights import (
     decoded,
     most_common_dtype,
 )
-from model.weights.tensor_pickle import STORAGES, PickledTensor, PickleError, read_tensors
+from model.weights.tensor_pickle import STORAGES, PickleError, Tensor, read_tensors
 from model.weights.torch_archive import Archive, ArchiveError
 
 #: Bound on the description; that of a thousand tensors takes about 0.1 MB.
 _MAX_DESCRIPTION_BYTES = 1 << 24
 
 
-class TorchFile(MappedWeights[PickledTensor]):
+class TorchFile(MappedWeights[Tensor]):
     """The tensors by name; numbers are read when asked for. Arrays may share the file's memory.
 
     The checksum of a storage is checked when it is read for the first time.
@@ -102,10 +102,10 @@ class TorchFile(MappedWeights[PickledTensor]):
         self._archive.check_once(member)
         return self._archive.bytes[member.start : member.start + member.num_bytes]
 
-    def _key(self, tensor: PickledTensor) -> str:
+    def _key(self, tensor: Tensor) -> str:
         return f"{self._folder}/data/{tensor.storage.key}"
 
-    def _check(self, name: str, tensor: PickledTensor) -> None:
+    def _check(self, name: str, tensor: Tensor) -> None:
         """Raises `CheckpointError` where a tensor reaches beyond its storage's bytes."""
         storage = tensor.storage
         if storage.kind not in STORAGES:
