@@ -83,7 +83,7 @@ endif
 		$(if $(NODE),,--ignore=$(NODE_TESTS) $(NODE_PACKAGES:%=--ignore=%)) \
 		$(if $(ARM),,--ignore=$(ARM_TESTS)) \
 		$(if $(NGINX),,--ignore=$(NGINX_TESTS)) \
-		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) --ignore-glob='*/test_cluster_*.py') \
+		$(if $(POSTGRES),,$(POSTGRES_TESTS:%=--ignore=%) -m "not database") \
 		$$($(HAS_NATIVE) || echo --ignore=tests/model/ops) $(ARGS)
 
 quick: $(VENV)/.installed-dev ## Runs the tests that start no process, browser or database

@@ -180,6 +180,11 @@ class ServerProcess:
     # What can be seen of it
 
     @property
+    def runs(self) -> bool:
+        """Whether it was started, and nobody has seen it end."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         return self._running.pid
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.report import as_markdown
+from tests.chaos.run import Plan, chaos
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
@@ -97,3 +99,22 @@ async def test_every_transcript_of_the_bundled_model_is_whole_after_kills(
 ) -> None:
     form = Form(10, 24, 600) if long else Form(2, 6, 200)
     await prove(form, 2, tmp_path / "store", None)
+
+
+@pytest.mark.database
+@pytest.mark.timeout(900)
+async def test_every_transcript_is_whole_after_kills_of_replicas(long: bool) -> None:
+    """Sockets and server-sent events; one replica at a time, and all of them at once."""
+    num_faults, num_clients = (40, 100) if long else (3, 24)
+    plan = Plan(
+        seed=11,
+        seconds=600,
+        num_clients=num_clients,
+        kinds=["kill", "kill", "kill", "kill all"],
+        max_faults=num_faults,
+        wires="direct",
+    )
+    verdict = await chaos(plan)
+    assert verdict.is_good, as_markdown(verdict)
+    assert len(verdict.faults) == num_faults
+    assert verdict.waits.seconds["kill"], "no reader met a kill"

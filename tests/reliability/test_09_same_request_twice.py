@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from benchmarks.websocket import text
@@ -15,8 +14,8 @@ from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.raw_websocket import opened
 from tests.reliability.servers import STUCK_S, ServerProcess
+from tests.reliability.sites import Site
 from tests.reliability.streams import (
-    ENDLESS,
     PROMPT,
     SAMPLING,
     Frame,
@@ -26,91 +25,84 @@ from tests.reliability.streams import (
     client_of,
     events_of,
     events_over_http,
-    kept_streams,
     run_all,
     socket_of,
     tiny_server,
 )
 
 LONG_TEXT = "Only the wind, said she, and he is not at home. " * 500
+BODY: dict[str, Any] = {"prompt": PROMPT, "seed": 3, **SAMPLING}
+#: What a second one is told, who must ask again.
+NOT_YET = {"key_in_use", "session_attached", "session_elsewhere", "session_busy"}
 
 
-async def generated(url: str, key: str, max_tokens: int = 50) -> list[Frame]:
-    """Everything that one more connection gets for the same work."""
-    body = {"prompt": PROMPT, "max_tokens": max_tokens, **SAMPLING}
-    stream = KeptStream(key, History(), seed=3, **body)
-    await stream.run(url)
+async def generated(server: ServerProcess, key: str, max_tokens: int = 50) -> list[Frame]:
+    """Everything that one connection gets for the work."""
+    stream = KeptStream(key, History(), max_tokens=max_tokens, **BODY)
+    await stream.run(server.stream_url)
     return stream.frames
 
 
-def new_session(server: ServerProcess) -> str:
-    return str(posted(server, "/v1/sessions")["session"])
+async def generated_in_the_end(
+    server: ServerProcess, key: str, max_tokens: int = 50
+) -> list[Frame]:
+    """The same, asked for until it is told."""
+    async with asyncio.timeout(STUCK_S):
+        while True:
+            frames = await generated(server, key, max_tokens)
+            if frames and frames[-1]["type"] == "finished":
+                return frames
+            assert not frames or frames[-1]["error"]["code"] in NOT_YET, frames[-1]
+            await asyncio.sleep(0.05)
 
 
-def posted(server: ServerProcess, path: str, **body: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = httpx.post(server.url + path, json=body, timeout=STUCK_S).json()
-    return answer
+async def new_session(server: ServerProcess) -> str:
+    async with client_of(server.url) as client:
+        return str((await client.post("/v1/sessions")).json()["session"])
 
 
-def got(server: ServerProcess, path: str) -> dict[str, Any]:
-    answer: dict[str, Any] = httpx.get(server.url + path, timeout=STUCK_S).json()
-    return answer
+async def num_sessions(server: ServerProcess) -> int:
+    async with client_of(server.url) as client:
+        return len((await client.get("/v1/sessions")).json()["data"])
 
 
-def num_sessions(server: ServerProcess) -> int:
-    return len(got(server, "/v1/sessions")["data"])
+async def test_same_work_at_the_same_moment_is_done_once(site: Site) -> None:
+    """The others are told to come again, or that the first has its events, or all of them."""
+    servers = (*site.servers, site.servers[0])
+    for number in range(5):
+        key = f"work {number}"
+        told = await asyncio.gather(*(generated(server, key) for server in servers))
+        whole = [frames for frames in told if frames[-1]["type"] == "finished"]
+        refused = {frames[-1]["error"]["code"] for frames in told if frames not in whole}
+        assert whole
+        assert [frames[0]["type"] for frames in whole].count("started") == 1
+        assert refused <= NOT_YET
+        again = [await generated_in_the_end(server, key) for server in servers]
+        assert {frames[0]["type"] for frames in again} == {"resumed"}
+        assert all(events_of(frames) == events_of(whole[0]) for frames in (*whole, *again))
+        assert [frame["seq"] for frame in events_of(whole[0])] == list(range(1, 52))
+    assert await num_sessions(site.servers[0]) == 5
 
 
-async def test_generation_runs_once_and_repeats_return_its_events(
-    tmp_path: Path,
-) -> None:
-    with tiny_server(tmp_path) as server:
-        first = await generated(server.stream_url, "work")
-        again = await generated(server.stream_url, "work")
-        server.restart()
-        after_crash = await generated(server.stream_url, "work")
-        assert num_sessions(server) == 1
-    assert [frames[0]["type"] for frames in (first, again, after_crash)] == [
-        "started",
-        "resumed",
-        "resumed",
-    ]
-    assert len(events_of(first)) == 51
-    assert events_of(first) == events_of(again)
-    assert [frame["seq"] for frame in events_of(after_crash)] == list(range(1, 52))
-    assert events_of(after_crash) == events_of(first)
-
-
-async def test_two_at_the_same_moment_are_one_piece_of_work(tmp_path: Path) -> None:
-    """The second is told to come again, or that the first has its events, or all of them."""
-    with tiny_server(tmp_path) as server:
-        both = await asyncio.gather(*(generated(server.stream_url, "work") for _ in range(2)))
-        assert num_sessions(server) == 1
-    whole = [frames for frames in both if frames[-1]["type"] == "finished"]
-    refused = [frames[-1]["error"]["code"] for frames in both if frames not in whole]
-    assert whole
-    assert set(refused) <= {"key_in_use", "session_attached"}
-    assert all(len(events_of(frames)) == 51 for frames in whole)
-
-
-async def test_crash_before_the_answer_does_not_do_the_work_twice(tmp_path: Path) -> None:
-    """The client has sent its message, and knows nothing when the server is gone."""
-    history, odometer = History(), Odometer()
-    streams = kept_streams(8, history, odometer, max_tokens=ENDLESS)
-    with tiny_server(tmp_path) as server:
-        for num_more in (0, 1, 20):
-            running = asyncio.create_task(run_all(streams, server.stream_url))
-            if num_more:
-                await odometer.reach(odometer.num_tokens + num_more)
-            else:
-                await all_asked(streams)
-            server.kill()
-            await running
-            assert {stream.ends[-1] for stream in streams} == {"broken"}
-            await asyncio.to_thread(server.start)
-        await run_all(streams, server.stream_url, num_tokens=100)
-        assert {stream.ends[-1] for stream in streams} == {"finished"}
-        assert num_sessions(server) == len(streams)
+async def test_result_of_a_crashed_server_is_returned_after_it(site: Site) -> None:
+    """The work may have begun, or never have been heard of; the client knows nothing."""
+    for number, num_seen in enumerate((0, 1, 20)):
+        odometer = Odometer()
+        keys = [f"{number} {index}" for index in range(8)]
+        streams = [KeptStream(key, History(), odometer, max_tokens=300, **BODY) for key in keys]
+        asking = asyncio.create_task(run_all(streams, site.servers[0].stream_url))
+        await (odometer.reach(num_seen) if num_seen else all_asked(streams))
+        await site.crash()
+        await asking
+        told = await asyncio.gather(
+            *(generated_in_the_end(site.survivors[0], key, 300) for key in keys)
+        )
+        for stream, frames in zip(streams, told, strict=True):
+            seen = events_of(stream.frames)
+            assert seen == events_of(frames)[: len(seen)]
+            assert [frame["seq"] for frame in events_of(frames)] == list(range(1, 302))
+        assert await num_sessions(site.survivors[0]) == 8 * (number + 1)
+        await site.repair()
 
 
 async def all_asked(streams: Sequence[KeptStream]) -> None:
@@ -119,15 +111,18 @@ async def all_asked(streams: Sequence[KeptStream]) -> None:
         await asyncio.sleep(0)
 
 
-def test_append_is_fed_once(tmp_path: Path) -> None:
-    with tiny_server(tmp_path) as server:
-        path, body = f"/v1/sessions/{new_session(server)}/append", {"text": " The fox."}
-        first = posted(server, path, **body, idempotency_key="k")
-        assert posted(server, path, **body, idempotency_key="k") == first
-        server.restart()
-        assert posted(server, path, **body, idempotency_key="k") == first
-        other = posted(server, path, **body, idempotency_key="l")
-    assert other["position"] > first["position"]
+async def test_append_runs_once(site: Site) -> None:
+    session = await new_session(site.servers[0])
+    body = {"text": " The fox." * 50, "idempotency_key": "k"}
+    answers = await asyncio.gather(
+        *(appended(server, "http", session, body) for server in site.servers for _ in range(3))
+    )
+    assert all(answer == answers[0] for answer in answers), answers
+    await site.crash()
+    for server in site.survivors:
+        assert await appended(server, "http", session, body) == answers[0]
+    other = await appended(site.survivors[0], "http", session, {**body, "idempotency_key": "l"})
+    assert other["position"] > answers[0]["position"]
 
 
 @pytest.mark.parametrize("over", ["socket", "http"])
@@ -137,7 +132,7 @@ async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
     """Its beginning is in the log, so that it continues; a repeated request gets its end."""
     message = {"text": LONG_TEXT, "idempotency_key": "k"}
     with tiny_server(tmp_path) as server:
-        session = new_session(server)
+        session = await new_session(server)
         async with opened(server.port) as client:
             append = {"type": "append", "request_id": "a", "session": session, **message}
             # The answer to `create` comes after the append was accepted, and long before its end:
@@ -146,16 +141,17 @@ async def test_append_that_a_crash_cut_short_is_ended_and_not_fed_again(
             assert (await client.receive_json())["type"] == "created"
             server.kill()
         server.start()
-        position = await appended(server, over, session, message)
-        assert await appended(server, over, session, message) == position
-        info = got(server, f"/v1/sessions/{session}")
+        position = (await appended(server, over, session, message))["position"]
+        assert (await appended(server, over, session, message))["position"] == position
+        async with client_of(server.url) as http:
+            info = (await http.get(f"/v1/sessions/{session}")).json()
         assert (info["position"], info["busy"]) == (position, False)
         (resumed,) = await events_over_http(server.url, session)
         assert resumed["position"] == position
 
 
-async def appended(server: ServerProcess, over: str, session: str, message: Frame) -> int:
-    """Asks, and asks again where it is told to; the position after the append."""
+async def appended(server: ServerProcess, over: str, session: str, message: Frame) -> Frame:
+    """Asks, and asks again where it is told to; the answer."""
     async with asyncio.timeout(STUCK_S):
         while True:
             if over == "socket":
@@ -167,6 +163,6 @@ async def appended(server: ServerProcess, over: str, session: str, message: Fram
                 async with client_of(server.url) as client:
                     frame = (await client.post(path, json=message)).json()
             if "position" in frame:
-                return int(frame["position"])
-            assert frame["error"]["code"] == "key_in_use", frame
+                return frame
+            assert frame["error"]["code"] in NOT_YET, frame
             await asyncio.sleep(0.05)
