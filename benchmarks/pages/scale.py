@@ -68,7 +68,7 @@ def latency_table(found: Figures) -> str:
 
 
 def conditions(result: Figures) -> str:
-    """What was measured on, and what else went on there."""
+    """What was measured on, and its load."""
     on, settings = result["machine"], result["settings"]
     row = [
         f"{on['cpu']}, {on['cores']} cores",

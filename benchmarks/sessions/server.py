@@ -22,7 +22,7 @@ FORKS_AT_ONCE = 1000
 MISSED_TOKENS = 256
 #: Ids that exist in the bundled model's vocabulary, and are not special tokens.
 PROMPT_IDS = range(300, 4000)
-FOR_EVER = 1_000_000
+MAX_TOKENS = 1_000_000
 
 
 def flags(folder: Path, *more: str) -> list[str]:
@@ -86,7 +86,9 @@ def resume(folder: Path, rounds: int) -> list[Row]:
                 resumed.text()
                 missed.append(time.perf_counter() - start)
         with Client(server.url) as client:
-            client.session(busy.id).generate(PROMPT, max_tokens=FOR_EVER, ignore_eos=True).detach()
+            client.session(busy.id).generate(
+                PROMPT, max_tokens=MAX_TOKENS, ignore_eos=True
+            ).detach()
         for _ in range(rounds):
             with Client(server.url) as client:
                 last_seq = client.session(busy.id).info().seq

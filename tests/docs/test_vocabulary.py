@@ -1,9 +1,11 @@
-"""The pages, and what the server prints, use the terms of the glossary and plain phrases."""
+"""Pages, messages of the server, and code use the terms of the glossary and plain phrases."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from tests.docs.pages import DOCS, flowed
 ROOT = DOCS.parent
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 SOURCES = sorted((ROOT / "server").rglob("*.py"))
+#: Packages whose docstrings, comments and names are checked too.
+CHECKED = ("model", "benchmarks")
 #: Terms of earlier versions, and phrases that a reader would not search for.
 AVOIDED = re.compile(
     r"\b(mailbox|outbox(es)?|porter|bur(y|ies|ied|ial)|journal's|debt|beside|for ever|whoever"
@@ -42,10 +46,40 @@ def test_messages_of_the_server_avoid_old_terms() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("package", CHECKED)
+def test_code_avoids_old_terms(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for text in words(path.read_text(encoding="utf-8"))
+        if AVOIDED.search(text)
+    ]
+    assert found == []
+
+
+def test_an_old_term_in_code_is_found() -> None:
+    source = 'class PaidDebt:\n    """It goes\n    on."""\n    x = lets_go()  # anew\n'
+    found = [text for text in words(source) if AVOIDED.search(text)]
+    assert found == ["It goes on.", "Paid Debt", "lets go", "# anew"]
+
+
 def test_an_old_term_is_found() -> None:
     tree = ast.parse('"""It goes on anew."""\nlog("goes on")\nrun("-- goes on\\nALTER TABLE")')
     assert list(messages(tree)) == ["goes on"]
     assert AVOIDED.search("the session goes on") and not AVOIDED.search("goes to sleep")
+
+
+def words(source: str) -> Iterator[str]:
+    """The docstrings, the names as words, and the comments of a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield " ".join((ast.get_docstring(node) or "").split())
+        for field in ("name", "id", "attr", "arg"):
+            if isinstance(name := getattr(node, field, None), str):
+                yield re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
 
 
 def messages(tree: ast.AST) -> Iterator[str]:
