@@ -94,6 +94,16 @@ def published(shape: Shape, seed: int = 0) -> Published:
     return {**weights, **norm("ln_out"), "head.weight": matrix(shape.vocab_size, width) * 2}
 
 
+def filled(shape: Shape, **values: float) -> Published:
+    """`published`, with one value in all tensors of these names: ``w0=30.0``, ``k_k=0.0``."""
+    return {
+        key: torch.full_like(tensor, values[key.rpartition(".")[2]])
+        if key.rpartition(".")[2] in values
+        else tensor
+        for key, tensor in published(shape).items()
+    }
+
+
 def our_weights(shape: Shape, weights: Published) -> dict[str, npt.NDArray[np.float32]]:
     """The tensors of a native file by our names."""
     arrays = {key: tensor.numpy() for key, tensor in weights.items()}

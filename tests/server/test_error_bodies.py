@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+import pytest_asyncio
 
 from benchmarks.websocket import handshake
-from server.api.errors import error_object
-from server.errors import RequestError
 from server.store.errors import Fenced
 from tests.reliability.servers import FAKE, LOCAL, ServerProcess, eventually
 from tests.server.failing_store import FailingStore
 from tests.server.harness import Running, running
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 HEAD = b"host: localhost\r\nconnection: close\r\n"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Running]:
     """It answers to the name that absolute targets have here."""
     async with running(allowed_hosts=("x",)) as started:
@@ -216,18 +217,3 @@ async def test_key_is_asked_for_by_an_absolute_target_too() -> None:
             await server.exchange(get("http://x/v1/models", b"authorization: Bearer key\r\n"))
         )
         assert answer.status == 200
-
-
-def errors(base: type[RequestError] = RequestError) -> Iterator[type[RequestError]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from errors(kind)
-
-
-def test_error_with_a_fixed_message_needs_no_arguments() -> None:
-    constant = [k for k in errors() if k.message and k.__init__ is RequestError.__init__]
-    assert len(constant) > 15
-    for kind in constant:
-        error = kind()
-        assert str(error) == error_object(error)["message"] == kind.message
-        assert error.param == kind.param

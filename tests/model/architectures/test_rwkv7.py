@@ -19,7 +19,7 @@ from model.weights.torch_file import TorchFile
 from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.architectures.rwkv7_package import run_package
 from tests.model.attention.test_contract import assert_close, random_split
-from tests.rwkv7 import SHAPES, published, write_pth
+from tests.rwkv7 import SHAPES, filled, published, write_pth
 
 PACKAGE_TOLERANCE = 1e-4
 #: Half a unit in the last place of bfloat16, over the depth of the model.
@@ -102,10 +102,7 @@ def test_future_never_changes_the_past(model: Rwkv7, name: str, length: int) -> 
 
 def test_strong_decay_and_full_removal_equal_the_equations(name: str) -> None:
     """Every channel decays as fast as it can, and each token removes what its key reads."""
-    weights = published(SHAPES[name])
-    for key in weights:
-        if key.endswith((".w0", ".a0")):
-            weights[key] = weights[key].fill_(30.0)
+    weights = filled(SHAPES[name], w0=30.0, a0=30.0)
     model = model_from(weights)
     tokens = texts(name, 48)
     wanted, _ = oracle(weights, tokens[0].tolist())
@@ -115,10 +112,7 @@ def test_strong_decay_and_full_removal_equal_the_equations(name: str) -> None:
 
 def test_key_of_zeros_equals_the_equations(name: str) -> None:
     """The norm of the removal key has a floor."""
-    weights = published(SHAPES[name])
-    for key in weights:
-        if key.endswith("att.k_k"):
-            weights[key] = torch.zeros_like(weights[key])
+    weights = filled(SHAPES[name], k_k=0.0)
     model, tokens = model_from(weights), texts(name, 20)
     wanted, _ = oracle(weights, tokens[0].tolist())
     assert_close(steps(model, tokens[:1])[0][0], wanted)

@@ -135,6 +135,18 @@ def test_nested_values_are_neither_hashed_nor_printed(program: bytes, message: s
         read_tensors(program)
 
 
+def test_shape_and_strides_of_different_lengths_are_refused() -> None:
+    storage = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\x000X\3\0\0\0cpuK\4tQ"
+    for shape, message in ((b"K\2K\2\x86", "is damaged: no tensor"), (b"K\4\x85", None)):
+        tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0" + shape + b"K\1\x85tR"
+        program = b"}X\1\0\0\0a" + tensor + b"s."
+        if message is None:
+            assert read_tensors(program)["a"].shape == (4,)
+            continue
+        with pytest.raises(PickleError, match=message):
+            read_tensors(program)
+
+
 def test_old_format_is_refused(file: Path) -> None:
     write_pth(file, {"a": torch.ones(2)}, zipped=False)
     with pytest.raises(CheckpointError, match="is not a zip archive of torch"):

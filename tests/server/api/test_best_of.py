@@ -27,9 +27,3 @@ async def test_usage_counts_all_that_was_drawn_and_the_prompt_once(server: Runni
     answer = await server.generate(prompt="Who?", max_tokens=6, best_of=4)
     assert len(answer.json()["choices"]) == 1
     assert answer.json()["usage"] == usage_of(4, 24)
-
-
-async def test_kept_session_has_one_choice(server: Running) -> None:
-    answer = await server.generate(prompt="Who?", keep=True, n=2)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "n"

@@ -8,7 +8,6 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.server.api.talk import kept, settled, story, usage_of, values_of
-from tests.server.failing_store import FailingStore
 from tests.server.harness import Gate, Running, running
 
 USAGE = {"include_usage": True}
@@ -99,14 +98,6 @@ async def test_failure_before_the_first_token_is_a_plain_500(server: Running, st
     assert (await server.generate(prompt="hi", max_tokens=1)).status_code == 200
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_failure_of_a_prompt_is_that_of_all_choices(server: Running, stream: bool) -> None:
-    response = await server.generate(prompt="<fail>", n=3, stream=stream)
-    assert response.status_code == 500
-    assert response.json()["error"]["code"] == "internal_error"
-    assert (await settled(server)).held_slots == 0
-
-
 async def test_unknown_model_is_404(server: Running) -> None:
     response = await server.generate(model="other", prompt="hi")
     assert response.status_code == 404
@@ -177,15 +168,6 @@ async def test_request_waits_for_a_slot_that_others_use() -> None:
         assert [await kept(server, seed=n) for n in range(3)]
         full = await server.generate(prompt="hi")
         assert (full.status_code, full.json()["error"]["code"]) == (503, "capacity_exhausted")
-
-
-async def test_idle_sessions_are_evicted_to_the_store() -> None:
-    engine = FakeEngine(max_sessions=1, can_evict=True)
-    async with running(engine, store=FailingStore(durable=True)) as server:
-        sessions = [await kept(server, 5, seed=n) for n in range(4)]
-        for n, session in enumerate(sessions):
-            more = await server.generate(session=session, max_tokens=5, seed=n)
-            assert more.json()["choices"][0]["text"] == story(7, 5, n)
 
 
 async def test_full_server_returns_503_with_retry_after() -> None:

@@ -93,6 +93,13 @@ def test_requests_count_also_where_connections_do_not() -> None:
     assert table.admit("b", None)
 
 
+def test_refused_addresses_take_no_memory() -> None:
+    table = ConnectionTable(1)
+    assert table.admit("a", None)
+    assert not any(table.admit(f"b{number}", None) for number in range(100))
+    assert vars(table)["_by_address"].keys() == {"a"}
+
+
 def test_connection_that_ends_within_its_request_stays_out() -> None:
     table = ConnectionTable(1)
     connection = opened(table)

@@ -56,6 +56,7 @@ async def test_app_has_the_routes_of_the_routers_themselves(server: Running) -> 
         ("websocket", "/v1/stream", "generate"),
         ("http", "/v1/sessions", "sessions"),
         ("http", "/v1/sessions/sess_1/append", "sessions"),
+        ("http", "/v1/sessions/sess_1/export", "sessions"),
         ("http", "/v1/models", "read"),
         ("http", "/metrics", "metrics"),
         ("http", "/metrics", "admin"),

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import asyncio
 import json
 
 from server.engine.sampling_defaults import with_defaults
 from tests.fakes import STATE_BYTES, FakeEngine
-from tests.server.api.talk import settled
 from tests.server.harness import Gate, Recorder, Running, receive, receive_until, running, send
 
 
@@ -185,17 +183,6 @@ async def test_failed_request_finishes_with_error_and_others_continue(server: Ru
         assert finished["finish_reason"] == "error"
         assert finished["error"] == "the model's output is not finite"
         assert (await receive(socket))["type"] == "token"
-
-
-async def test_closing_the_socket_cancels_its_requests() -> None:
-    async with running() as server:
-        async with server.socket() as socket:
-            for name in ("a", "b"):
-                await send(socket, type="generate", request_id=name, prompt="hi", max_tokens=10**6)
-            await receive_until(socket, "token")
-        async with asyncio.timeout(60):
-            await server.async_engine.drained()
-        assert (await settled(server)).held_slots == 0
 
 
 async def test_texts_of_every_length_survive_the_framing(server: Running) -> None:

@@ -21,7 +21,7 @@ from tests.model.architectures.rwkv7_oracle import oracle
 from tests.model.architectures.rwkv7_package import run_package
 from tests.model.ops.cpu.models import feed, random_tokens, relative_error, state_error, states
 from tests.model.ops.cpu.test_precisions import OTHER_STEP_TOLERANCE, ROUNDING
-from tests.rwkv7 import SHAPES, Published, our_weights, published, write_pth
+from tests.rwkv7 import SHAPES, Published, filled, our_weights, published, write_pth
 
 #: Of float32 logits and states, relative to the largest: sums of up to 512 numbers in order.
 TOLERANCE = 1e-5
@@ -169,34 +169,18 @@ def rounded(weights: Published, dtype: str) -> Published:
 def test_state_stays_finite_with_decays_and_rates_at_their_ends(dtype: str) -> None:
     """A long text with the slowest and the fastest decay, and with full removal."""
     for decay, rate in ((-30.0, 30.0), (30.0, 30.0), (-30.0, -30.0), (-6.0, 2.0)):
-        weights = published(SHAPES["odd"])
-        for key in weights:
-            if key.endswith((".w0", ".a0")):
-                weights[key] = weights[key].fill_(decay if key.endswith("w0") else rate)
-        runtime = runtime_of("odd", dtype, weights=weights)
+        runtime = runtime_of("odd", dtype, weights=filled(SHAPES["odd"], w0=decay, a0=rate))
         logits, state = read(runtime, random_tokens(runtime.config, 3000))
         assert torch.isfinite(logits).all()
         assert all(torch.isfinite(t).all() for layer in state for t in layer.values())
 
 
-def test_fastest_decay_and_full_removal_equal_the_equations(name: str) -> None:
-    weights = published(SHAPES[name])
-    for key in weights:
-        if key.endswith((".w0", ".a0")):
-            weights[key] = weights[key].fill_(30.0)
+@pytest.mark.parametrize("values", [{"w0": 30.0, "a0": 30.0}, {"k_k": 0.0}])
+def test_extreme_weights_equal_the_equations(name: str, values: dict[str, float]) -> None:
+    """The fastest decay and full removal; a removal key of zeros, whose norm has a floor."""
+    weights = filled(SHAPES[name], **values)
     runtime = runtime_of(name, weights=weights)
     tokens = random_tokens(runtime.config, 48)
-    assert relative_error(read(runtime, tokens)[0], oracle(weights, tokens)[0][-1]) <= TOLERANCE
-
-
-def test_key_of_zeros_equals_the_equations(name: str) -> None:
-    """The norm of the removal key has a floor."""
-    weights = published(SHAPES[name])
-    for key in weights:
-        if key.endswith("att.k_k"):
-            weights[key] = torch.zeros_like(weights[key])
-    runtime = runtime_of(name, weights=weights)
-    tokens = random_tokens(runtime.config, 20)
     assert relative_error(read(runtime, tokens)[0], oracle(weights, tokens)[0][-1]) <= TOLERANCE
 
 

@@ -121,6 +121,8 @@ BODIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("top_logprobs", {"logprobs": 1, "top_logprobs": 2}),
         ("n", {"max_tokens": 0, "n": 2}),
         ("best_of", {"max_tokens": 0, "best_of": 2}),
+        ("best_of", {"n": 3, "best_of": 2}),
+        ("best_of", {"n": 1, "best_of": 2, "stream": True}),
         ("idempotency_key", {"logprobs": 1, "keep": True, "idempotency_key": "k"}),
         ("prompt", {"prompt": ["hi", "you"], "keep": True}),
         ("idempotency_key", {"prompt": ["hi", "you"], "idempotency_key": "k"}),
