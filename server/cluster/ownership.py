@@ -28,6 +28,7 @@ logger = logging.getLogger("everstream.ownership")
 #: A live replica answers within a few steps of its engine and a commit.
 ANSWER_S = 3.0
 
+P = TypeVar("P")
 R = TypeVar("R")
 
 
@@ -47,7 +48,8 @@ class PostgresOwnership:
     async def start(self, owned: Owned, continues: bool) -> None:
         self._owned, self._loop = owned, asyncio.get_running_loop()
         self._continues = continues
-        self._store.listen(self._hear, self._reclaim, self._left)
+        run = self._run
+        self._store.listen(run(self._understand), run(self._begin_reclaim), run(self._begin_after))
 
     async def acquire(self, session: str, owner: str, replica: int, handover: Handover) -> None:
         id, future = next(self._ids), asyncio.get_running_loop().create_future()
@@ -81,25 +83,20 @@ class PostgresOwnership:
         except RequestError as error:
             logger.warning("a key could not be released yet: %s", error.message)
 
-    # What comes from the thread that listens
+    def _run(self, call: Callable[[P], None]) -> Callable[[P], None]:
+        """``call`` from another thread: it runs in the event loop."""
 
-    def _hear(self, message: str) -> None:
-        self._run(lambda: self._understand(orjson.loads(message)))
+        def run(parameter: P) -> None:
+            assert self._loop is not None
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(call, parameter)
 
-    def _reclaim(self, key: int) -> None:
-        self._run(lambda: self._begin_reclaim(key))
-
-    def _left(self, key: int) -> None:
-        self._run(lambda: self._begin(self._after(key)))
-
-    def _run(self, call: Callable[[], None]) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call)
+        return run
 
     # The event loop
 
-    def _understand(self, message: dict[str, Any]) -> None:
+    def _understand(self, text: str) -> None:
+        message = orjson.loads(text)
         if "ask" in message:
             self._begin(self._answer(message))
         elif (asked := self._asked.get(message["answer"])) and not asked[1].done():
@@ -149,6 +146,9 @@ class PostgresOwnership:
             logger.warning("replica %d could not be reclaimed: %s", key, error.message)
         finally:
             self._reclaiming.discard(key)
+
+    def _begin_after(self, key: int) -> None:
+        self._begin(self._after(key))
 
     async def _after(self, key: int) -> None:
         """What replica ``key`` had has no owner any more."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 import orjson
@@ -58,7 +58,10 @@ def decode_json(data: bytes | str) -> Any:
 
 def build(kind: type[T], data: Any) -> T:
     """A ``kind`` out of what `encode` made of it. Raises `Malformed`."""
-    return typing.cast("T", _reader(typing.cast("Any", kind))(data))
+    try:
+        return typing.cast("T", _read(_form(typing.cast("Any", kind)), data))
+    except (TypeError, ValueError) as error:
+        raise Malformed(str(error)) from error
 
 
 def decode_value(data: bytes | str) -> SessionValue:
@@ -73,28 +76,25 @@ _BY_TAG = {tag: kind for kind, tag in _TAGS.items()}
 
 
 def pack_entry(entry: Entry, running: str | None) -> Sequence[object]:
-    """``entry`` for `encode`; a token does without its request's id where that is ``running``."""
-    if isinstance(entry, TokenEvent):
-        fields = pack_token(entry)
-        if entry.request_id == running:
-            return fields
-        return _TAGS[TokenEvent], (entry.request_id, *fields)
-    return _TAGS[type(entry)], (entry if isinstance(entry, Finished) else tuple(entry))
+    """``entry`` for `encode`.
 
-
-def pack_token(entry: TokenEvent) -> tuple[object, ...]:
-    """A token of the request that runs: most have no probabilities and no thought."""
-    if entry[7] is not None:
-        return entry[1:]
-    return entry[1:5] if entry[5] is None else entry[1:7]
+    A token does without its request's id where that is ``running``; most have no probabilities
+    and no thought.
+    """
+    if type(entry) is not TokenEvent:
+        return _TAGS[type(entry)], (entry if isinstance(entry, Finished) else tuple(entry))
+    end = 8 if entry[7] is not None else 5 if entry[5] is None else 7
+    return entry[1:end] if entry[0] == running else (_TAGS[TokenEvent], entry[:end])
 
 
 def unpack_entry(data: Any, running: str | None) -> Entry:
     """The entry that `pack_entry` was given. Raises `Malformed`."""
     if not isinstance(data, list):
         raise Malformed(f"an entry must be a list: {data!r}")
+    if len(data) == 4:
+        return TokenEvent(running or "", *data)
     if len(data) != 2:
-        return _token(running or "", data)
+        return build(TokenEvent, [running or "", *data])
     tag, fields = data
     if tag not in _BY_TAG:
         raise Malformed(f"no entry is called {tag!r}")
@@ -105,10 +105,8 @@ def pack_entries(entries: Sequence[Entry], running: str | None) -> bytes:
     """``entries`` as they follow each other, ``running`` being the request before them."""
     packed: list[object] = []
     for entry in entries:
-        if type(entry) is TokenEvent and entry.request_id == running:
-            packed.append(pack_token(entry))
-        else:
-            packed.append(pack_entry(entry, running))
+        packed.append(pack_entry(entry, running))
+        if type(entry) is not TokenEvent or entry.request_id != running:
             running = running_after(entry, running)
     return encode(packed)
 
@@ -139,12 +137,6 @@ def running_after(entry: Entry, running: str | None) -> str | None:
     return running
 
 
-def _token(request_id: str, fields: list[Any]) -> TokenEvent:
-    if len(fields) == 4:
-        return TokenEvent(request_id, *fields)
-    return build(TokenEvent, [request_id, *fields])
-
-
 def _plain(value: object) -> object:
     """What orjson does not know by itself."""
     if isinstance(value, tuple):
@@ -156,105 +148,69 @@ def _plain(value: object) -> object:
     raise TypeError(f"no JSON for {type(value)}")
 
 
+class _Form(NamedTuple):
+    """How a type is written: as JSON of the ``types``, with forms of its ``parts``."""
+
+    how: Literal["as it is", "hex", "choice", "integers", "list", "pair", "places", "names"]
+    types: tuple[type, ...]
+    kind: Any = None
+    parts: Any = None
+
+
 @cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """A function from JSON to ``kind``."""
+def _form(kind: Any) -> _Form:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind == tuple[int, ...]:
-        return _ints
-    if origin is tuple and args[-1:] == (Ellipsis,):
-        return lambda data: tuple(map(_reader(args[0]), _typed(data, list)))
-    if origin is tuple:
-        return lambda data: _pair(data, args)
     if origin in (typing.Union, types.UnionType):
         (inner,) = (arg for arg in args if arg is not type(None))
-        return lambda data: None if data is None else _reader(inner)(data)
-    if origin is typing.Literal:
-        return lambda data: _one_of(data, args)
-    if kind is bytes:
-        return _bytes
-    if kind is StateBlock:
-        return lambda data: _typed(data, type(None))
-    if kind is float:
-        return lambda data: _typed(data, float, int)
+        form = _form(inner)
+        return form._replace(types=(*form.types, type(None)))
+    if origin is Literal:
+        return _Form("choice", tuple(map(type, args)), parts=args)
+    if kind == tuple[int, ...]:
+        return _Form("integers", (list,))
+    if origin is tuple and args[-1:] == (Ellipsis,):
+        return _Form("list", (list,), parts=_form(args[0]))
+    if origin is tuple:
+        return _Form("pair", (list,), kind, tuple(map(_form, args)))
+    if kind is StateBlock:  # it travels apart
+        return _Form("as it is", (type(None),))
     if dataclasses.is_dataclass(kind):
-        return _dataclass_reader(kind)
+        hints = typing.get_type_hints(kind)
+        return _Form("names", (dict,), kind, {name: _form(each) for name, each in hints.items()})
     if hasattr(kind, "_fields"):
-        return _tuple_reader(kind)
-    return lambda data: _typed(data, kind)
+        return _Form("places", (list,), kind, [*map(_form, typing.get_type_hints(kind).values())])
+    if kind is bytes:
+        return _Form("hex", (str,))
+    return _Form("as it is", (float, int) if kind is float else (kind,))
 
 
-def _dataclass_reader(kind: Any) -> Callable[[Any], Any]:
-    hints = typing.get_type_hints(kind)
-
-    def read(data: Any) -> Any:
-        fields = _typed(data, dict)
-        unknown = fields.keys() - hints.keys()
-        if unknown:
-            raise Malformed(f"{kind.__name__} has no field {sorted(unknown)}")
-        return _made(kind, (), {name: _reader(hints[name])(at) for name, at in fields.items()})
-
-    return read
-
-
-def _tuple_reader(kind: Any) -> Callable[[Any], Any]:
-    hints = list(typing.get_type_hints(kind).values())
-
-    def read(data: Any) -> Any:
-        if len(_typed(data, list)) > len(hints):
-            raise Malformed(f"{kind.__name__} has {len(hints)} fields, not {len(data)}")
-        return _made(kind, [_reader(hint)(at) for hint, at in zip(hints, data, strict=False)], {})
-
-    return read
-
-
-def _made(kind: Any, args: Sequence[Any], fields: dict[str, Any]) -> Any:
-    try:
-        return kind(*args, **fields)
-    except TypeError as error:
-        raise Malformed(str(error)) from error
-
-
-def _typed(data: Any, *kinds: type) -> Any:
-    if type(data) not in kinds:
-        raise Malformed(f"{data!r} is not {kinds[0].__name__}")
-    return data
-
-
-def _ints(data: Any) -> tuple[int, ...]:
-    """Prompts are long, so that their types are looked at all at once."""
-    if not set(map(type, _typed(data, list))) <= {int}:
-        raise Malformed("not a list of integers")
-    return tuple(data)
-
-
-def _pair(data: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(_typed(data, list)) != len(kinds):
-        raise Malformed(f"{data!r} has not {len(kinds)} elements")
-    return tuple(_reader(kind)(at) for kind, at in zip(kinds, data, strict=True))
-
-
-def _one_of(data: Any, choices: tuple[Any, ...]) -> Any:
-    if data not in choices:
-        raise Malformed(f"{data!r} is none of {choices}")
-    return data
-
-
-def _bytes(data: Any) -> bytes:
-    try:
-        return bytes.fromhex(_typed(data, str))
-    except ValueError as error:
-        raise Malformed(str(error)) from error
+def _read(form: _Form, data: Any) -> Any:
+    """Raises `Malformed`, and `TypeError` and `ValueError` of what makes the value."""
+    how, expected, kind, parts = form
+    if type(data) not in expected:
+        raise Malformed(f"{data!r} is not {expected[0].__name__}")
+    if data is None or how == "as it is":
+        return data
+    if how == "list":
+        return tuple([_read(parts, each) for each in data])
+    if how == "pair" and len(data) == len(parts):
+        return tuple(map(_read, parts, data))
+    if how == "integers" and set(map(type, data)) <= {int}:  # prompts are long: all at once
+        return tuple(data)
+    if how == "places" and len(data) <= len(parts):
+        return kind(*map(_read, parts, data))
+    if how == "names" and data.keys() <= parts.keys():
+        return kind(**{name: _read(parts[name], each) for name, each in data.items()})
+    if how == "choice" and data in parts:
+        return data
+    if how == "hex":
+        return bytes.fromhex(data)
+    raise Malformed(f"{data!r} is no {getattr(kind, '__name__', how)}")
 
 
 def row_sum(*columns: str | int | None, data: bytes = b"") -> int:
     """Of ``columns``, and of ``data`` after them."""
     return crc32(data, crc32(orjson.dumps(columns)))
-
-
-def is_altered(stored: int | None, *columns: str | int | None, data: bytes = b"") -> bool:
-    """Whether a row is not as it was written with the sum ``stored``."""
-    return stored != row_sum(*columns, data=data)
 
 
 def sealed(text: str) -> str:

@@ -20,7 +20,6 @@ from server.store.codec import (
     decode_json,
     encode,
     pack_entry,
-    pack_token,
     running_after,
     sealed,
     unsealed,
@@ -86,11 +85,9 @@ def pack_row(steps: Sequence[LoggedEntry]) -> tuple[bytes, str] | None:
         if number is None:
             number = head.num_entries
         now = running.get(head, head.running) if running else head.running
-        if kind is TokenEvent and entry.request_id == now:  # type: ignore[union-attr]
-            body = encode((head.key, pack_token(entry)))  # type: ignore[arg-type]
-        else:
-            packed = pack_entry(entry, now)
-            body = encode((head.key, packed) if kept is None else (head.key, packed, kept))
+        packed = pack_entry(entry, now)
+        body = encode((head.key, packed) if kept is None else (head.key, packed, kept))
+        if kind is not TokenEvent or entry.request_id != now:  # type: ignore[union-attr]
             running[head] = running_after(entry, now)
         lines.append(b"%b,%d]" % (body[:-1], crc32(body, number)))
         keys.append(head.key)

@@ -25,7 +25,7 @@ from server.store.saving import StoreClock, StoreLimits
 from server.store.snapshots import SnapshotRow, Snapshots, Unsaved
 from server.store.sqlite.database import SqliteDatabase
 from server.store.sqlite.upkeep import Upkeep
-from server.store.table_store import TableStore
+from server.store.table_store import LocalStore
 from server.store.tables import Tables
 
 MAX_KEYS = 100_000
@@ -152,7 +152,7 @@ class MemoryUpkeep(Upkeep):
         return head.num_stored if save is None else save.place
 
 
-class MemoryStore(TableStore):
+class MemoryStore(LocalStore):
     """See `server.store.base.Store` for what is public.
 
     ``max_state_bytes`` bounds the states of snapshots; see `MemoryUpkeep`.

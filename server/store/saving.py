@@ -173,15 +173,11 @@ class Saving:
         keys = [head.key for head in heads]
         rows, tokens = self._snapshots.rows_of(keys), self._tables.log_tokens(keys)
         for head, own, num_tokens in zip(heads, rows, tokens, strict=True):
-            self._thin(head, own)
+            dropped = superfluous([row.length for row in own], self._limits.max_snapshots)
+            if dropped:  # of old snapshots, fewer the older they are
+                self._log.drop_snapshots(head.key, [own[index] for index in sorted(dropped)])
             if num_tokens > self._limits.max_log_tokens:
                 self._trim(head, num_tokens - self._limits.max_log_tokens)
-
-    def _thin(self, head: Head, rows: Sequence[SnapshotRow]) -> None:
-        """Of old snapshots, fewer the older they are."""
-        dropped = superfluous([row.length for row in rows], self._limits.max_snapshots)
-        if dropped:
-            self._log.drop_snapshots(head.key, [rows[index] for index in sorted(dropped)])
 
     def _trim(self, head: Head, excess: int) -> None:
         """Drops the oldest entries of a log that is too long, and snapshots before them."""

@@ -6,14 +6,14 @@ Until they are on the disk, values wait in memory (`Unsaved`): a lost one costs 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from server.engine.value import SessionValue, StateBlock
 from server.store.base import Identity
-from server.store.codec import Malformed, decode_json, decode_value, encode, is_altered, row_sum
+from server.store.codec import Malformed, decode_json, decode_value, encode, row_sum
 from server.store.database import Database
 from server.store.errors import SnapshotBroken
 from server.store.heads import Head
@@ -172,10 +172,10 @@ class Snapshots:
         for row in rows:
             self._execute("DELETE FROM snapshot WHERE key = ?", (row.key,))
 
-    def newest(self, key: int, at: int | None) -> Iterator[tuple[int, SessionValue]]:
-        """Place and value of the valid snapshots of at most ``at`` tokens, newest first.
+    def newest(self, key: int, at: int | None) -> tuple[int, SessionValue] | None:
+        """Place and value of the newest valid snapshot of at most ``at`` tokens.
 
-        Raises `SnapshotMismatch`, and `SnapshotBroken` after the last where one was broken.
+        Raises `SnapshotMismatch`, and `SnapshotBroken` where the only ones are broken.
         """
         query = (
             "SELECT place, length, value, file, fields, sum FROM snapshot LEFT JOIN identity "
@@ -186,13 +186,13 @@ class Snapshots:
         rows = self._execute(query, (key, 1 << 62 if at is None else at)).fetchall()
         for place, length, value, file, fields, stored in rows:
             try:
-                self._check(stored, fields, (key, place, length, value, file))
-                yield place, self._value(_decoded(value), file)
+                return place, self._value(stored, fields, (key, place, length, value, file))
             except SnapshotBroken as error:
                 logger.error("snapshot %s: %s; trying the one before it", file, error)
                 broken = error
         if broken is not None:
             raise broken
+        return None
 
     def _fields(self, identity_key: int) -> str | None:
         query = "SELECT fields FROM identity WHERE key = ?"
@@ -200,29 +200,22 @@ class Snapshots:
             return str(fields)
         return None
 
-    def _check(self, stored: int, fields: str | None, columns: Columns) -> None:
-        """Whether the row is as it was written, for this identity; the identity's own row may not.
+    def _value(self, stored: int, fields: str | None, columns: Columns) -> SessionValue:
+        """The value of a row, if it is as it was written; the identity's own row may not be.
 
         Raises `SnapshotBroken` and `SnapshotMismatch`.
         """
-        if not is_altered(stored, *columns, self._labels):
-            return
-        if fields is None or is_altered(stored, *columns, fields):
-            raise SnapshotBroken("its row was altered")
-        check_identity(decode_json(fields), self._identity)
-
-    def read(self, file: str, position: int) -> StateBlock:
-        """A state. Raises `SnapshotBroken` and `SnapshotMismatch`."""
-        state = self.states.read(file, position)
+        if stored != row_sum(*columns, self._labels):
+            if fields is None or stored != row_sum(*columns, fields):
+                raise SnapshotBroken("its row was altered")
+            check_identity(decode_json(fields), self._identity)
+        *_, text, file = columns
+        try:
+            value = decode_value(text)
+        except Malformed as error:
+            raise SnapshotBroken("its value cannot be read") from error
+        if file is None:
+            return value
+        state = self.states.read(file, value.position)
         state.file = file
-        return state
-
-    def _value(self, value: SessionValue, file: str | None) -> SessionValue:
-        return value if file is None else replace(value, state=self.read(file, value.position))
-
-
-def _decoded(value: str) -> SessionValue:
-    try:
-        return decode_value(value)
-    except Malformed as error:
-        raise SnapshotBroken("its value cannot be read") from error
+        return replace(value, state=state)

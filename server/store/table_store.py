@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain, islice
 from typing import TypeVar
 
 from server.engine.types import Finished, TokenEvent
-from server.engine.value import Deleted, Entry, Record, SessionValue
+from server.engine.value import Deleted, Entry, Record
 from server.errors import SessionNotFound
 from server.store.base import Events, Found, Keyed, Listed, Loaded, Numbered
 from server.store.errors import HistoryGone, SessionBroken
@@ -33,6 +34,39 @@ class TableStore(ABC):
         self._touched: set[int] = set()
 
     @abstractmethod
+    def _ask(self, ask: Callable[[Connected], R]) -> R: ...
+
+    @abstractmethod
+    def _ask_of(self, session: str, owner: str, ask: OfSession[R]) -> R:
+        """Raises `SessionNotFound`."""
+
+    def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
+        return self._ask_of(session, owner, partial(loaded, at=at))
+
+    def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
+        ask = partial(events, after_seq=after_seq, max_events=max_events)
+        return self._ask_of(session, owner, ask)
+
+    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
+        return self._ask_of(session, owner, partial(entries, place=place, max_entries=max_entries))
+
+    def log_end(self, session: str, owner: str) -> int:
+        return self._ask_of(session, owner, log_end)
+
+    def find_key(self, owner: str, key: str) -> Keyed | None:
+        return self._ask(lambda by: by.tables.find_key(owner, key))
+
+    def list(self, owner: str | None, after: str | None, limit: int) -> Found:
+        return self._ask(lambda by: listed(by, owner, after, limit))
+
+    def stored_bytes(self, owner: str) -> int:
+        return self._ask(lambda by: by.tables.stored_bytes(owner))
+
+
+class LocalStore(TableStore):
+    """One whose tables no other process writes."""
+
+    @abstractmethod
     def _connected(self) -> AbstractContextManager[Connected]:
         """The connection; its errors as those of a store."""
 
@@ -44,7 +78,6 @@ class TableStore(ABC):
             return ask(connection)
 
     def _ask_of(self, session: str, owner: str, ask: OfSession[R]) -> R:
-        """Raises `SessionNotFound`."""
         with self._connected() as connection:
             head = connection.log.head(session)
             if head is None or head.owner != owner:
@@ -52,68 +85,31 @@ class TableStore(ABC):
             self._touched.add(head.key)
             return ask(connection, head, ())
 
-    def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
-        return self._ask_of(session, owner, lambda by, head, _: loaded(by, head, at))
-
-    def read(self, session: str, owner: str, after_seq: int, max_events: int) -> Events:
-        def ask(by: Connected, head: Head, rest: Iterable[Entry]) -> Events:
-            return events(by, head, rest, after_seq, max_events)
-
-        return self._ask_of(session, owner, ask)
-
     def discard(self, session: str, owner: str) -> None:
-        self._ask_of(session, owner, lambda by, head, rest: None)
+        self._ask_of(session, owner, lambda connection, head, rest: None)
         self.commit([(session, Deleted())])
-
-    def entries(self, session: str, owner: str, place: int, max_entries: int) -> Numbered:
-        def ask(by: Connected, head: Head, rest: Iterable[Entry]) -> Numbered:
-            return entries(by, head, rest, place, max_entries)
-
-        return self._ask_of(session, owner, ask)
-
-    def log_end(self, session: str, owner: str) -> int:
-        def ask(by: Connected, head: Head, rest: Iterable[Entry]) -> int:
-            refuse_broken(head)
-            return head.num_entries + sum(1 for _ in rest)
-
-        return self._ask_of(session, owner, ask)
-
-    def find_key(self, owner: str, key: str) -> Keyed | None:
-        return self._ask(lambda by: by.tables.find_key(owner, key))
-
-    def list(self, owner: str | None, after: str | None, limit: int) -> Found:
-        return self._ask(lambda by: listed(by, owner, after, limit))
 
     def unfinished(self) -> Sequence[tuple[str, str]]:
         return self._ask(unfinished)
 
-    def stored_bytes(self, owner: str) -> int:
-        return self._ask(lambda by: by.tables.stored_bytes(owner))
 
-
-def loaded(connection: Connected, head: Head, at: int | None) -> Loaded:
-    """See `server.store.base.Store.load`."""
+def loaded(connection: Connected, head: Head, rest: Iterable[Entry], at: int | None) -> Loaded:
+    """See `server.store.base.Store.load`; there is no ``rest``."""
     refuse_broken(head)
-    for place, value in _values(connection, head, at):
-        entries = connection.tables.entries(head, place)
-        return Loaded(value, past(entries, value.length, at))
-    raise HistoryGone("the session's state at this point is no longer kept", "at")
+    save = connection.unsaved.get(head.id)
+    if save is not None and (at is None or save.value.length <= at):
+        place, value = save.place, save.value
+    elif (found := connection.snapshots.newest(head.key, at)) is not None:
+        place, value = found
+    else:
+        raise HistoryGone("the session's state at this point is no longer kept", "at")
+    return Loaded(value, past(connection.tables.entries(head, place), value.length, at))
 
 
 def refuse_broken(head: Head) -> None:
     """Raises `SessionBroken` for a session in quarantine."""
     if head.broken is not None:
         raise SessionBroken
-
-
-def _values(
-    connection: Connected, head: Head, at: int | None
-) -> Iterator[tuple[int, SessionValue]]:
-    """Place and value of the snapshots of at most ``at`` tokens, newest first."""
-    save = connection.unsaved.get(head.id)
-    if save is not None and (at is None or save.value.length <= at):
-        yield save.place, save.value
-    yield from connection.snapshots.newest(head.key, at)
 
 
 def events(
@@ -123,9 +119,14 @@ def events(
     refuse_broken(head)
     if after_seq < head.log_seq:
         raise HistoryGone(f"only what came after {head.log_seq} is kept", "last_seq")
-    found = events_after(connection.tables.entries_after(head, after_seq), after_seq, max_events)
-    last_seq = found[-1].seq if found else after_seq
-    found += events_after(rest, last_seq, max_events - len(found))
+    found: Events = []
+    last_seq = after_seq
+    for entry in chain(connection.tables.entries_after(head, after_seq), rest):
+        if isinstance(entry, TokenEvent | Finished) and entry.seq > last_seq:
+            if len(found) == max_events:
+                break
+            found.append(entry)
+            last_seq = entry.seq
     if [event.seq for event in found] != [*range(after_seq + 1, after_seq + 1 + len(found))]:
         raise SessionBroken
     if not found and max_events and head.seq > after_seq:
@@ -144,6 +145,12 @@ def entries(
     if max_entries and place < head.num_entries and not _begins(page, place, head):
         raise SessionBroken
     return page
+
+
+def log_end(connection: Connected, head: Head, rest: Iterable[Entry]) -> int:
+    """See `server.store.base.Store.log_end`."""
+    refuse_broken(head)
+    return head.num_entries + sum(1 for _ in rest)
 
 
 def _begins(page: Numbered, place: int, head: Head) -> bool:
@@ -192,15 +199,3 @@ def past(entries: list[Entry], length: int, at: int | None) -> list[Entry]:
         elif at is not None and length < at:
             end = None
     return entries[:end]
-
-
-def events_after(entries: Iterable[Entry], seq: int, max_events: int) -> Events:
-    """The events that count in ``seq``, from the one after it on: one for each number."""
-    events: Events = []
-    for entry in entries:
-        if isinstance(entry, TokenEvent | Finished) and entry.seq > seq:
-            if len(events) == max_events:
-                break
-            events.append(entry)
-            seq = entry.seq
-    return events

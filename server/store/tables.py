@@ -14,7 +14,6 @@ from server.store.codec import (
     build,
     decode_json,
     encode,
-    is_altered,
     pack_entries,
     row_sum,
     unpack_entries,
@@ -62,7 +61,7 @@ class LogSegment(NamedTuple):
     def entries(self, key: int) -> list[Entry]:
         """All of them, of the session ``key``. Raises `SessionBroken` where the row was altered."""
         place = (key, self.first, self.end, self.last_seq, self.running)
-        if is_altered(self.sum, *place, data=self.data):
+        if self.sum != row_sum(*place, data=self.data):
             raise SessionBroken
         try:
             return unpack_entries(self.data, self.running)
@@ -289,7 +288,7 @@ class Tables:
 def is_key_altered(row: Sequence[Any]) -> bool:
     """Whether a row of the keys is not as it was written."""
     *fields, finished, note, stored, note_sum = row
-    if note is not None and is_altered(note_sum, note):
+    if note is not None and note_sum != row_sum(note):
         return True
     ended = 0 if finished is None else row_sum(finished)
     return bool(stored != row_sum(*fields) + ended)

@@ -36,25 +36,17 @@ class _Timed(psycopg.Connection[tuple[Any, ...]]):
         try:
             wanted = next(gen)
             while True:
-                poll.register(fd, _events(wanted))
+                reads = select.POLLIN if wanted & Wait.R else 0
+                poll.register(fd, reads | (select.POLLOUT if wanted & Wait.W else 0))
                 found = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
                 if not found:
                     self.pgconn.finish()  # whatever it still answers is of no use
                     raise Hung("the database does not answer")
-                wanted = gen.send(_ready(found[0][1]))
+                events = found[0][1]  # an error is for the next read to find
+                ready = Ready.R if events & ~select.POLLOUT else Ready.NONE
+                wanted = gen.send(Ready(ready | (Ready.W if events & select.POLLOUT else 0)))
         except StopIteration as end:
             return end.value
-
-
-def _events(wanted: Wait) -> int:
-    reads = select.POLLIN if wanted & Wait.R else 0
-    return reads | (select.POLLOUT if wanted & Wait.W else 0)
-
-
-def _ready(events: int) -> Ready:
-    """An error is for the next read to find."""
-    reads = Ready.R if events & ~select.POLLOUT else Ready.NONE
-    return Ready(reads | (Ready.W if events & select.POLLOUT else Ready.NONE))
 
 
 def connect(url: str, *, prepare: bool = True, timed: bool = True) -> psycopg.Connection[Any]:

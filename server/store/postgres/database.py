@@ -28,8 +28,8 @@ _LIMITS = {
 }
 #: What `must_hold` of the schema raises.
 _FENCED_STATE = "EV001"
-_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
-_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_WRITING = b"BEGIN ISOLATION LEVEL READ COMMITTED"
+_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 FENCED = "another replica has taken over what this one had"
 
@@ -37,20 +37,18 @@ FENCED = "another replica has taken over what this one had"
 class _Cursor(psycopg.Cursor[tuple[Any, ...]]):
     """Its rows are asked for by ``sync``, where the statement is in a pipeline."""
 
-    def __init__(self, connection: psycopg.Connection[Any], sync: Callable[[], None]) -> None:
-        super().__init__(connection)
-        self._sync = sync
+    sync: Callable[[], None]
 
     def fetchone(self) -> tuple[Any, ...] | None:
-        self._sync()
+        self.sync()
         return super().fetchone()
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        self._sync()
+        self.sync()
         return super().fetchall()
 
     def __iter__(self) -> Self:
-        self._sync()
+        self.sync()
         return super().__iter__()
 
 
@@ -81,7 +79,8 @@ class PostgresDatabase:
         if not self._is_within:
             with self.whole():
                 return self.execute(query, parameters)
-        cursor = _Cursor(self._connection, self._sync)
+        cursor = _Cursor(self._connection)
+        cursor.sync = self._sync
         cursor.execute(translated(query), parameters)
         self._is_pending = True
         return cursor
@@ -139,7 +138,7 @@ class PostgresDatabase:
             yield
 
     @contextmanager
-    def _within(self, begin: str, more: dict[str, str], pipelined: bool) -> Iterator[None]:
+    def _within(self, begin: bytes, more: dict[str, str], pipelined: bool) -> Iterator[None]:
         """A transaction, for which everything of a schema is found by its name.
 
         In a pipeline a statement is waited for when its rows are asked for, or at the end: so
@@ -151,14 +150,13 @@ class PostgresDatabase:
         self._is_within = True
         try:
             with pipeline as self._pipeline:
-                self._send(begin)
+                self._connection.execute(begin)
                 settings = self._settings | more
                 set_all = ", ".join(["set_config(%s, %s, true)"] * len(settings))
-                self._send(
-                    f"SELECT {set_all}", [part for each in settings.items() for part in each]
-                )
+                parameters = [part for each in settings.items() for part in each]
+                self._connection.execute(f"SELECT {set_all}".encode(), parameters)
                 yield
-                self._send("COMMIT")
+                self._connection.execute(b"COMMIT")
         except BaseException as error:
             if not self._connection.broken:
                 with suppress(psycopg.Error):
@@ -168,9 +166,6 @@ class PostgresDatabase:
             raise
         finally:
             self._is_within, self._pipeline = False, None
-
-    def _send(self, statement: str, parameters: Sequence[object] = ()) -> None:
-        self._connection.execute(statement.encode(), parameters)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:

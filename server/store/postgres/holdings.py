@@ -66,7 +66,7 @@ def taken(
                 holder, _ = away(connection, session, owner)
                 if holder is not None:
                     raise OwnedElsewhere(holder)
-            return head, loaded(connection, head, at)
+            return head, loaded(connection, head, (), at)
     except BaseException:
         connection.log.heads.pop(session, None)
         raise

@@ -67,6 +67,7 @@ class Presence:
         self._beats: dict[int, tuple[int, float]] = {}
         self._free_since: dict[int, float] = {}
         self._beaten_s = 0.0
+        self._beat, self._watch = self._text(_BEAT), self._text(_WATCH)
         connection = self._connect()
         next_key = self._text("SELECT nextval({sequence})")
         self.key = int(connection.execute(next_key).fetchall()[0][0])
@@ -131,13 +132,13 @@ class Presence:
         now = time.monotonic()
         if now - self._beaten_s >= self._lease_s / 5:
             self._beaten_s = now
-            connection.execute(self._text(_BEAT), (self.key,))
+            connection.execute(self._beat, (self.key,))
         self._look(connection, now)
         if time.monotonic() - began_s > self._lease_s / 2:
             self._forget_others()  # the database hung for all, or this process for itself
 
     def _look(self, connection: psycopg.Connection[Any], now: float) -> None:
-        seen = connection.execute(self._text(_WATCH), {"me": self.key}).fetchall()
+        seen = connection.execute(self._watch, {"me": self.key}).fetchall()
         for key in self._beats.keys() - {key for key, _, _ in seen}:
             del self._beats[key]
             self._free_since.pop(key, None)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import psycopg
 
-from server.engine.value import Deleted, Entry, Record, Saved
+from server.engine.value import Deleted, Record, Saved
 from server.errors import SessionNotFound
 from server.store.base import Loaded
 from server.store.errors import RecordRefused, StoreError, StoreFull
@@ -49,7 +48,7 @@ class PostgresStore(TableStore):
         self._link = Link(place, self._clock, self._note_connection)
         self._claims = KeyClaims()
         try:
-            with self._connected():
+            with self._link.connected():
                 pass
         except BaseException:
             self.close()
@@ -64,14 +63,11 @@ class PostgresStore(TableStore):
         """Calls these in another thread: for others' requests, and when one is dead or left."""
         self._link.listen(Listeners(hear, reclaim, left))
 
-    def _connected(self) -> AbstractContextManager[SharedConnection]:
-        return self._link.connected()
-
     # What a store does
 
     @twice
     def commit(self, records: Sequence[Record]) -> None:
-        with self._connected() as connection:
+        with self._link.connected() as connection:
             if self._rounds.is_over and not all(isinstance(entry, Deleted) for _, entry in records):
                 raise StoreFull(OVER)
             log = connection.log
@@ -82,7 +78,7 @@ class PostgresStore(TableStore):
                 raise RecordRefused(error) from None
             try:
                 log.settle(steps, self._clock.now_s)
-                left = {head for head, entry, _ in steps if is_leaving(entry)}
+                left = {h for h, entry, _ in steps if isinstance(entry, Saved) and entry.evicted}
                 if left := {head for head in left if log.heads.get(head.id) is head}:
                     self._upkeep.release(list(left))
                 if connection.unsaved.num_bytes > MAX_UNSAVED_BYTES:
@@ -101,27 +97,27 @@ class PostgresStore(TableStore):
 
         Raises `OwnedElsewhere`.
         """
-        with self._connected() as connection:
+        with self._link.connected() as connection:
             self._rounds.forgotten.discard(session)
             head = held(connection, session, owner)
             if head is None:
                 head, found = taken(connection, session, owner, at)
             else:
                 with connection.database.transaction(synced=False):
-                    found = loaded(connection, head, at)
+                    found = loaded(connection, head, (), at)
             self._touched.add(head.key)
             return found
 
     @twice
     def _ask(self, ask: Callable[[SharedConnection], R]) -> R:
         """What the database says, all of one moment."""
-        with self._connected() as connection, connection.database.reading():
+        with self._link.connected() as connection, connection.database.reading():
             return ask(connection)
 
     @twice
     def _ask_of(self, session: str, owner: str, ask: OfSession[R]) -> R:
         """Also of a session of another replica; all of one moment."""
-        with self._connected() as connection:
+        with self._link.connected() as connection:
             head = held(connection, session, owner)
             if head is not None:
                 self._touched.add(head.key)
@@ -133,7 +129,7 @@ class PostgresStore(TableStore):
 
     @twice
     def discard(self, session: str, owner: str) -> None:
-        with self._connected() as connection, connection.database.transaction():
+        with self._link.connected() as connection, connection.database.transaction():
             head = connection.log.take(session, owner)
             if head is None:
                 raise SessionNotFound
@@ -167,19 +163,19 @@ class PostgresStore(TableStore):
             "INSERT INTO named_state VALUES (?, ?, ?) ON CONFLICT (name) "
             "DO UPDATE SET digest = excluded.digest, data = excluded.data"
         )
-        with self._connected() as connection, connection.database.transaction():
+        with self._link.connected() as connection, connection.database.transaction():
             connection.database.execute(query, (name, digest, b"".join(parts)))
 
     @twice
     def drop_named(self, name: str) -> bool:
         query = "DELETE FROM named_state WHERE name = ? RETURNING name"
-        with self._connected() as connection, connection.database.transaction():
+        with self._link.connected() as connection, connection.database.transaction():
             return bool(connection.database.execute(query, (name,)).fetchall())
 
     @twice
     def maintain(self, now_s: float) -> bool:
         self._clock.advance(now_s)
-        with self._connected() as connection:
+        with self._link.connected() as connection:
             connection.database.check_fence()
             has_more = self._rounds.turn(self._upkeep, now_s, self._touched)
             self._touched = set()
@@ -214,13 +210,13 @@ class PostgresStore(TableStore):
     @twice
     def release(self, session: str) -> None:
         """Lets a session go that the engine does not have, so that another replica may take it."""
-        with self._connected():
+        with self._link.connected():
             self._upkeep.release_if_held([session])
 
     @twice
     def tell(self, key: int, message: str) -> None:
         """What another replica shall hear."""
-        with self._connected() as connection, connection.database.transaction(synced=False):
+        with self._link.connected() as connection, connection.database.transaction(synced=False):
             name = channel_name(self._schema, key)
             connection.database.execute("SELECT pg_notify(?, ?)", (name, message))
 
@@ -230,13 +226,13 @@ class PostgresStore(TableStore):
 
         From then on it can neither write nor connect, should it wake.
         """
-        with self._connected() as connection:
+        with self._link.connected() as connection:
             return reclaim(connection, key, self._clock.now_s)
 
     @twice
     def claim_key(self, owner: str, key: str) -> bool:
         """Whether this replica may begin what comes under ``key``: no other is about to."""
-        with self._connected() as connection:
+        with self._link.connected() as connection:
             return self._claims.claim(connection.database, owner, key)
 
     @twice
@@ -246,20 +242,15 @@ class PostgresStore(TableStore):
         What cannot be given back now is by `maintain`.
         """
         self._claims.note_return(owner, key)
-        with self._connected() as connection:
+        with self._link.connected() as connection:
             self._claims.give_back(connection.database)
 
     @twice
     def signing_key(self) -> bytes:
         """Made with the store, and the same for all replicas."""
-        with self._connected() as connection, connection.database.whole():
+        with self._link.connected() as connection, connection.database.whole():
             key = connection.database.meta_once("signing_key", secrets.token_hex(32))
             return bytes.fromhex(key)
-
-
-def is_leaving(entry: Entry) -> bool:
-    """Whether the engine has let the session go."""
-    return isinstance(entry, Saved) and entry.evicted
 
 
 def _leave(database: PostgresDatabase) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry
-from server.store.codec import Malformed, decode_value, is_altered, unpack_entry
+from server.store.codec import Malformed, decode_value, row_sum, unpack_entry
 from server.store.errors import SessionBroken, SnapshotBroken, SnapshotMismatch, StoreTooNew
 from server.store.heads import COLUMNS, Head
 from server.store.log_rows import Line, unpack_row
@@ -89,7 +89,7 @@ def _broken_states(execute: Execute, folder: Path) -> Iterator[str]:
     seen: set[str] = set()
     for id, fields, stored, *columns in execute(query):
         *_, value, file = columns
-        if fields is None or is_altered(stored, *columns, fields):
+        if fields is None or stored != row_sum(*columns, fields):
             yield f"session {id}: the row of snapshot {file} was altered"
             continue
         try:

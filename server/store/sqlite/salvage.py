@@ -16,7 +16,7 @@ from typing import Any
 
 from server.engine.types import Finished, TokenEvent
 from server.engine.value import Entry, SessionValue
-from server.store.codec import Malformed, decode_value, is_altered, sealed
+from server.store.codec import Malformed, decode_value, row_sum, sealed
 from server.store.errors import SessionBroken, StoreError, StoreFailed
 from server.store.files import DiskFiles
 from server.store.heads import COLUMNS, Head
@@ -116,7 +116,7 @@ def _copy_named(path: Path, new: Path) -> Iterator[str]:
 def _value(row: Row, fields: str | None) -> SessionValue:
     """Raises `Malformed`."""
     columns = (row["session"], row["place"], row["length"], row["value"], row["file"])
-    if fields is None or is_altered(row.get("sum"), *columns, fields):
+    if fields is None or row.get("sum") != row_sum(*columns, fields):
         raise Malformed("its row was altered")
     return decode_value(row["value"])
 

@@ -27,7 +27,7 @@ from server.store.sqlite.reserve import Reserve
 from server.store.sqlite.signing import signing_key
 from server.store.sqlite.state_files import DIR_NAME
 from server.store.sqlite.upkeep import Upkeep
-from server.store.table_store import TableStore
+from server.store.table_store import LocalStore
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def open_store(
     return SqliteStore(place, limits or StoreLimits(), waiting or Waiting())
 
 
-class SqliteStore(TableStore):
+class SqliteStore(LocalStore):
     """See `server.store.base.Store` for what is public, and `open_store` to open one."""
 
     durable = True
