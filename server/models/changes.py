@@ -46,7 +46,7 @@ class ModelExists(RequestError):
 
 
 class ModelChanging(RequestError):
-    """Another change of the models is on its way."""
+    """Another change of the models is in progress."""
 
     code = "model_changing"
     message = "another model is being loaded; try again later"
@@ -86,7 +86,7 @@ class Builder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """``changed`` is False where the same weights were found: then everything went on."""
+    """``changed`` is False where the weights were the same: nothing was replaced."""
 
     version: Version
     changed: bool

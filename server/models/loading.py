@@ -18,7 +18,7 @@ Progress = Callable[[int], None]
 
 @contextmanager
 def loading(num_weights: int, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Takes how many of ``num_weights`` have been read.
+    """Gives a function to call with how many of ``num_weights`` have been read.
 
     It shows a bar where ``stream``, by default standard error, is a terminal; else it logs a
     line per quarter.

@@ -17,7 +17,7 @@ from server.store.files import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a state means something to: only the same in every field can continue from it.
+    """What a state belongs to: a session continues from it only if every field is equal.
 
     ``layout`` is a digest of the shapes and order of the parts of a state of
     ``state_bytes`` bytes.
@@ -89,14 +89,14 @@ class Store(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether a session may leave the engine for it."""
+        """Whether sessions can be evicted to it."""
 
     def commit(self, records: Sequence[Record]) -> None:
-        """Adds one tick's records, in order. A state may reach the disk later than its `Saved`.
+        """Adds records, in order. A state may reach the disk later than its `Saved`.
 
         Raises `StoreFull`, `StoreFailed`, `Fenced`, `StoreLost` (records of a session that
         the store does not have) or `RecordRefused` (something that the database does not take),
-        and then nothing of the tick counts. The last two are for one of the sessions alone.
+        and then none of the records counts. The last two are for one of the sessions alone.
         """
 
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
@@ -135,16 +135,16 @@ class Store(Protocol):
         """(session, owner) of each session whose last request has not ended."""
 
     def stored_bytes(self, owner: str) -> int:
-        """What the sessions of ``owner`` take up."""
+        """Bytes of the sessions of ``owner``."""
 
     def named_states(self) -> dict[str, str]:
-        """The digest of each named state by its name; no session's life depends on them."""
+        """The digest of each named state by its name. No session depends on them."""
 
     def read_named(self, name: str) -> bytes | None:
         """The file of a named state, if there is one."""
 
     def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
-        """Keeps the file of a named state, durably, in the place of one of the same name.
+        """Stores the file of a named state durably, and replaces one of the same name.
 
         Raises `StoreFull` or `StoreFailed`; then the old one is still there.
         """
@@ -160,7 +160,7 @@ class Store(Protocol):
         """
 
     def forget(self) -> None:
-        """The engine has none of its sessions any more, after a commit that failed."""
+        """The engine has discarded all of its sessions, after a commit that failed."""
 
     def close(self) -> None:
         """Writes what is pending and closes the store."""

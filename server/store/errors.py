@@ -6,10 +6,10 @@ from server.errors import RequestError
 
 
 class StoreError(RequestError):
-    """The store cannot do this. Of a failed commit nothing counts.
+    """The store cannot do this. A commit that fails changes nothing.
 
-    ``detail`` is for the operator: it may name files, hosts and users. `str` has it,
-    ``message``, which clients get, has not.
+    ``detail`` is for the operator: it may name files, hosts and users. `str` includes it;
+    ``message``, which clients get, does not.
     """
 
     code = "store_failed"
@@ -41,7 +41,7 @@ class StoreLost(StoreError):
 
 
 class RecordRefused(StoreError):
-    """The database does not take what a session has made: other sessions are not at fault."""
+    """The database refuses the records of one session; other sessions are not affected."""
 
     code = "record_refused"
 
@@ -50,7 +50,7 @@ class RecordRefused(StoreError):
 
 
 class SessionBroken(StoreError):
-    """The session is in quarantine: part of its log cannot be read, or not be stored."""
+    """The session is in quarantine: part of its log cannot be read or stored."""
 
     code = "session_broken"
 
@@ -63,7 +63,7 @@ class SessionBroken(StoreError):
 
 
 class Fenced(StoreError):
-    """Another process has taken the store over; this one must neither write nor send."""
+    """Another process has taken over the store; this one must neither write nor send."""
 
     code = "store_taken"
 
@@ -103,7 +103,7 @@ class SnapshotBroken(StoreError):
 
 
 class ImportRefused(StoreError):
-    """A file that no session can be taken from."""
+    """A file that cannot be imported."""
 
     code = "import_refused"
 
@@ -112,7 +112,7 @@ class ImportRefused(StoreError):
 
 
 class HistoryGone(StoreError):
-    """What is asked for lies before the part of the log that is kept."""
+    """The requested part of the log is no longer kept."""
 
     code = "history_gone"
 

@@ -37,7 +37,7 @@ class Files(Protocol):
         """Removes a file."""
 
     def read(self, path: Path) -> bytes:
-        """The whole file; a link is none."""
+        """The whole file. Raises `OSError` for a symbolic link too."""
 
 
 class DiskFiles:
@@ -76,7 +76,7 @@ class DiskFiles:
 
 
 def replace(files: Files, path: Path, chunks: Sequence[Chunk], is_synced: bool) -> None:
-    """A file that is whole or as it was. Its name lasts when its folder has been synced."""
+    """Replaces a file atomically. The new name is durable when the folder has been synced."""
     new = path.with_suffix(".new")
     try:
         files.write(new, chunks)

@@ -39,7 +39,7 @@ JournalRow = tuple[int, bytes, str]
 class Log:
     """The journal and the newest entries of each session, on one connection.
 
-    After an error of any method but `append` it is of no more use: another one
+    After an error of any method but `append` it cannot be used again: another one
     recovers from the disk. ``unsaved`` outlives it.
     """
 
@@ -247,13 +247,13 @@ class Log:
         return {key for row in rows for key in (row.keys or (line.key for line in row.lines))}
 
     def quarantine(self, key: int, why: str) -> str:
-        """No replica continues the session; its name."""
+        """Puts the session into quarantine; returns its name."""
         self._tables.quarantine(key, why)
         head = self._tables.head_of_key(key)
         return f"number {key}" if head is None else head.id
 
     def rows_up_to(self, last_row: int | None) -> list[JournalRow]:
-        """What is left of the journal, once later rows are gone."""
+        """The rows of the journal, after those behind ``last_row`` have been deleted."""
         self.next_key = self._tables.last_key() + 1
         if last_row is not None:
             self._execute("DELETE FROM journal WHERE id > ?", (last_row,))

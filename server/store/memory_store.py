@@ -129,7 +129,7 @@ class MemoryUpkeep(Upkeep):
         self._database.execute(_DROP_KEYS, (MAX_KEYS,))
 
     def _bound_states(self) -> None:
-        """Lets the oldest states go, to an eighth below the bound, so that it is rarely done."""
+        """Drops the oldest states, to an eighth below the bound, so that it is rarely done."""
         found: list[Any] = self._database.execute(_STATES).fetchall()
         uses = Counter(file for *_, file, _ in found)
         num_bytes = sum(map(self._states.size, uses))

@@ -1,9 +1,9 @@
-"""What follows from the rows of a journal, once more, stepping over what cannot be read.
+"""Redo of the write-ahead log: what follows from its rows; what cannot be read is skipped.
 
 A line that was altered or is missing costs its session, which is put into quarantine: it
 would continue from another history than its clients have seen. Where not even the sessions
 are known that a row was about, it costs those that ran then and that no later line proves.
-What the database refuses costs its session too (`sifted`).
+What the database refuses costs its session too (`without_refused`).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _check(line: Line, number: int) -> None:
 logger = logging.getLogger(__name__)
 
 
-def sifted(
+def without_refused(
     database: Database,
     refusals: tuple[type[Exception], ...],
     read: Callable[[Wanted], L],

@@ -29,7 +29,7 @@ class Save(NamedTuple):
 
 
 class Unsaved:
-    """The newest value of each session that has one; the one that waits longest comes first."""
+    """The newest value of each session that has one, the oldest first."""
 
     def __init__(self) -> None:
         self._saves: dict[str, Save] = {}
@@ -37,13 +37,13 @@ class Unsaved:
 
     def add(self, head: Head, value: SessionValue) -> None:
         """The session is at ``value``, after the entries that it has now."""
-        if (before := self._saves.get(head.id)) is not None:  # its turn is the new one's
+        if (before := self._saves.get(head.id)) is not None:  # the new value goes to the end
             self.num_bytes -= _size(before.value)
         self._saves[head.id] = Save(head.key, head.num_entries, value)
         self.num_bytes += _size(value)
 
     def drop(self, session: str) -> None:
-        """The value is on the disk, or of no use."""
+        """The value is on the disk, or no longer needed."""
         save = self._saves.pop(session, None)
         if save is not None:
             self.num_bytes -= _size(save.value)
@@ -57,7 +57,7 @@ class Unsaved:
         return list(islice(self._saves.values(), count))
 
     def clear(self) -> None:
-        """Another store: none of them belongs to it."""
+        """Drops all values: the store is another one."""
         self._saves.clear()
         self.num_bytes = 0
 

@@ -53,7 +53,7 @@ class S3Objects:
     A call that is not answered ends within about ``timeout_s``. ``environment`` is
     the process's own. Without TLS only where the endpoint says ``http://``; other
     authorities than the system's are in the file that ``AWS_CA_BUNDLE`` names.
-    Raises `ValueError` for a URL that is none, and `OSError` for that file.
+    Raises `ValueError` for an invalid URL, and `OSError` for that file.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from server.store.heads import Head
 from server.store.postgres.database import REFUSALS, PostgresDatabase, failure
 from server.store.postgres.link import SharedConnection
 from server.store.postgres.log import SharedLog
-from server.store.redo import Wanted, everyone, recover, sifted
+from server.store.redo import Wanted, everyone, recover, without_refused
 from server.store.snapshots import Unsaved
 from server.store.table_store import loaded
 
@@ -75,15 +75,15 @@ def taken(
 def reclaim(connection: SharedConnection, key: int, now_s: float) -> bool:
     """Whether replica ``key`` was still there; from then on it can neither write nor connect."""
     try:
-        return _reclaim(connection, key, now_s, sifts=False)
+        return _reclaim(connection, key, now_s, skips_refused=False)
     except REFUSALS as error:
         logger.error("a journal cannot be read in full: %s", failure(error).message)
-    return _reclaim(connection, key, now_s, sifts=True)
+    return _reclaim(connection, key, now_s, skips_refused=True)
 
 
-def _reclaim(connection: SharedConnection, key: int, now_s: float, sifts: bool) -> bool:
+def _reclaim(connection: SharedConnection, key: int, now_s: float, skips_refused: bool) -> bool:
     database = connection.database
-    with database.transaction(pipelined=not sifts):  # to sift it has parts that fail
+    with database.transaction(pipelined=not skips_refused):  # then it has parts that fail
         # Not waited for: it is asked again at once, and others wait for this thread.
         lock = "SELECT pg_try_advisory_xact_lock(hashtext(current_schema()), ?::int)"
         if not database.execute(lock, (key,)).fetchall()[0][0]:
@@ -92,7 +92,7 @@ def _reclaim(connection: SharedConnection, key: int, now_s: float, sifts: bool) 
         gone = database.execute("DELETE FROM replica WHERE key = ? RETURNING key", (key,))
         if not gone.fetchall():
             return False
-        log = _recovered(connection, key, now_s, sifts)
+        log = _recovered(connection, key, now_s, skips_refused)
         heads = [*log.heads.values()]
         log.disown(heads)
         database.execute("DELETE FROM journal WHERE replica = ?", (key,))
@@ -100,7 +100,9 @@ def _reclaim(connection: SharedConnection, key: int, now_s: float, sifts: bool) 
     return True
 
 
-def _recovered(connection: SharedConnection, key: int, now_s: float, sifts: bool) -> SharedLog:
+def _recovered(
+    connection: SharedConnection, key: int, now_s: float, skips_refused: bool
+) -> SharedLog:
     """What a dead replica has held, after all of its journal is in the tables."""
     database = connection.database
 
@@ -113,7 +115,7 @@ def _recovered(connection: SharedConnection, key: int, now_s: float, sifts: bool
             database.execute("SELECT 1").fetchall()  # a pipeline must not take too long
         return log
 
-    return sifted(database, REFUSALS, read, now_s) if sifts else read()
+    return without_refused(database, REFUSALS, read, now_s) if skips_refused else read()
 
 
 class KeyClaims:

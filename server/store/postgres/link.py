@@ -26,7 +26,7 @@ from server.store.postgres.log import SharedLog
 from server.store.postgres.migrations import migrate
 from server.store.postgres.presence import Presence
 from server.store.postgres.states import SharedStates
-from server.store.redo import Wanted, everyone, recover, sifted
+from server.store.redo import Wanted, everyone, recover, without_refused
 from server.store.saving import Durability, StoreClock
 from server.store.snapshots import Snapshots, Unsaved
 from server.store.tables import Tables
@@ -40,7 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def twice(method: Callable[P, R]) -> Callable[P, R]:
+def retried_once(method: Callable[P, R]) -> Callable[P, R]:
     """What went with its connection is done again, once.
 
     A new connection begins with the certainty that nothing more comes of the old one, so
@@ -125,7 +125,7 @@ class Link:
         self._next_key = 0
         self._held: set[str] = set()
         self._end: StoreError | None = None
-        self._sifts = False
+        self._skips_refused = False
         self._rests_until_s = 0.0
 
     @contextmanager
@@ -147,12 +147,12 @@ class Link:
             raise
         except ERRORS as error:
             self.abandon()
-            self._sifts = self._sifts or isinstance(error, REFUSALS)
+            self._skips_refused = self._skips_refused or isinstance(error, REFUSALS)
             raise failure(error) from error
 
-    def sift(self) -> None:
+    def skip_refused(self) -> None:
         """Gives the connection up; the next one finds the sessions whose data are refused."""
-        self._sifts = True
+        self._skips_refused = True
         self.abandon()
 
     def abandon(self) -> None:
@@ -223,9 +223,9 @@ class Link:
             self._clock.set(max(stored_s, self._clock.now_s))
             snapshots.prepare()
         log = self._recovered(database, new_log)
-        if self._sifts:
+        if self._skips_refused:
             self._unsaved.clear()  # one of them may be at fault; sessions continue by a replay
-            self._sifts = False
+            self._skips_refused = False
         for save in self._unsaved.oldest(None):
             if log.head(save.value.id) is None:  # released by a transaction whose answer was lost
                 self._unsaved.drop(save.value.id)
@@ -239,11 +239,11 @@ class Link:
         def read(is_wanted: Wanted = everyone) -> SharedLog:
             return recover(new_log(), last_row, held, now_s, is_wanted)
 
-        if not self._sifts:
+        if not self._skips_refused:
             with suppress(*REFUSALS), database.transaction():
                 return read()
         with database.transaction(pipelined=False):  # it has parts that fail
-            return sifted(database, REFUSALS, read, now_s)
+            return without_refused(database, REFUSALS, read, now_s)
 
     def _begin_anew(self, store_id: str) -> None:
         """Another store, or the first: nothing that was known of an earlier one is true of it."""

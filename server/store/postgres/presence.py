@@ -54,7 +54,7 @@ class Presence:
     """``key`` is this replica's. The three listeners are called in a thread of its own.
 
     ``hear`` gets what others tell this replica, ``reclaim`` the key of one that is dead,
-    again and again until it is gone, ``left`` that of a neighbour that is none any more.
+    again and again until it is gone, ``left`` that of one that is no longer a neighbour.
     Raises errors of psycopg's.
     """
 

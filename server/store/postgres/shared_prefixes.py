@@ -53,7 +53,7 @@ class SharedLimits:
     kept_s: float = 600.0
 
 
-class _Link(NamedTuple):
+class _PrefixConnection(NamedTuple):
     """What a connection gives access to, as long as it lives."""
 
     table: PrefixTable
@@ -80,7 +80,7 @@ class SharedPrefixes:
         self._connect, self._schema, self._objects = connect, schema, objects
         self._identity, self._limits, self._clock = identity, limits, clock
         self._space = _digest(orjson.dumps(labels(identity)))
-        self._link: _Link | None = None
+        self._link: _PrefixConnection | None = None
         self._rests_until_s = clock()
         #: What memory was given or has put here, and when: no reason to fetch it.
         self._kept: OrderedDict[bytes, float] = OrderedDict()
@@ -116,7 +116,7 @@ class SharedPrefixes:
             with suppress(psycopg.Error):
                 link.table.connection.close()
 
-    def _ask(self, ask: Callable[[_Link], R], otherwise: R) -> R:
+    def _ask(self, ask: Callable[[_PrefixConnection], R], otherwise: R) -> R:
         """What the store says, or, where it fails, ``otherwise``."""
         if self._clock() < self._rests_until_s:
             return otherwise
@@ -124,7 +124,7 @@ class SharedPrefixes:
             if self._link is None:
                 connection = self._connect()
                 table = PrefixTable(connection, self._schema)
-                self._link = _Link(table, self._objects(connection))
+                self._link = _PrefixConnection(table, self._objects(connection))
             return ask(self._link)
         except (psycopg.Error, StoreError, OSError) as error:
             line = str(error).strip().partition("\n")[0]
@@ -155,11 +155,13 @@ class SharedPrefixes:
 
     # With the store
 
-    def _count(self, link: _Link) -> int:
+    def _count(self, link: _PrefixConnection) -> int:
         with link.table.transaction():
             return link.table.count(self._space)
 
-    def _find(self, owner: str, tokens: Sequence[int], origin: str, link: _Link) -> Hit | None:
+    def _find(
+        self, owner: str, tokens: Sequence[int], origin: str, link: _PrefixConnection
+    ) -> Hit | None:
         ours = self._space, _digest(owner.encode())
         with link.table.transaction():
             lengths = link.table.lengths(*ours, self._limits.min_tokens, len(tokens))
@@ -180,7 +182,7 @@ class SharedPrefixes:
                 link.table.remove(found)
         return None
 
-    def _read(self, found: Found, link: _Link) -> Hit | None:
+    def _read(self, found: Found, link: _PrefixConnection) -> Hit | None:
         try:
             data = link.objects.get(found.name)
             block = decode_state(data, self._identity, found.num_tokens)
@@ -189,7 +191,7 @@ class SharedPrefixes:
             return None
         return Hit(found.num_tokens, block)
 
-    def _put(self, entry: Evicted, link: _Link) -> None:
+    def _put(self, entry: Evicted, link: _PrefixConnection) -> None:
         table, objects = link
         place = PrefixRowKey(self._space, _digest(entry.owner.encode()), entry.key.hex())
         with table.transaction():
@@ -210,7 +212,7 @@ class SharedPrefixes:
                 table.give_up(found.name)
         self._sweep(link)
 
-    def _sweep(self, link: _Link) -> None:
+    def _sweep(self, link: _PrefixConnection) -> None:
         """A crash in between leaves the names; what is not there can be deleted again."""
         with link.table.transaction():
             names = link.table.take_due(MAX_SWEPT)

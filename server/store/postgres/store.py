@@ -19,7 +19,7 @@ from server.store.errors import RecordRefused, StoreError, StoreFull
 from server.store.files import Chunk
 from server.store.postgres.database import ERRORS, REFUSALS, PostgresDatabase, failure
 from server.store.postgres.holdings import KeyClaims, away, held, reclaim, taken
-from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, twice
+from server.store.postgres.link import Link, Listeners, SharedConnection, SharedPlace, retried_once
 from server.store.postgres.presence import Presence, channel_name
 from server.store.postgres.upkeep import Rounds, SharedUpkeep
 from server.store.saving import MAX_UNSAVED_BYTES, OVER, SAVED_AT_ONCE, StoreLimits
@@ -65,7 +65,7 @@ class PostgresStore(TableStore):
 
     # What a store does
 
-    @twice
+    @retried_once
     def commit(self, records: Sequence[Record]) -> None:
         with self._link.connected() as connection:
             if self._rounds.is_over and not all(isinstance(entry, Deleted) for _, entry in records):
@@ -85,13 +85,13 @@ class PostgresStore(TableStore):
                     self._upkeep.save(SAVED_AT_ONCE)
             except REFUSALS as error:
                 logger.error("reloading the shared store: %s", failure(error).message)
-                self._link.sift()
+                self._link.skip_refused()
             except (psycopg.Error, StoreError) as error:
                 # The commit is in the database, and what follows from it is found there again.
                 logger.warning("reloading the shared store: %s", failure(error).message)
                 self._link.abandon()
 
-    @twice
+    @retried_once
     def load(self, session: str, owner: str, at: int | None = None) -> Loaded:
         """All of a session is for its holder alone. One that no replica holds is this one's then.
 
@@ -108,13 +108,13 @@ class PostgresStore(TableStore):
             self._touched.add(head.key)
             return found
 
-    @twice
+    @retried_once
     def _ask(self, ask: Callable[[SharedConnection], R]) -> R:
         """What the database says, all of one moment."""
         with self._link.connected() as connection, connection.database.reading():
             return ask(connection)
 
-    @twice
+    @retried_once
     def _ask_of(self, session: str, owner: str, ask: OfSession[R]) -> R:
         """Also of a session of another replica; all of one moment."""
         with self._link.connected() as connection:
@@ -127,7 +127,7 @@ class PostgresStore(TableStore):
                 holder, head = away(connection, session, owner)
                 return ask(connection, head, connection.log.entries_away(holder, head))
 
-    @twice
+    @retried_once
     def discard(self, session: str, owner: str) -> None:
         with self._link.connected() as connection, connection.database.transaction():
             head = connection.log.take(session, owner)
@@ -157,7 +157,7 @@ class PostgresStore(TableStore):
         rows = self._ask(lambda by: by.database.execute(query, (name,)).fetchall())
         return bytes(rows[0][0]) if rows else None
 
-    @twice
+    @retried_once
     def put_named(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
         query = (
             "INSERT INTO named_state VALUES (?, ?, ?) ON CONFLICT (name) "
@@ -166,13 +166,13 @@ class PostgresStore(TableStore):
         with self._link.connected() as connection, connection.database.transaction():
             connection.database.execute(query, (name, digest, b"".join(parts)))
 
-    @twice
+    @retried_once
     def drop_named(self, name: str) -> bool:
         query = "DELETE FROM named_state WHERE name = ? RETURNING name"
         with self._link.connected() as connection, connection.database.transaction():
             return bool(connection.database.execute(query, (name,)).fetchall())
 
-    @twice
+    @retried_once
     def maintain(self, now_s: float) -> bool:
         self._clock.advance(now_s)
         with self._link.connected() as connection:
@@ -185,7 +185,7 @@ class PostgresStore(TableStore):
         return has_more
 
     def close(self) -> None:
-        """See `server.store.base.Store.close`. Everybody may have what this replica had."""
+        """Releases the sessions of this replica."""
         connection = self._link.connection
         if connection is not None:
             try:
@@ -196,7 +196,7 @@ class PostgresStore(TableStore):
         self._link.close()
 
     def forget(self) -> None:
-        """See `server.store.base.Store.forget`: others may have what was the engine's."""
+        """The sessions that the engine had are released, some at a time."""
         self._rounds.forget(self._link.connection)
 
     def _note_connection(self, connection: SharedConnection) -> None:
@@ -207,20 +207,20 @@ class PostgresStore(TableStore):
 
     # What only a shared store does
 
-    @twice
+    @retried_once
     def release(self, session: str) -> None:
-        """Lets a session go that the engine does not have, so that another replica may take it."""
+        """Releases a session that the engine does not have; another replica may then acquire it."""
         with self._link.connected():
             self._upkeep.release_if_held([session])
 
-    @twice
+    @retried_once
     def tell(self, key: int, message: str) -> None:
         """What another replica shall hear."""
         with self._link.connected() as connection, connection.database.transaction(synced=False):
             name = channel_name(self._schema, key)
             connection.database.execute("SELECT pg_notify(?, ?)", (name, message))
 
-    @twice
+    @retried_once
     def reclaim(self, key: int) -> bool:
         """Releases everything that a dead replica held; whether it was still there.
 
@@ -229,13 +229,13 @@ class PostgresStore(TableStore):
         with self._link.connected() as connection:
             return reclaim(connection, key, self._clock.now_s)
 
-    @twice
+    @retried_once
     def claim_key(self, owner: str, key: str) -> bool:
         """Whether this replica may begin what comes under ``key``: no other is about to."""
         with self._link.connected() as connection:
             return self._claims.claim(connection.database, owner, key)
 
-    @twice
+    @retried_once
     def give_back_key(self, owner: str, key: str) -> None:
         """After `claim_key`, when what came under it is in the log, or will never be.
 
@@ -245,7 +245,7 @@ class PostgresStore(TableStore):
         with self._link.connected() as connection:
             self._claims.give_back(connection.database)
 
-    @twice
+    @retried_once
     def signing_key(self) -> bytes:
         """Made with the store, and the same for all replicas."""
         with self._link.connected() as connection, connection.database.whole():

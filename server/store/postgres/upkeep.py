@@ -72,7 +72,7 @@ class SharedUpkeep(Saving):
         return bool(unsaved.oldest(1) or changed)
 
     def release(self, heads: list[Head]) -> None:
-        """Writes all that there is of these sessions, and lets them go."""
+        """Writes everything that is unsaved of these sessions, and releases them."""
         log, unsaved = self._shared.log, self._connection.unsaved
         found = (unsaved.get(head.id) for head in heads)
         saves: list[Save] = [save for save in found if save is not None]
@@ -91,7 +91,7 @@ class SharedUpkeep(Saving):
         if heads:
             self.release(heads)
 
-    def take_out_garbage(self) -> bool:
+    def sweep(self) -> bool:
         """Deletes states that were put, or dropped, and that no row names; whether more are due."""
         try:
             return self._shared.states.sweep() >= AT_ONCE
@@ -152,7 +152,7 @@ class Rounds:
             self.is_over = upkeep.measure()
         if now_s - self._sweep_s >= SWEEP_S:
             self._sweep_s, self._has_garbage = now_s, True
-        self._has_garbage = self._has_garbage and upkeep.take_out_garbage()
+        self._has_garbage = self._has_garbage and upkeep.sweep()
         some = [*islice(self.forgotten, RELEASED_AT_ONCE)]  # so that no commit waits for all
         upkeep.release_if_held(some)
         self.forgotten.difference_update(some)

@@ -13,7 +13,7 @@ from server.store.base import Identity
 from server.store.errors import Fenced, StoreFailed, brief
 from server.store.files import Files
 from server.store.log import Log
-from server.store.redo import Wanted, everyone, recover, sifted
+from server.store.redo import Wanted, everyone, recover, without_refused
 from server.store.saving import StoreClock
 from server.store.snapshots import Snapshots, Unsaved
 from server.store.sqlite.database import FILE_NAME, REFUSALS, SqliteDatabase
@@ -54,7 +54,7 @@ class Connection:
     """After an error another one is made, which knows only what is on the disk.
 
     Raises errors of SQLite and the file system, and `Fenced` where another process
-    has had the store since ``known``. With ``sifts`` sessions whose data the database
+    has had the store since ``known``. With ``skips_refused`` sessions whose data the database
     refuses are looked for.
     """
 
@@ -64,7 +64,7 @@ class Connection:
         known: Known | None,
         clock: StoreClock,
         unsaved: Unsaved,
-        sifts: bool = False,
+        skips_refused: bool = False,
     ) -> None:
         refuse_lost_database(place.path)
         self.database = SqliteDatabase(place.path, place.vfs, place.is_full)
@@ -75,7 +75,7 @@ class Connection:
             self.unsaved = unsaved
             self._file = place.path / FILE_NAME
             self._stat = self._file.stat()
-            self.log = self._recover(known, clock, states, sifts)
+            self.log = self._recover(known, clock, states, skips_refused)
             states.remove_leftovers(self.snapshots.used())
         except BaseException:
             self.database.abandon()
@@ -95,7 +95,7 @@ class Connection:
         return Known(self.store_id, self.database.fence, self.log.last_row, held)
 
     def _recover(
-        self, known: Known | None, clock: StoreClock, states: StateFiles, sifts: bool
+        self, known: Known | None, clock: StoreClock, states: StateFiles, skips_refused: bool
     ) -> Log:
         self.database.checkpoint(truncate=True)
         with self.database.transaction():
@@ -114,11 +114,11 @@ class Connection:
                 self.database.set_meta("fence", fence)
                 clock.set(self.database.meta("clock_s") or 0.0)
             self.snapshots.prepare()
-            log = self._log(known, clock.now_s, sifts)
+            log = self._log(known, clock.now_s, skips_refused)
         self.database.fence = fence
         return log
 
-    def _log(self, known: Known | None, now_s: float, sifts: bool) -> Log:
+    def _log(self, known: Known | None, now_s: float, skips_refused: bool) -> Log:
         """What the journal leads to."""
         last_row, held = (None, ()) if known is None else (known.last_row, known.held)
 
@@ -126,7 +126,7 @@ class Connection:
             log = Log(self.database, self.tables, self.snapshots, self.unsaved)
             return recover(log, last_row, held, now_s, is_wanted)
 
-        if not sifts:
+        if not skips_refused:
             try:
                 with self.database.savepoint():
                     return read()
@@ -134,7 +134,7 @@ class Connection:
                 logger.error("the journal cannot be read in full: %s", brief(error))
         else:
             self.unsaved.clear()  # one of them may be at fault; sessions continue by a replay
-        return sifted(self.database, REFUSALS, read, now_s)
+        return without_refused(self.database, REFUSALS, read, now_s)
 
 
 def refuse_lost_database(path: Path) -> None:

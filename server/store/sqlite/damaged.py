@@ -80,7 +80,7 @@ class Damaged:
 
 
 def _lengthen(file: Path) -> None:
-    """SQLite reads nothing of a file that is shorter than it says: zeros stand for what is gone."""
+    """Pads the file with zeros up to the size in its header; SQLite refuses a shorter one."""
     with file.open("r+b") as database:
         header = database.read(100)
         page_size = int.from_bytes(header[16:18], "big")

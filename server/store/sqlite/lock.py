@@ -70,7 +70,7 @@ class Lock:
         )
 
     def close(self) -> None:
-        """Lets another process have the store at once."""
+        """Releases the store: another process may open it at once."""
         os.close(self._file)
 
     def _acquire(self, waiting: Waiting) -> None:

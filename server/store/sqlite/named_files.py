@@ -45,7 +45,7 @@ class NamedFiles:
         return self._files.read(self._place(name))
 
     def put(self, name: str, digest: str, parts: Sequence[Chunk]) -> None:
-        """Keeps a state, durably, in the place of one of the same name. Raises `OSError`."""
+        """Stores a state durably, and replaces one of the same name. Raises `OSError`."""
         digests, place = self.digests(), self._place(name)
         self._dir.mkdir(mode=0o700, exist_ok=True)
         replace(self._files, place, parts, self._is_full)
@@ -75,7 +75,7 @@ def files_in(path: Path) -> list[Path]:
 
 
 def broken_named(path: Path) -> Iterator[tuple[Path, str]]:
-    """Each file of the store at ``path`` that is no whole state, and why."""
+    """Each file of the store at ``path`` that is not a whole state, and why."""
     for file in files_in(path):
         try:
             read_any_identity(file.read_bytes())

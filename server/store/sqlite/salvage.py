@@ -140,7 +140,7 @@ def _write(new: Path, found: dict[str, list[Row]]) -> None:
 
 
 def _pass_numbers(database: SqliteDatabase, found: dict[str, list[Row]]) -> None:
-    """No number of a lost row is given once more, to a session or in the journal."""
+    """The number of a lost row is not used again, for a session or in the journal."""
     heads = map(Head.read, database.execute(f"SELECT {COLUMNS} FROM session").fetchall())  # noqa: S608
     rows = [*(row["id"] for row in found["journal"])]
     last = max([*rows, *(head.journal for head in heads if head.broken is None)], default=0)

@@ -66,7 +66,7 @@ class SqliteStore(LocalStore):
         self._connection: Connection | None = None
         self._known: Known | None = None
         self._end: StoreError | None = None
-        self._is_over = self._sifts = False
+        self._is_over = self._skips_refused = False
         self._reserve = Reserve(place.path, place.files)
         self._named = NamedFiles(place.path, place.files, place.is_full)
         try:
@@ -116,7 +116,7 @@ class SqliteStore(LocalStore):
             except Exception as error:
                 # The commit is on the disk, and what follows from it is found there again.
                 logger.exception("the session store failed after a commit; recovering")
-                self._sifts = isinstance(error, REFUSALS)
+                self._skips_refused = isinstance(error, REFUSALS)
                 self._abandon()
 
     def named_states(self) -> dict[str, str]:
@@ -200,7 +200,7 @@ class SqliteStore(LocalStore):
             raise
         except ERRORS as error:
             self._abandon()
-            self._sifts = self._sifts or isinstance(error, REFUSALS)
+            self._skips_refused = self._skips_refused or isinstance(error, REFUSALS)
             raise failure(error) from error
 
     def _connect(self) -> Connection:
@@ -222,11 +222,11 @@ class SqliteStore(LocalStore):
         signing_key(path)  # there from the first day, for exports
         try:
             self._connection = Connection(
-                self._place, self._known, self._clock, self._unsaved, self._sifts
+                self._place, self._known, self._clock, self._unsaved, self._skips_refused
             )
         except apsw.BusyError as error:
             raise self._lock.in_commit() or failure(error) from error
-        self._sifts = False
+        self._skips_refused = False
         self.store_id = self._connection.store_id
         return self._connection
 
