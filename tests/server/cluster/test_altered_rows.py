@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import psycopg
 import pytest
 
 from server.errors import RequestError
 from server.store.errors import SessionBroken
 from server.store.postgres.store import PostgresStore
 from tests.server.cluster.stores import Join
+from tests.server.store.places import Place
 from tests.server.store.records import Writer, block, text_after
 
 #: What is altered, and the session that it costs; None: it costs none.
@@ -68,7 +66,7 @@ def refused(store: PostgresStore, writers: dict[str, Writer]) -> set[str]:
 def test_an_altered_row_costs_its_session_at_most(join: Join, database_url: str, what: str) -> None:
     one, other = join(), join()
     writers = filled(one)
-    run(database_url, ALTERED[what][0])
+    Place(database_url).execute(ALTERED[what][0])
     one._link.abandon()
     assert other.reclaim(one.key)
     cost = ALTERED[what][1]
@@ -81,15 +79,8 @@ def test_an_altered_row_costs_its_session_at_most(join: Join, database_url: str,
 def test_altered_events_are_not_sent_by_another_replica(join: Join, database_url: str) -> None:
     one, other = join(), join()
     writers = filled(one)
-    run(database_url, ALTERED["a token in the journal"][0])
+    Place(database_url).execute(ALTERED["a token in the journal"][0])
     with pytest.raises(SessionBroken):
         other.read("one", "ann", 0, 10)
     assert [event.seq for event in other.read("two", "ann", 0, 10)] == [1]
     assert writers["two"].value.seq == 1
-
-
-def run(url: str, statement: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SET search_path TO everstream_test")
-        cursor = connection.execute(statement.encode())
-        return cursor.fetchall() if cursor.description else []

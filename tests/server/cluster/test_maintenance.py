@@ -11,6 +11,7 @@ import pytest
 from server.store.postgres.store import PostgresStore
 from server.store.postgres.upkeep import SAVES_AT_ONCE, SWEEP_S
 from tests.server.cluster.stores import linked
+from tests.server.store.places import Place
 from tests.server.store.records import Writer, block
 
 
@@ -24,15 +25,13 @@ def test_every_state_is_written_eventually(store: PostgresStore, database_url: s
         store.commit([record for writer in writers for record in (writer.token(), writer.saved())])
         store.maintain(float(now_s))
     assert num_snapshots(database_url) == opened + len(writers)
-    with psycopg.connect(database_url) as connection:
-        query = "SELECT count(*) FROM everstream_test.snapshot GROUP BY session"
-        assert {num for (num,) in connection.execute(query)} == {2}
+    query = "SELECT count(*) FROM snapshot GROUP BY session"
+    assert set(Place(database_url).execute(query)) == {(2,)}
 
 
 def num_snapshots(database_url: str) -> int:
-    with psycopg.connect(database_url) as connection:
-        (row,) = connection.execute("SELECT count(*) FROM everstream_test.snapshot").fetchall()
-        return int(row[0])
+    ((num,),) = Place(database_url).execute("SELECT count(*) FROM snapshot")
+    return int(num)
 
 
 def test_states_are_written_some_at_a_time_and_soon(
@@ -52,15 +51,10 @@ def test_states_are_written_some_at_a_time_and_soon(
 
 def states(database_url: str) -> tuple[set[str], set[str]]:
     """Those in the table, and those that a row names."""
-    with psycopg.connect(database_url) as connection:
-        objects, rows = (
-            {str(name) for (name,) in connection.execute(query)}
-            for query in (
-                "SELECT name FROM everstream_test.object",
-                "SELECT file FROM everstream_test.snapshot WHERE file IS NOT NULL",
-            )
-        )
-    return objects, rows
+    execute = Place(database_url).execute
+    objects = {str(name) for (name,) in execute("SELECT name FROM object")}
+    found = execute("SELECT file FROM snapshot WHERE file IS NOT NULL")
+    return objects, {str(file) for (file,) in found}
 
 
 def test_superseded_states_are_deleted_soon(store: PostgresStore, database_url: str) -> None:
@@ -87,9 +81,8 @@ def test_state_that_was_deleted_is_written_again(
     assert state is not None and state.file is not None
     snapshots = linked(store).snapshots
     found = snapshots.file_of(state)
-    with psycopg.connect(database_url) as connection:  # another replica is quicker
-        connection.execute("DELETE FROM everstream_test.snapshot WHERE file = %s", (found,))
-        connection.execute("DELETE FROM everstream_test.object WHERE name = %s", (found,))
+    for table, name in (("snapshot", "file"), ("object", "name")):  # another replica is quicker
+        Place(database_url).execute(f"DELETE FROM {table} WHERE {name} = '{found}'")
     monkeypatch.setattr(snapshots, "file_of", lambda _: found)
     store.commit([fork.opened(state, (1, 2, 3))])
     store.maintain(1.0)

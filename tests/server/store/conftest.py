@@ -14,6 +14,7 @@ from server.store.saving import StoreLimits
 from server.store.sqlite.store import open_store
 from tests.postgres import binaries
 from tests.server.cluster.stores import shared_place
+from tests.server.store.places import Place
 from tests.server.store.records import IDENTITY
 
 #: The shared one needs a PostgreSQL that is installed.
@@ -43,3 +44,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """A store that keeps 1000 tokens of a log, and a session for an hour."""
     yield from make_store(request, tmp_path, StoreLimits(max_log_tokens=1000, retention_s=3600))
+
+
+@pytest.fixture(params=["sqlite", *(SHARED if binaries() else ())])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A store of either database that is not there yet."""
+    if request.param == "sqlite":
+        return Place(tmp_path / "store")
+    return Place(request.getfixturevalue("postgres").new_database())

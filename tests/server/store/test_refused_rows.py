@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import apsw
-import psycopg
 import pytest
 
 from server.engine.value import Record, Saved
@@ -22,63 +19,10 @@ from server.errors import SessionNotFound
 from server.runtime.store_thread import commit_apart
 from server.store.base import Store
 from server.store.errors import RecordRefused, SessionBroken, StoreError, StoreLost
-from server.store.postgres.store import PostgresStore
-from server.store.sqlite.database import FILE_NAME
-from server.store.sqlite.store import open_store
-from tests.postgres import binaries
-from tests.server.cluster.stores import shared_place
-from tests.server.store.records import IDENTITY, Writer, text_after
+from tests.server.store.places import Place
+from tests.server.store.records import Writer, text_after
 
-SHARED = [pytest.param("shared", marks=pytest.mark.database)]
-STORES = ("sqlite", *(SHARED if binaries() else ()))
 BEYOND = 1 << 63
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a store is, opened as often as wanted, and what its administrator can do."""
-
-    open: Callable[[], Any]
-    execute: Callable[[str], None]
-    is_shared: bool
-
-    def refuse(self, table: str, column: str, value: str) -> None:
-        """Rows of ``table`` with this are refused from now on."""
-        if self.is_shared:
-            check = f"ADD CONSTRAINT refused CHECK ({column} <> {value}) NOT VALID"
-            self.execute(f"ALTER TABLE everstream_test.{table} {check}")
-        else:
-            self.execute(
-                f"CREATE TRIGGER refused BEFORE INSERT ON {table} WHEN NEW.{column} = {value} "
-                "BEGIN SELECT RAISE(ABORT, 'refused'); END"
-            )
-
-
-@pytest.fixture(params=STORES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    if request.param == "sqlite":
-        folder = tmp_path / "store"
-        return Place(lambda: open_store(folder, IDENTITY), _in_sqlite(folder), False)
-    url: str = request.getfixturevalue("postgres").new_database()
-    return Place(lambda: PostgresStore(shared_place(url)), _in_postgres(url), True)
-
-
-def _in_sqlite(folder: Path) -> Callable[[str], None]:
-    def execute(statement: str) -> None:
-        connection = apsw.Connection(str(folder / FILE_NAME))
-        connection.set_busy_timeout(60_000)
-        connection.execute(statement)
-        connection.close()
-
-    return execute
-
-
-def _in_postgres(url: str) -> Callable[[str], None]:
-    def execute(statement: str) -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(statement.encode())
-
-    return execute
 
 
 @dataclass(frozen=True)
@@ -98,18 +42,30 @@ def _long_key(place: Place, writer: Writer) -> list[Record]:
 
 
 def _refused_key(place: Place, writer: Writer) -> list[Record]:
-    place.refuse("request_key", "key", "'poison'")
+    refuse(place, "request_key", "key", "'poison'")
     return writer.turn(3, key="poison")
 
 
 def _refused_segment(place: Place, writer: Writer) -> list[Record]:
-    place.refuse("segment", "num_tokens", "16")
+    refuse(place, "segment", "num_tokens", "16")
     return writer.turn(13)
 
 
 def _large_number(place: Place, writer: Writer) -> list[Record]:
     writer.value = replace(writer.value, seq=BEYOND)
     return [writer.accepted(key="k")]
+
+
+def refuse(place: Place, table: str, column: str, value: str) -> None:
+    """Rows of ``table`` with this are refused from now on."""
+    if place.is_shared:
+        check = f"ADD CONSTRAINT refused CHECK ({column} <> {value}) NOT VALID"
+        place.execute(f"ALTER TABLE {table} {check}")
+    else:
+        place.execute(
+            f"CREATE TRIGGER refused BEFORE INSERT ON {table} WHEN NEW.{column} = {value} "
+            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        )
 
 
 POISONS = {
@@ -247,7 +203,7 @@ def test_value_that_cannot_be_written_is_refused_before_it_counts(
 
 def test_new_session_that_is_refused_leaves_nothing(place: Place, writers: list[Writer]) -> None:
     with closing(begun(place, writers)) as store:
-        place.refuse("session", "owner", "'eve'")
+        refuse(place, "session", "owner", "'eve'")
         new = Writer("new", "eve")
         commit_apart(store, [new.opened(), *writers[1].turn(2)])
         with pytest.raises(SessionNotFound):

@@ -1,0 +1,44 @@
+"""Stores of either database that a test opens as often as it wants, and changes by SQL."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import psycopg
+
+from server.store.postgres.store import PostgresStore
+from server.store.sqlite.database import FILE_NAME
+from server.store.sqlite.store import open_store
+from tests.server.cluster.stores import shared_place
+from tests.server.store.records import IDENTITY
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store in the folder ``where``, or in the PostgreSQL at the URL ``where``."""
+
+    where: Path | str
+
+    @property
+    def is_shared(self) -> bool:
+        return isinstance(self.where, str)
+
+    def open(self) -> Any:
+        if isinstance(self.where, str):
+            return PostgresStore(shared_place(self.where))
+        return open_store(self.where, IDENTITY)
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Runs SQL as an administrator can; its rows. Raises errors of the database."""
+        if isinstance(self.where, str):
+            with psycopg.connect(self.where, autocommit=True) as connection:
+                connection.execute("SET search_path TO everstream_test")
+                cursor = connection.execute(statement.encode())
+                return cursor.fetchall() if cursor.description else []
+        with closing(apsw.Connection(str(self.where / FILE_NAME))) as database:
+            database.set_busy_timeout(60_000)
+            return list(database.execute(statement))
