@@ -77,7 +77,7 @@ def measure(
     backend: Backend, positions: list[int], num_tokens: int, rounds: int
 ) -> tuple[list[Row], list[int]]:
     """Our rows, and resident bytes as one session passes each of ``positions``."""
-    probe = Stream(backend, num_sessions=len(positions))
+    probe = Stream(backend, len(positions))
     first = probe.open()
     probe.feed(first, WARM_UP_TOKENS)
     probe.decode(first, 4 * SETTLE_TOKENS)

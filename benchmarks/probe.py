@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from server.engine.engine import Engine, EngineConfig
 from server.engine.types import Request, SamplingParams
@@ -15,17 +16,17 @@ MAX_REQUESTS = 512
 
 
 class Probe:
-    """An engine whose sessions are fed and generate step by step."""
+    """An engine whose sessions are fed and generate step by step.
 
-    def __init__(self, backend: Backend, num_sessions: int) -> None:
+    ``config`` has values of `EngineConfig` other than the default.
+    """
+
+    def __init__(self, backend: Backend, num_slots: int, **config: Any) -> None:
         names = itertools.count()
         self._numbers = itertools.count()
-        config = EngineConfig(
-            new_id=lambda: f"session-{next(names)}",
-            max_running=MAX_REQUESTS,
-            max_waiting=MAX_REQUESTS,
-        )
-        self.engine: Engine = backend.engine(num_sessions, config)
+        limits = {"max_running": MAX_REQUESTS, "max_waiting": MAX_REQUESTS, **config}
+        settings = EngineConfig(new_id=lambda: f"session-{next(names)}", **limits)
+        self.engine: Engine = backend.engine(num_slots, settings)
         self._vocabulary = range(backend.tokenizer.vocab_size)
         self._draw = random.Random(0)
 

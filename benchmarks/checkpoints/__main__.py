@@ -16,13 +16,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
 from benchmarks.checkpoints.shapes import CONFIGS, file_of
 from benchmarks.decode.peers import Point
-from benchmarks.decode.report import Row, measure
+from benchmarks.decode.report import figures_of, measure
 from benchmarks.decode.roofline import Rates
 from benchmarks.decode.worker import Worker
 from benchmarks.pages.models import OURS, PEERS, RESULT, speed_tables
@@ -44,27 +43,6 @@ def points(options: argparse.Namespace, threads: int) -> Iterator[Point]:
         yield Point(size, dtype, 1, 0, threads, "prefill")
 
 
-def figures_of(row: Row) -> Figures:
-    """A row: tokens/s of each, how they spread, and how many times as fast Everstream is."""
-    contenders = {
-        name: {
-            "tokens_per_s": round(found.tokens_per_s, 2),
-            "spread": round(found.spread, 4),
-            "variant": found.opened.variant,
-            "step_bytes": found.opened.cost.num_bytes,
-            "gb_per_s": round(max(found.bandwidths) / 1e9, 2),
-            "bound": found.limit.bound,
-            "of_roofline": round(found.fraction, 4),
-        }
-        for name, found in row.turns.items()
-    }
-    ours = row.turns[OURS].tokens_per_s
-    others = {name: found.tokens_per_s for name, found in row.turns.items() if name != OURS}
-    ratios = {name: round(ours / rate, 3) for name, rate in others.items()}
-    found = {"contenders": contenders, "ratios": ratios, "skipped": row.skipped}
-    return {**asdict(row.point), **found}
-
-
 def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
     """A row of figures for each point; each number of threads has processes of its own."""
     rates = Rates()
@@ -77,7 +55,8 @@ def measure_all(options: argparse.Namespace, models: Path) -> Iterator[Figures]:
                 for name in ("everstream", *options.peer)
             }
             for point in points(options, threads):
-                row = figures_of(measure(point, workers, rates, options.rounds, options.seconds))
+                found = measure(point, workers, rates, options.rounds, options.seconds)
+                row = figures_of(found, (OURS,))
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 yield row
 

@@ -61,15 +61,15 @@ class Row:
     turns: dict[str, Turns] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
-    def ratio(self, peer: str) -> float | None:
-        """How many times as fast as ``peer`` the first of `OURS` is."""
-        if OURS[0] not in self.turns or peer not in self.turns:
+    def ratio(self, peer: str, ours: str = OURS[0]) -> float | None:
+        """How many times as fast as ``peer`` the contender ``ours`` is."""
+        if ours not in self.turns or peer not in self.turns:
             return None
-        return self.turns[OURS[0]].tokens_per_s / self.turns[peer].tokens_per_s
+        return self.turns[ours].tokens_per_s / self.turns[peer].tokens_per_s
 
 
-def figures_of(row: Row) -> Figures:
-    """A row for the line of JSON."""
+def figures_of(row: Row, ours: Sequence[str] = OURS) -> Figures:
+    """A row for the line of JSON; ratios are of the first of ``ours`` by each peer."""
     contenders = {
         name: {
             "tokens_per_s": round(turns.tokens_per_s, 2),
@@ -91,7 +91,7 @@ def figures_of(row: Row) -> Figures:
     ratios = {
         peer: round(ratio, 3)
         for peer in row.turns
-        if peer not in OURS and (ratio := row.ratio(peer)) is not None
+        if peer not in ours and (ratio := row.ratio(peer, ours[0])) is not None
     }
     return {**asdict(row.point), "contenders": contenders, "ratios": ratios, "skipped": row.skipped}
 

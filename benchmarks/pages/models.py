@@ -31,7 +31,7 @@ def table(rows: Sequence[Figures]) -> str:
         if row["mode"] == "prefill":
             work = "prompt of 512"
         cells = [row["dtype"], str(row["threads"]), work, f"{ours['tokens_per_s']:,.1f}"]
-        cells.append(f"{ours['of_roofline']:.0%} ({ours['bound']})")
+        cells.append(f"{ours['fraction']:.0%} ({ours['bound']})")
         for name in PEERS:
             other = row["contenders"].get(name)
             cells.append(f"{other['tokens_per_s']:,.1f}" if other else "")

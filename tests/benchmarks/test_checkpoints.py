@@ -6,11 +6,10 @@ import math
 
 import pytest
 
-from benchmarks.checkpoints.__main__ import figures_of
 from benchmarks.checkpoints.shapes import CONFIGS, random_weights
 from benchmarks.decode.models import step_cost
 from benchmarks.decode.peers import Measured, Opened, Point
-from benchmarks.decode.report import Row, Turns
+from benchmarks.decode.report import Row, Turns, figures_of
 from benchmarks.decode.roofline import Cost
 from benchmarks.pages.models import table
 from model.architectures.rwkv7.config import Rwkv7Config
@@ -56,8 +55,8 @@ def test_report_divides_by_each_peer_and_names_who_did_not_take_part() -> None:
     theirs = Turns(opened, 1e9, [Measured(10, 1.0)], [1e4])
     point = Point("0.1B", "bfloat16", 1, 0, 1)
     turns = {"everstream": ours, "llama.cpp": theirs}
-    row = figures_of(Row(point, turns, {"rwkv": "none"}))
+    row = figures_of(Row(point, turns, {"rwkv": "none"}), ("everstream",))
     assert row["ratios"] == {"llama.cpp": 2.0}
-    assert row["contenders"]["everstream"]["of_roofline"] == 0.5
+    assert row["contenders"]["everstream"]["fraction"] == 0.5
     assert row["skipped"] == {"rwkv": "none"}
     assert "| bfloat16 | 1 | 1 stream | 20.0 | 50% (bandwidth) | 10.0 | 2.00 |" in table([row])
