@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos.network import can_have_namespaces
-from tests.forking import ROOT, Forked, Forker
+from tests.forking import ROOT, Forked
 from tests.needs import Guard
 from tests.test_needs import item
 
@@ -65,65 +62,10 @@ def test_is_a_process_of_its_own_as_python_would_start_it() -> None:
         assert told["threads"] == 1
 
 
-def test_runs_in_another_network() -> None:
-    if not can_have_namespaces():
-        pytest.skip("this user may not make a network")
-    name = f"everstream-forked-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        with forked(network=name) as (_, told, _):
-            assert told["network"] != os.readlink("/proc/self/ns/net")
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], check=True)
-
-
 def test_has_no_descriptors_but_the_first_three() -> None:
     with forked() as (process, told, _):
         assert len(told["descriptors"]) == 3
         assert told["descriptors"][1] == os.readlink(f"/proc/self/fd/{process.stdout.fileno()}")
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_ends_by_a_signal(number: signal.Signals) -> None:
-    with forked() as (process, _, _):
-        assert process.poll() is None
-        process.send_signal(number)
-        assert process.wait() == process.poll() == -number
-        process.kill()  # nothing: it has ended
-
-
-def test_exit_code_and_standard_error_are_its_own() -> None:
-    with forked("3") as (process, _, _):
-        assert process.wait(60) == 3
-    with forked("nothing works") as (process, _, stderr):
-        assert process.wait(60) == 1
-        stderr.seek(0)
-        assert stderr.read() == b"nothing works\n"
-
-
-def test_wait_is_bounded() -> None:
-    with forked() as (process, _, _), pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.01)
-
-
-def test_threads_may_wait_for_one_process() -> None:
-    with forked() as (process, _, _), ThreadPoolExecutor() as threads:
-        codes = [threads.submit(process.wait, 60) for _ in range(8)]
-        process.kill()
-        assert [code.result() for code in codes] == [-signal.SIGKILL] * 8
-    with forked("3") as (process, _, _):
-        assert process.wait(60) == 3
-
-
-def test_forker_survives_a_failed_request() -> None:
-    forker = Forker()
-    try:
-        for _ in range(2):
-            with pytest.raises(ChildProcessError):
-                forker.ask({"ended": os.getpid()})
-    finally:
-        forker.close()
-    assert forker.process.returncode == 0
 
 
 def test_counts_as_a_process_that_the_test_started() -> None:
@@ -132,12 +74,6 @@ def test_counts_as_a_process_that_the_test_started() -> None:
         pass
     with pytest.raises(pytest.fail.Exception, match=r"subprocess\.Popen"):
         guard.check(item("a.py"))
-
-
-def test_forker_ends_with_its_parent() -> None:
-    forker = Forker()
-    forker.close()
-    assert forker.process.returncode == 0
 
 
 if __name__ == "__main__":

@@ -45,22 +45,6 @@ def test_process_with_a_marker_passes(marker: str) -> None:
     guard.check(item("a.py", marker))
 
 
-def test_search_for_fonts_is_not_a_process_of_the_test() -> None:
-    guard = Guard()
-    sys.audit("subprocess.Popen", "fc-list", ["fc-list"], None, None)
-    guard.check(item("a.py"))
-    sys.audit("os.fork")
-    with pytest.raises(pytest.fail.Exception, match=r"os\.fork"):
-        guard.check(item("a.py"))
-
-
-def test_process_of_an_earlier_test_does_not_fail_the_next() -> None:
-    guard = Guard()
-    start_process()
-    guard.begin()
-    guard.check(item("a.py"))
-
-
 def test_folders_and_fixtures_bring_their_markers() -> None:
     test = item("server/cluster/ray/test_a.py", fixtures=("postgres",))
     mark([test])
@@ -72,8 +56,3 @@ def test_folders_and_fixtures_bring_their_markers() -> None:
 
 def test_folders_are_there() -> None:
     assert all((TESTS / folder).is_dir() for folder in FOLDERS)
-
-
-def test_markers_are_registered(pytestconfig: pytest.Config) -> None:
-    registered = {line.split(":")[0] for line in pytestconfig.getini("markers")}
-    assert {*MARKERS, "slow"} <= registered

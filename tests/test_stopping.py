@@ -29,9 +29,3 @@ def test_stopped_process_does_nothing_more() -> None:
         assert set(_states(process.pid)) == {"T"}
         process.send_signal(signal.SIGKILL)
         process.stdout.read()
-
-
-def test_process_that_has_ended_counts_as_stopped() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        stop(process.pid)
-        process.kill()

@@ -1,8 +1,8 @@
 """A TCP proxy that breaks connections in the ways that networks do.
 
 Every fault is set per direction, for connections to come (`FaultProxy.to_server`,
-`FaultProxy.to_client`) or on a live one (the same names of a `Link`): a delay, a
-cut at a byte, an unannounced silence, a trickle.
+`FaultProxy.to_client`) or on a live one (the same names of a `Link`): a delay, or
+an unannounced silence. A live one can also be cut.
 """
 
 from __future__ import annotations
@@ -26,19 +26,14 @@ Piece = tuple[float, bytes]
 class Direction:
     """What happens to the bytes of one direction; looked at anew for each piece.
 
-    ``delay_s`` holds every piece back without slowing the flow. At
-    ``cut_after_bytes`` both sides get a reset. What comes after
+    ``delay_s`` holds every piece back without slowing the flow. What comes after
     ``swallow_after_bytes`` is acknowledged and thrown away, and so is the end of
-    the stream: the connection is half open. Pieces have at most ``piece_bytes``,
-    with ``gap_s`` after each. ``num_bytes`` counts what passed, ``swallowed`` is
-    what did not.
+    the stream: the connection is half open. ``num_bytes`` counts what passed,
+    ``swallowed`` is what did not.
     """
 
     delay_s: float = 0.0
-    cut_after_bytes: int | None = None
     swallow_after_bytes: int | None = None
-    piece_bytes: int = READ_BYTES
-    gap_s: float = 0.0
     num_bytes: int = 0
     swallowed: bytes = b""
 
@@ -46,15 +41,12 @@ class Direction:
         """Nothing passes from now on, and neither side is told."""
         self.swallow_after_bytes = self.num_bytes
 
-    def split(self, data: bytes) -> tuple[bytes, bytes, bool]:
-        """What of ``data`` passes, what is swallowed, and whether the link is cut after it."""
-        cut = self.cut_after_bytes
-        if cut is not None and self.num_bytes + len(data) >= cut:
-            return data[: max(0, cut - self.num_bytes)], b"", True
+    def split(self, data: bytes) -> tuple[bytes, bytes]:
+        """What of ``data`` passes, and what is swallowed."""
         if self.swallow_after_bytes is None:
-            return data, b"", False
+            return data, b""
         room = max(0, self.swallow_after_bytes - self.num_bytes)
-        return data[:room], data[room:], False
+        return data[:room], data[room:]
 
 
 class Link:
@@ -122,13 +114,10 @@ class Link:
                     sink.shutdown(socket.SHUT_WR)
                     return
                 await asyncio.Event().wait()  # an end that is swallowed too
-            passing, swallowed, cut = way.split(data)
+            passing, swallowed = way.split(data)
             way.swallowed += swallowed
             way.num_bytes += len(passing)
             await loop.sock_sendall(sink, passing)
-            if cut:
-                self.cut()
-            await asyncio.sleep(way.gap_s)
 
 
 class FaultProxy:
@@ -192,7 +181,7 @@ async def _read(source: socket.socket, pieces: asyncio.Queue[Piece], way: Direct
     """Stamps each piece with when it is due; an empty one is the end."""
     loop = asyncio.get_running_loop()
     while True:
-        data = await loop.sock_recv(source, way.piece_bytes)
+        data = await loop.sock_recv(source, READ_BYTES)
         await pieces.put((loop.time() + way.delay_s, data))
         if not data:
             return

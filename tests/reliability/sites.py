@@ -67,7 +67,7 @@ class OneServer:
         flags = ("--model", model, "--store", self._store)
         self._first, self._second = (ServerProcess(*flags, environment=LEASE) for _ in range(2))
         self.servers: tuple[ServerProcess, ...] = (self._first,)
-        self.survivors = self.servers
+        self.survivors: tuple[ServerProcess, ...] = self.servers
 
     async def start(self) -> None:
         await asyncio.to_thread(self._first.start)
