@@ -14,7 +14,7 @@ import torch
 from model.architectures import Config
 from model.architectures.network import Network, network_class
 from model.architectures.rwkv7.config import Rwkv7Config
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.lm import LanguageModel
 from model.state import StateLayout
@@ -213,3 +213,10 @@ def check_books(engine: Engine) -> None:
         live = engine._sessions.request_of(session)
         running = Stage.PARKED if live is not None and live.parked else Stage.RUNNING
         assert session.stage is (Stage.IDLE if live is None else running), (session, live)
+
+
+def write_model(folder: Path, seed: int = 0, attention: str = "gated") -> Path:
+    """Such a checkpoint in ``folder``, in the place of what was there; it loads at once."""
+    checkpoint = tiny_checkpoint(attention, seed)
+    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    return folder

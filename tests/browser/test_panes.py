@@ -28,7 +28,7 @@ from tests.browser.reading import (
 )
 from tests.fakes import STORY
 from tests.reliability.servers import ServerProcess
-from tests.server.served import write_model
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.browser
 

@@ -25,7 +25,7 @@ from tests.chaos.sockets import SocketReader
 from tests.chaos.sse import SseReader
 from tests.chaos.waits import Waits
 from tests.reliability.history import Problem
-from tests.reliability.streams import write_tiny_model
+from tests.tiny import write_model
 
 #: After the last fault every session must come to its end within this.
 FINISH_S = 180.0
@@ -71,7 +71,7 @@ class Verdict:
 async def chaos(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Verdict:
     """Runs ``plan``; ``say`` gets a line for each thing that happens."""
     with tempfile.TemporaryDirectory() as folder:
-        model = write_tiny_model(Path(folder) / "model", plan.attention)
+        model = write_model(Path(folder) / "model", attention=plan.attention)
         async with cluster_of(model, plan.seed, wires=plan.wires) as cluster:
             return await _Run(plan, cluster, say).run(model)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from model.checkpoint import load_checkpoint, save_checkpoint
+from model.checkpoint import load_checkpoint
 from server.cli.state_making import read_prompt, write_state
 from server.models.backend import open_backend
 from server.models.storage import identity_of
 from tests.reliability.servers import ServerProcess
-from tests.tiny import tiny_checkpoint
+from tests.tiny import write_model
 
 #: What the named state ``wood`` has read.
 WOOD = "Once upon a time there was a wood."
@@ -21,8 +21,7 @@ WOOD = "Once upon a time there was a wood."
 @pytest.fixture(scope="session")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("served")
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    write_model(folder)
     write_state_of(folder, folder / "wood.state")
     flags = ("--model", folder, "--state", f"wood={folder / 'wood.state'}", "--threads", 1)
     flags += ("--store", "memory", "--sleep-memory", 0, "--max-sessions", 16)  # full at 16

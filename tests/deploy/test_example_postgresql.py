@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from tests.deploy.manifests import DEPLOY, Manifest, kustomized, of_kind
 from tests.postgres import USER, Postgres, binaries
 from tests.reliability.servers import STUCK_S, ServerProcess
-from tests.reliability.streams import write_tiny_model
+from tests.tiny import write_model
 
 EXAMPLE = kustomized(DEPLOY / "kubernetes" / "example-postgresql")
 PASSWORD = "a word for the test"
@@ -126,7 +126,7 @@ def test_other_connections_are_refused(
 def test_a_replica_uses_tls_for_all_its_connections(
     postgres: Postgres, folder: Path, tmp_path: Path
 ) -> None:
-    url, model = url_of(postgres, folder), write_tiny_model(tmp_path / "model")
+    url, model = url_of(postgres, folder), write_model(tmp_path / "model")
     environment = {"EVERSTREAM_STORE": url}
     with ServerProcess("--model", f"tiny={model}", environment=environment) as server:
         asked = {"prompt": "Once", "max_tokens": 3, "keep": True}

@@ -19,7 +19,8 @@ from tests.deploy.balancer import Balancer, balanced
 from tests.postgres import Postgres, binaries
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
-from tests.reliability.streams import ENDLESS, write_tiny_model
+from tests.reliability.streams import ENDLESS
+from tests.tiny import write_model
 
 NUM_REPLICAS = 3
 #: With the first successor there is one server for each of them.
@@ -112,7 +113,7 @@ class Reader:
 async def test_streams_continue_through_a_rolling_update(
     postgres: Postgres, tmp_path: Path
 ) -> None:
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     odometer = Odometer()
     with ExitStack() as stack:
         async with balanced() as balancer, AsyncExitStack() as clients:

@@ -12,7 +12,7 @@ from docs.walks import Place, Walk, walks
 from server.config.sources import ModelSource
 from tests.docs.pages import DOCS, page, section
 from tests.postgres import Postgres
-from tests.server.served import write_model
+from tests.tiny import write_model
 
 ROOT = DOCS.parent
 #: What every walk passes through, on its way to the engine and back.

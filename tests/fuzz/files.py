@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from model.checkpoint import save_checkpoint
 from model.state import StateLayout
 from model.tokenization.world import FILE as WORLD
 from server.engine.value import SessionValue, StateBlock
@@ -25,7 +24,7 @@ from server.store.portable import export_session
 from tests.gguf_files import byte_level_vocabulary, gguf_tensors, world_vocabulary, write_gguf
 from tests.published_layouts import LAYOUTS, Layout
 from tests.rwkv7 import Shape, fla_config, fla_names, published, write_fla, write_pth
-from tests.tiny import tiny_checkpoint, tiny_tokenizer
+from tests.tiny import tiny_checkpoint, tiny_tokenizer, write_model
 
 SHAPE = Shape(301, 32, 2, 16, 48, (8, 8, 4, 12))
 WORLD_TOKENS = {id + 1: bytes([id]) for id in range(256)} | {257: b"\n\n", 258: b" the", 259: b"On"}
@@ -47,8 +46,7 @@ def world_text() -> bytes:
 
 
 def _own(folder: Path) -> None:
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
+    write_model(folder)
     settings = {"eos_token": "<|endoftext|>", "bos_token": None, "chat_template": "{{ messages }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}))
@@ -204,8 +202,7 @@ def write_all(folder: Path) -> dict[str, dict[str, Any]]:
     """Writes each format into a folder of its own; what a child has to know of it."""
     models = {name: folder / "models" / name for name in ("gated", "rwkv7")}
     for name, path in models.items():
-        checkpoint = tiny_checkpoint(name)
-        save_checkpoint(path, checkpoint.model, checkpoint.tokenizer)
+        write_model(path, attention=name)
     abouts: dict[str, dict[str, Any]] = {}
     for format in FORMATS:
         (folder / format.name).mkdir()

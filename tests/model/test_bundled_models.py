@@ -9,7 +9,7 @@ import pytest
 from model.bundled_models import DEFAULT_NAME, bundled_models
 from model.checkpoint import CheckpointError, load_checkpoint, locate
 from model.weights.folder import read_weights, weight_files
-from tests.server.served import write_model
+from tests.tiny import write_model
 
 #: Bytes of a folder: the default's, and each other's.
 MAX_DEFAULT_BYTES, MAX_OTHER_BYTES = 12_000_000, 1_500_000

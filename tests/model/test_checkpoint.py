@@ -16,14 +16,12 @@ from model.checkpoint import (
     save_checkpoint,
 )
 from model.config import ConfigError, ModelConfig
-from tests.tiny import tiny_checkpoint
+from tests.tiny import tiny_checkpoint, write_model
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
-    return tmp_path
+    return write_model(tmp_path)
 
 
 def test_round_trip_is_exact(folder: Path) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 
 from tests.reliability.confined import unshare
 from tests.reliability.servers import LOCAL, ROOT, ServerProcess
-from tests.reliability.streams import answer, ask, socket_of, write_tiny_model
+from tests.reliability.streams import answer, ask, socket_of
+from tests.tiny import write_model
 
 NAMES = (
     "../../../../etc/passwd",
@@ -156,7 +157,7 @@ def main() -> None:
         raise_loopback()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = write_tiny_model(folder / "model")
+        model = write_model(folder / "model")
         with ServerProcess("--model", model, "--store", folder / "store") as server:
             before = counted()
             if "--connect" in sys.argv:  # to show that it would be seen

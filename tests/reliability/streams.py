@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from benchmarks import sse
 from model.bundled_models import DEFAULT_MODEL
-from model.checkpoint import load_checkpoint, save_checkpoint
+from model.checkpoint import load_checkpoint
 from server.models.backend import open_backend
 from server.models.storage import identity_of
 from server.store.base import Store
@@ -28,7 +28,7 @@ from tests.reliability.history import Event, History, Log, Reader, event_of_entr
 from tests.reliability.odometer import TIMEOUT_S, Odometer
 from tests.reliability.servers import ServerProcess
 from tests.server.harness import checked
-from tests.tiny import tiny_checkpoint
+from tests.tiny import write_model
 
 Frame = dict[str, Any]
 #: How one connection ended: by a frame, by the server's close, or without a word.
@@ -301,17 +301,10 @@ def opened_store(folder: Path, model: Path | None = None, backend: Backend = "na
     return open_store(folder, identity_of(checkpoint, open_backend(checkpoint, backend)))
 
 
-# Servers and models
+# Servers
 
 
 def tiny_server(folder: Path, *flags: object, **options: Any) -> ServerProcess:
     """A server of a tiny model with its store in ``folder``; it is not started."""
-    model = write_tiny_model(folder / "model")
+    model = write_model(folder / "model")
     return ServerProcess("--model", model, "--store", folder / "store", *flags, **options)
-
-
-def write_tiny_model(folder: Path, attention: str = "gated") -> Path:
-    """A checkpoint that loads at once and says nothing."""
-    checkpoint = tiny_checkpoint(attention)
-    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
-    return folder

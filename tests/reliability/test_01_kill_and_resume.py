@@ -16,13 +16,8 @@ from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
 from tests.reliability.soloist import check_alone
-from tests.reliability.streams import (
-    KeptStream,
-    log_of_store,
-    log_over_http,
-    run_all,
-    write_tiny_model,
-)
+from tests.reliability.streams import KeptStream, log_of_store, log_over_http, run_all
+from tests.tiny import write_model
 
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
 PROMPT = "Once upon a time number {} met a fox. "
@@ -90,7 +85,7 @@ async def test_every_transcript_is_whole_after_kills_at_random_moments(
 ) -> None:
     short = Form(6, 24, 400) if durability == "full" else Form(3, 24, 200)
     form = Form(100, 200, 2000) if long else short
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     await prove(form, 1, tmp_path / "store", model, "--durability", durability)
 
 

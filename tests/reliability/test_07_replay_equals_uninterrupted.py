@@ -22,8 +22,8 @@ from tests.reliability.streams import (
     opened_store,
     run_all,
     socket_of,
-    write_tiny_model,
 )
+from tests.tiny import write_model
 
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
 #: What a continuation depends on, apart from the state: penalties, held back text, half characters.
@@ -113,7 +113,7 @@ async def check_same(
     Else the clients are held at each: no stream can have ended before the first one.
     """
     saves = save_interval < num_tokens
-    model = write_tiny_model(folder / "model")
+    model = write_model(folder / "model")
     environment = {"EVERSTREAM_SAVE_INTERVAL_TOKENS": str(save_interval)}
     results: list[tuple[list[Any], ...]] = []
     for name, moments in (("whole", ()), ("killed", kills)):

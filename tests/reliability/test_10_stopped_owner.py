@@ -33,9 +33,9 @@ from tests.reliability.streams import (
     rest_of,
     run_all,
     socket_of,
-    write_tiny_model,
 )
 from tests.stopping import stop
+from tests.tiny import write_model
 
 
 class Heir:
@@ -126,7 +126,7 @@ async def test_fenced_owner_writes_nothing_sends_nothing_and_exits(site: Site) -
 
 async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> None:
     """Locks of the database outlast every lease: the other one gives up, and nothing is lost."""
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     history, odometer = History(), Odometer()
     streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
@@ -145,7 +145,7 @@ async def test_owner_stopped_within_a_commit_keeps_the_store(tmp_path: Path) -> 
 
 
 def test_store_of_a_living_owner_is_refused_by_name(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "model")
+    write_model(tmp_path / "model")
     with server_at(tmp_path) as first, server_at(tmp_path) as second:
         first.start()
         pid = first.pid
@@ -161,7 +161,7 @@ def test_store_of_a_living_owner_is_refused_by_name(tmp_path: Path) -> None:
 async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     history, odometer = History(), Odometer()
     streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     # A lease that no busy machine outlasts.
@@ -190,7 +190,7 @@ async def test_replica_that_was_stopped_for_less_than_its_lease_loses_nothing(
 @pytest.mark.database
 async def test_fenced_replica_sends_no_events_of_its_former_sessions(tmp_path: Path) -> None:
     """It is asked before it can know that they have gone on elsewhere."""
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     body = {"prompt": "Once upon a time", "max_tokens": 40, "seed": 1, **SAMPLING}
     streams = [KeptStream(f"c{number}", History(), **body) for number in range(8)]
     async with cluster_of(model, num_replicas=2, wires="direct") as cluster, AsyncExitStack() as on:

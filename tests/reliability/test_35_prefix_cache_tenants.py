@@ -9,7 +9,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
-from tests.reliability.streams import write_tiny_model
+from tests.tiny import write_model
 
 KEYS = ("first-key-of-the-test", "second-key-of-the-test")
 PROMPT = "Once upon a time there was a little girl who lived in a wood. " * 12
@@ -60,7 +60,7 @@ class Tenant:
 
 
 def test_same_tenant_hits_and_another_misses(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     flags = [flag for key in KEYS for flag in ("--api-key", key)]
     with ServerProcess("--model", model, "--store", tmp_path / "store", *flags) as server:
         one, other = (Tenant(server, key) for key in KEYS)

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from model.checkpoint import CheckpointError, load_checkpoint
 from model.config import ConfigError
 from model.tokenizer import TokenizerError
 from server.cli.main import app
 from tests.fakes import FakeEngine
 from tests.reliability.servers import ServerProcess
 from tests.server.harness import receive_until, running, send
-from tests.tiny import tiny_checkpoint
+from tests.tiny import write_model
 
 REFUSED = (CheckpointError, ConfigError, TokenizerError)
 
@@ -55,9 +55,7 @@ def trap(tmp_path: Path) -> Trap:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
-    return folder
+    return write_model(folder)
 
 
 def edit(path: Path, **fields: object) -> None:

@@ -32,9 +32,9 @@ from tests.reliability.streams import (
     run_all,
     socket_of,
     tiny_server,
-    write_tiny_model,
 )
 from tests.s3_server import S3Server
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -160,7 +160,7 @@ async def test_dump_of_a_database_continues_to_the_same_text(
     has_bucket: bool, tmp_path: Path, postgres: Postgres, s3: S3Server
 ) -> None:
     """By the page's commands. The states of the moment of the dump are copied after it."""
-    model, urls = write_tiny_model(tmp_path / "model"), [postgres.new_database() for _ in range(3)]
+    model, urls = write_model(tmp_path / "model"), [postgres.new_database() for _ in range(3)]
     history, odometer = History(), Odometer()
     streams = kept_streams(4, history, odometer, max_tokens=ENDLESS)
     buckets = [s3.new_bucket() for _ in range(2)]

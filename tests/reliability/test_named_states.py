@@ -19,7 +19,8 @@ from server.models.state_files import state_in
 from server.models.storage import identity_of
 from server.store.named_state import export_state
 from tests.reliability.servers import STUCK_S, ServerProcess
-from tests.reliability.streams import Frame, answer, ask, socket_of, write_tiny_model
+from tests.reliability.streams import Frame, answer, ask, socket_of
+from tests.tiny import write_model
 
 SYSTEM = "Every morning she fetched water from the well. "
 WORK: dict[str, Any] = {
@@ -35,7 +36,7 @@ NUM_SEEN = 150
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -12,31 +12,18 @@ from typing import Any
 import httpx
 
 from benchmarks import sse
-from model.checkpoint import save_checkpoint
 from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
 from tests.reliability.soloist import Soloist
-from tests.reliability.streams import (
-    ENDLESS,
-    PROMPT,
-    SAMPLING,
-    KeptStream,
-    client_of,
-    write_tiny_model,
-)
-from tests.tiny import tiny_checkpoint
+from tests.reliability.streams import ENDLESS, PROMPT, SAMPLING, KeptStream, client_of
+from tests.tiny import write_model
 
 NUM_STREAMS = 12
 #: So many of a stream are read after a reload.
 NUM_TOKENS = 300
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": ENDLESS, **SAMPLING}
 ADMIN = {"authorization": "Bearer boss"}
-
-
-def replace_weights(model: Path, seed: int) -> None:
-    checkpoint = tiny_checkpoint(seed=seed)
-    save_checkpoint(model, checkpoint.model, checkpoint.tokenizer)
 
 
 async def completed(
@@ -88,7 +75,7 @@ async def streams_of_each_kind(
         for seed in range(NUM_STREAMS)
     ]
     await odometer.reach(NUM_STREAMS * 20)
-    replace_weights(model, then)
+    write_model(model, then)
     assert await reload(client)
     reloaded.set()
     read = await asyncio.gather(*texts)
@@ -103,7 +90,7 @@ async def streams_of_each_kind(
 
 
 async def test_no_stream_is_dropped_or_changed_by_reloads(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     flags = ("--model", f"tiny={model}", "--store", tmp_path / "store", "--threads", 1)
     with ServerProcess(*flags, "--admin-key", "boss") as server:
         async with client_of(server.url) as client:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.reliability.servers import ROOT
-from tests.reliability.streams import write_tiny_model
+from tests.tiny import write_model
 
 #: In a process of its own: the limit is the whole process's.
 CODE = """
@@ -33,7 +33,7 @@ print(tokenizer.decode(tokenizer.encode("Once upon a time")))
 
 
 def test_text_is_tokenised_after_a_moment_without_memory(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model")
+    model = write_model(tmp_path / "model")
     command = [sys.executable, "-c", CODE, str(model)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (run.returncode, run.stdout) == (0, "Once upon a time\n"), run.stderr

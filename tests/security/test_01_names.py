@@ -26,8 +26,8 @@ from server.api.schemas.requests import Message
 from server.api.schemas.wire import Wire
 from tests.postgres import Postgres
 from tests.reliability.servers import STUCK_S, ServerProcess
-from tests.reliability.streams import write_tiny_model
 from tests.server.harness import Running
+from tests.tiny import write_model
 
 #: As they stand in JSON. The last one is no Unicode text, which the parser sees before the field.
 CONTROLS = ("\\u0000", "\\n", "\\r", "\\t", "\\u001b", "\\u007f", "\\u0085", "\\u009f")
@@ -241,7 +241,7 @@ async def test_shared_store_works_after_every_hostile_name(
     tmp_path: Path, postgres: Postgres, database_url: str
 ) -> None:
     """Of each kind one, to a real server on a real PostgreSQL; then a session is kept."""
-    model = write_tiny_model(tmp_path)
+    model = write_model(tmp_path)
     with ServerProcess("--model", model, "--store", database_url) as server:
         async with connect(server.stream_url) as socket:
             for kind, field in MESSAGES:

@@ -20,7 +20,8 @@ from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.raw_websocket import connected
 from tests.reliability.servers import LOCAL, STUCK_S, ServerProcess
-from tests.reliability.streams import ENDLESS, KeptStream, write_tiny_model
+from tests.reliability.streams import ENDLESS, KeptStream
+from tests.tiny import write_model
 
 MAX_FILES = 128
 #: What is left of them for connections: see `server.http.descriptors`.
@@ -35,7 +36,7 @@ def server_at(folder: Path, **environment: int) -> ServerProcess:
     """A server that may open `MAX_FILES` files, and saves a state every 64 tokens."""
     variables = {"save_interval_tokens": 64, **environment}
     return ServerProcess(
-        *("--model", write_tiny_model(folder / "model"), "--store", folder / "store"),
+        *("--model", write_model(folder / "model"), "--store", folder / "store"),
         environment={f"EVERSTREAM_{name.upper()}": str(n) for name, n in variables.items()},
         within=("sh", "-c", f'ulimit -n {MAX_FILES}; exec "$@"', "sh"),
     )
@@ -175,7 +176,7 @@ def test_bound_on_connections_fits_the_limit_of_open_files(
 
 async def test_soft_limit_on_open_files_is_raised(tmp_path: Path) -> None:
     with ServerProcess(
-        *("--model", write_tiny_model(tmp_path / "model"), "--store", "memory"),
+        *("--model", write_model(tmp_path / "model"), "--store", "memory"),
         within=("sh", "-c", 'ulimit -S -n 100; ulimit -H -n 2000; exec "$@"', "sh"),
     ) as server:
         assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (2000, 2000)

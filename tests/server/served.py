@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 from websockets.asyncio.client import connect
 
-from model.checkpoint import save_checkpoint
 from server.api.app import create_app
 from server.config.settings import ServerConfig
 from server.config.sources import ModelSource, model_source
@@ -21,17 +19,9 @@ from server.models.factory import build_models
 from server.models.registry import Models, Version
 from tests.reliability.servers import STUCK_S
 from tests.server.harness import PromptServer
-from tests.tiny import tiny_checkpoint
 
 #: A generation that continues until it is told not to, or until the test ends.
 ENDLESS = {"max_tokens": 1_000_000, "ignore_eos": True, "temperature": 0.9, "seed": 7}
-
-
-def write_model(folder: Path, seed: int = 0, attention: str = "gated") -> Path:
-    """A checkpoint whose weights are ``seed``'s, in the place of what was there."""
-    checkpoint = tiny_checkpoint(attention, seed)
-    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
-    return folder
 
 
 @dataclass(frozen=True)

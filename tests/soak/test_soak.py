@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak.__main__ import Options, soak
-from model.checkpoint import save_checkpoint
-from tests.tiny import tiny_checkpoint
+from tests.tiny import write_model
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_server_is_idle_after_every_kind_of_visit(tmp_path: Path) -> None:
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
+    write_model(tmp_path)
     options = Options(
         seconds=12,
         warm_up_s=6,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from model.chat.template import PLAIN, ChatTemplate, read_chat_template
-from model.checkpoint import load_checkpoint, save_checkpoint
+from model.checkpoint import load_checkpoint
 from model.config import ConfigError
 from model.tokenizer import END_OF_TEXT
-from tests.tiny import tiny_checkpoint
+from tests.tiny import write_model
 
 
 def write(folder: Path, **settings: object) -> None:
@@ -68,8 +68,7 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoint_has_its_template_or_the_plain_one(tmp_path: Path) -> None:
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
+    write_model(tmp_path)
     plain = load_checkpoint(tmp_path)
     assert plain.chat_template == ChatTemplate(PLAIN, None, {"bos_token": END_OF_TEXT})
     write(tmp_path, chat_template="own")

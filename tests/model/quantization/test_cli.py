@@ -9,7 +9,7 @@ import pytest
 
 from model.checkpoint import load_checkpoint, save_checkpoint
 from tests.model.commands import everstream, refused
-from tests.tiny import TEXT, tiny_checkpoint
+from tests.tiny import TEXT, tiny_checkpoint, write_model
 
 ROOT = Path(__file__).parents[3]
 NAME = "model.safetensors"
@@ -17,9 +17,7 @@ NAME = "model.safetensors"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(tmp_path / "model", checkpoint.model, checkpoint.tokenizer)
-    return tmp_path / "model"
+    return write_model(tmp_path / "model")
 
 
 @pytest.fixture

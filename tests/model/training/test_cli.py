@@ -9,7 +9,7 @@ import pytest
 
 from model.checkpoint import save_checkpoint
 from tests.model.commands import everstream, refused
-from tests.tiny import TEXT, tiny_checkpoint
+from tests.tiny import TEXT, tiny_checkpoint, write_model
 
 TINY = "--hidden-size 16 --layers 1 --heads 2 --head-dim 8 --intermediate-size 24"
 RUN = "--steps 3 --batch-size 2 --window 32 --threads 1 --vocab-size 280"
@@ -82,8 +82,7 @@ def test_eval_prints_the_same_on_either_backend(corpus: Path, tmp_path: Path) ->
 def test_eval_takes_torch_where_the_native_runtime_does_not_cover_the_model(
     corpus: Path, tmp_path: Path
 ) -> None:
-    checkpoint = tiny_checkpoint("softmax")
-    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
+    write_model(tmp_path, attention="softmax")
     command = ["eval", tmp_path, "--data", corpus]
     assert json.loads(everstream(*command))["backend"] == "torch"
     assert "softmax" in refused(*command, "--backend", "native")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sse
-from tests.server.served import ENDLESS, served, write_model
+from tests.server.served import ENDLESS, served
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.process
 

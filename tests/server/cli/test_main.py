@@ -13,19 +13,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from model.bundled_models import DEFAULT_NAME, bundled_models
-from model.checkpoint import save_checkpoint
 from server.cli.greeting import invite
 from server.cli.main import app
 from server.config.settings import ServerConfig
-from tests.tiny import tiny_checkpoint
+from tests.tiny import write_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    checkpoint = tiny_checkpoint()
-    save_checkpoint(folder, checkpoint.model, checkpoint.tokenizer)
-    return folder
+    return write_model(folder)
 
 
 def run(*args: object) -> Result:
@@ -59,8 +56,7 @@ def test_inspect_shows_state_and_cache(folder: Path) -> None:
 
 
 def test_model_with_a_growing_cache_cannot_be_served(tmp_path: Path) -> None:
-    checkpoint = tiny_checkpoint("softmax")
-    save_checkpoint(tmp_path, checkpoint.model, checkpoint.tokenizer)
+    write_model(tmp_path, attention="softmax")
     result = run("serve", "--model", tmp_path)
     assert result.exit_code == 2
     assert "no constant state" in result.stderr

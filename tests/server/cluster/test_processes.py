@@ -17,15 +17,16 @@ from websockets.exceptions import ConnectionClosed
 from tests.pgbouncer import PgBouncer
 from tests.postgres import Postgres
 from tests.reliability.servers import STUCK_S, ServerProcess
-from tests.reliability.streams import ENDLESS, write_tiny_model
+from tests.reliability.streams import ENDLESS
 from tests.s3_server import S3Server
+from tests.tiny import write_model
 
 NUM_TOKENS = 150
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 class Reader:

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 
 from tests.server.harness import receive_until, send
-from tests.server.served import ENDLESS, Served, served, write_model
+from tests.server.served import ENDLESS, Served, served
+from tests.tiny import write_model
 
 LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.9, "seed": 7}
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.server.harness import receive, receive_until, send
 from tests.server.models.changing import LONG, engines, ids_of, post, serving, statuses
-from tests.server.served import ENDLESS, write_model
+from tests.server.served import ENDLESS
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.slow
 

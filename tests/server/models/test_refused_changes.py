@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.models.changing import engines, post, reload, serving, statuses
-from tests.server.served import write_model
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.server.harness import receive, receive_until, send
-from tests.server.served import Served, served, write_model
+from tests.server.served import Served, served
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.slow
 

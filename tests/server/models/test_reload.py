@@ -22,8 +22,8 @@ from tests.server.models.changing import (
     serving,
     statuses,
 )
-from tests.server.served import ENDLESS, served, write_model
-from tests.tiny import tiny_checkpoint
+from tests.server.served import ENDLESS, served
+from tests.tiny import tiny_checkpoint, write_model
 
 pytestmark = pytest.mark.slow
 

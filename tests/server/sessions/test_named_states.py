@@ -20,8 +20,8 @@ from server.models.storage import identity_of
 from tests.rwkv7 import SHAPES, published, write_pth
 from tests.server.cli.test_state import time_states
 from tests.server.harness import receive, receive_until, send
-from tests.server.served import ENDLESS, Served, served, write_model
-from tests.tiny import tiny_tokenizer
+from tests.server.served import ENDLESS, Served, served
+from tests.tiny import tiny_tokenizer, write_model
 
 SYSTEM = "Every morning she fetched water from the well. "
 OTHER = "Who lives in the hollow tree? asked the fox there. "

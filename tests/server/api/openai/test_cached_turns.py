@@ -10,7 +10,8 @@ import pytest
 
 from model.architectures.rwkv7.chat import NAME
 from model.bundled_models import FOLDER
-from tests.server.served import Served, served, write_model
+from tests.server.served import Served, served
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.process
 

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from tests.server.api.openai.test_completion_logprobs import harness_scores
-from tests.server.served import Served, served, write_model
+from tests.server.served import Served, served
+from tests.tiny import write_model
 
 TEXT = "Once upon a time there was a fox. The café was closed."
 

@@ -9,7 +9,8 @@ import pytest
 from tests.server.api.openai.responding import PROMPT, asked, events_of, get, text_of
 from tests.server.api.talk import story, values_of
 from tests.server.harness import Running
-from tests.server.served import served, write_model
+from tests.server.served import served
+from tests.tiny import write_model
 
 pytestmark = pytest.mark.process
 

@@ -15,14 +15,14 @@ with warnings.catch_warnings():
     import ray.serve  # noqa: F401
 
 from tests.reliability.servers import ServerProcess
-from tests.reliability.streams import write_tiny_model
 from tests.server.cluster.ray.clusters import KEY, OnRay
+from tests.tiny import write_model
 
 
 @pytest.fixture(scope="package")
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
     """Two replicas that keep sessions in memory, and want a key."""
-    model = write_tiny_model(tmp_path_factory.mktemp("ray") / "model")
+    model = write_model(tmp_path_factory.mktemp("ray") / "model")
     flags = ("--model", f"tiny={model}", "--store", "memory", "--api-key", KEY)
     with OnRay(ServerProcess("--ray", "--replicas", 2, *flags)) as server:
         yield server

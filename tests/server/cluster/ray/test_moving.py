@@ -23,16 +23,9 @@ from tests.reliability.history import History
 from tests.reliability.odometer import Odometer
 from tests.reliability.servers import ServerProcess
 from tests.reliability.soloist import Soloist
-from tests.reliability.streams import (
-    End,
-    KeptStream,
-    answer,
-    ask,
-    client_of,
-    socket_of,
-    write_tiny_model,
-)
+from tests.reliability.streams import End, KeptStream, answer, ask, client_of, socket_of
 from tests.server.cluster.ray.clusters import HANGS_S, REPLICA, OnRay
+from tests.tiny import write_model
 
 PROMPT = "Who lives in the hollow tree?"
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "ignore_eos": True}
@@ -48,7 +41,7 @@ pytestmark = pytest.mark.timeout(HANGS_S)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("moving") / "model")
+    return write_model(tmp_path_factory.mktemp("moving") / "model")
 
 
 @pytest.fixture(scope="module")
